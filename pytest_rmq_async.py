@@ -40,8 +40,10 @@ def rocketmq(rocketmq_options: dict[str, Any]) -> Iterator[EmbeddedRocketMQ]:
 
 @pytest.fixture(scope="session")
 def rocketmq_cluster_options() -> dict[str, Any]:
-    """The arguments of RealCluster for ``rocketmq_cluster``: none. Override this fixture to give some, such as {"brokers": 2,
-    "version": "4.9.7"}."""
+    """The arguments of RealCluster for ``rocketmq_cluster``: none.
+
+    Override this fixture to give some, such as {"brokers": 2, "version": "4.9.7"}.
+    """
     return {}
 
 

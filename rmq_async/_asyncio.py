@@ -40,7 +40,9 @@ V = TypeVar("V")
 
 
 class WaitTable(Generic[T]):
-    """Futures with deadlines: one timer for all of them. Leaving is O(1) on average; joining pushes onto a heap.
+    """Futures with deadlines: one timer for all of them.
+
+    Leaving is O(1) on average; joining pushes onto a heap.
 
     A future gets its result by ``resolve``, or None at its deadline.
     """
@@ -61,7 +63,7 @@ class WaitTable(Generic[T]):
         return len(self._waiting)
 
     def join(self, deadline: float) -> asyncio.Future[T | None]:
-        """Returns a future that gets None at ``deadline`` (``time.monotonic``), unless it is done before or has left."""
+        """Return a future that gets None at ``deadline`` (``time.monotonic``), unless it is done before or has left."""
         future: asyncio.Future[T | None] = self._loop.create_future()
         self._waiting[future] = None
         self._joined += 1
@@ -71,7 +73,7 @@ class WaitTable(Generic[T]):
         return future
 
     def leave(self, future: asyncio.Future[T | None]) -> None:
-        """Ends a ``join``; called once for each, also where the future is done."""
+        """End a ``join``; called once for each, also where the future is done."""
         self._waiting.pop(future, None)
         if not self._waiting:
             self._clear()
@@ -80,7 +82,7 @@ class WaitTable(Generic[T]):
             heapify(self._deadlines)
 
     async def wait(self, deadline: float) -> T | None:
-        """Joins, waits and leaves; returns None if ``deadline`` comes first."""
+        """Join, wait and leave; return None if ``deadline`` comes first."""
         future = self.join(deadline)
         try:
             return await future
@@ -88,8 +90,10 @@ class WaitTable(Generic[T]):
             self.leave(future)
 
     def resolve(self, result: T) -> None:
-        """Gives ``result`` to the pending futures in the table, in the order in which they joined; none of them times out after
-        that. Each iteration of the loop handles ``RESOLVED_PER_TURN`` futures, so that other callbacks run in between.
+        """Give ``result`` to the pending futures in the table, in the order in which they joined.
+
+        None of them times out after that. Each iteration of the loop handles ``RESOLVED_PER_TURN`` futures, so that other
+        callbacks run in between.
         """
         self._clear()
         for future in [*islice(self._waiting, RESOLVED_PER_TURN)]:
@@ -131,7 +135,7 @@ class WaitTable(Generic[T]):
 
 
 async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
-    """Waits until ``future`` is done or ``deadline`` (``time.monotonic``) has come; returns whether it is done.
+    """Wait until ``future`` is done or ``deadline`` (``time.monotonic``) has come; return whether it is done.
 
     The future's outcome is neither read nor raised, and cancelling the wait does not cancel the future. Meant for a future with
     few waiters: the end of each wait costs a pass over all of them.
@@ -167,7 +171,11 @@ async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
 
 
 class Flight(Generic[T]):
-    """Shared work that runs. ``waiting``: the futures of its callers, which get True when it has ended."""
+    """Shared work that runs.
+
+    Attributes:
+        waiting: The futures of its callers, which get True when it has ended.
+    """
 
     __slots__ = ("_error", "_result", "task", "waiting")
 
@@ -178,10 +186,12 @@ class Flight(Generic[T]):
         self._result: T | None = None
 
     async def wait(self, deadline: float) -> T:
-        """Returns the result of the work. Always suspends.
+        """Return the result of the work.
 
-        Raises a copy of the error of the work; TimeoutError at ``deadline`` (``time.monotonic``); ClientStateError if the work was
-        cancelled, as by ``SingleFlight.close``.
+        Always suspends.
+
+        Raise a copy of the error of the work; TimeoutError at ``deadline`` (``time.monotonic``); ClientStateError if the work
+        was cancelled, as by ``SingleFlight.close``.
         """
         future = self.waiting.join(deadline)
         try:
@@ -193,7 +203,7 @@ class Flight(Generic[T]):
         return self.outcome()
 
     def outcome(self) -> T:
-        """Returns the result of work that has ended, or raises a copy of its error."""
+        """Return the result of work that has ended, or raise a copy of its error."""
         if self._error is not None:
             raise own_copy(self._error)
         return cast(T, self._result)
@@ -227,10 +237,13 @@ class SingleFlight(Generic[T]):
         return key in self._flights
 
     def start(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Flight[T]:
-        """Returns the work ``key``, started with ``make()`` unless it runs. Raises ClientStateError after ``close``.
+        """Return the work ``key``, started with ``make()`` unless it runs.
 
         Work that has ended in this turn of the loop is not joined: its result may be older than the caller's question. Where no
         caller waits, an error of the work goes to the loop's exception handler, unless it is a RocketMQError or TimeoutError.
+
+        Raises:
+            ClientStateError: After ``close``.
         """
         if self._closed:
             raise _stopping()
@@ -242,16 +255,16 @@ class SingleFlight(Generic[T]):
         return flight
 
     def waiting(self, key: Hashable) -> int:
-        """Returns the number of callers that wait for the work ``key``; 0 if it does not run."""
+        """Return the number of callers that wait for the work ``key``; 0 if it does not run."""
         flight = self._flights.get(key)
         return 0 if flight is None else len(flight.waiting)
 
     async def join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
-        """Joins the work of a key, or starts it: ``start``, then ``Flight.wait``."""
+        """Join the work of a key, or start it: ``start``, then ``Flight.wait``."""
         return await self.start(key, make).wait(deadline)
 
     def close(self) -> list[asyncio.Task[T]]:
-        """Cancels all work and fails its callers; returns the tasks, which end later."""
+        """Cancel all work and fail its callers; return the tasks, which end later."""
         self._closed = True
         flights = list(self._flights.values())
         for flight in flights:
@@ -298,7 +311,7 @@ class StopScope:
         return len(self._scopes) + len(self._futures)
 
     async def wait(self, flight: Flight[T], deadline: float) -> T:
-        """Waits for a flight as ``Flight.wait`` does; raises the error of the scope if the stop comes first."""
+        """Wait for a flight as ``Flight.wait`` does; raise the error of the scope if the stop comes first."""
         if self._stopped:
             raise self._error()
         future = flight.waiting.join(deadline)
@@ -315,7 +328,7 @@ class StopScope:
         return flight.outcome()
 
     async def run(self, awaitable: Awaitable[T]) -> T:
-        """Awaits ``awaitable``; cancels it and raises the error if the stop comes first."""
+        """Await ``awaitable``; cancel it and raise the error if the stop comes first."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -333,7 +346,7 @@ class StopScope:
         raise self._error()  # here: as its context the TimeoutError would have a frame that references the scope
 
     def stop(self) -> None:
-        """Ends all waits. A second call has no effect."""
+        """End all waits. A second call has no effect."""
         self._stopped = True
         for future in self._futures:
             if not future.done():
@@ -371,8 +384,10 @@ class Startable(ABC):
 
 
 async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16) -> dict[K, V]:
-    """Awaits ``function(item)`` for every item, up to ``at_once`` at a time; returns the results by item. The first failure
-    cancels the rest and is raised."""
+    """Await ``function(item)`` for every item, up to ``at_once`` at a time; return the results by item.
+
+    The first failure cancels the rest and is raised.
+    """
     results: dict[K, V] = {}
     listed = list(items)
     left = iter(listed)

@@ -18,17 +18,24 @@ MOST_DOUBLINGS: Final = 64
 
 
 def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) -> float:
-    """Returns the seconds to pause after ``failures`` failures in a row, 1 or more.
+    """Return the seconds to pause after ``failures`` failures in a row, 1 or more.
 
-    ``first``: seconds after one failure, doubled by each further one; ``longest``: the maximum in seconds. ``luck``: from 0 to
-    1; 1 gives the full pause, 0 four fifths of it.
+    Args:
+        first: Seconds after one failure, doubled by each further one.
+        longest: The maximum in seconds.
+        luck: From 0 to 1; 1 gives the full pause, 0 four fifths of it.
     """
     doubled: float = first * 2 ** min(failures - 1, MOST_DOUBLINGS)
     return min(longest, doubled) * (1 - SPREAD + SPREAD * luck)
 
 
 class Backoff:
-    """The pauses after failures in a row. ``first``, ``longest``: as for ``pause_after``."""
+    """The pauses after failures in a row.
+
+    Args:
+        first: As for ``pause_after``.
+        longest: See ``first``.
+    """
 
     __slots__ = ("_failures", "_first", "_longest")
 
@@ -38,10 +45,10 @@ class Backoff:
         self._failures = 0
 
     def next(self) -> float:
-        """Counts a failure; returns the seconds to pause after it."""
+        """Count a failure; return the seconds to pause after it."""
         self._failures += 1
         return pause_after(self._failures, self._first, self._longest, machine.random.random())
 
     def reset(self) -> None:
-        """Resets the number of failures: the next pause is the first again."""
+        """Reset the number of failures: the next pause is the first again."""
         self._failures = 0

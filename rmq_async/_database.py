@@ -35,8 +35,11 @@ _LONGEST_NAME: Final = 40
 
 
 def split_table_name(name: str) -> tuple[str | None, str]:
-    """Returns the schema, None without one, and the table of "schema.name" or "name". Raises ConfigError for another text, and
-    for a table above 40 bytes in UTF-8."""
+    """Return the schema, None without one, and the table of "schema.name" or "name".
+
+    Raises:
+        ConfigError: For another text, and for a table above 40 bytes in UTF-8.
+    """
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ConfigError(f'table must be the name of a table, "name" or "schema.name", not {shown(name)}')
     schema, _, table = name.rpartition(".")
@@ -46,20 +49,24 @@ def split_table_name(name: str) -> tuple[str | None, str]:
 
 
 def check_engine(engine: AsyncEngine, owner: str) -> None:
-    """Raises ConfigError for an object that is not an AsyncEngine, and as ``check_dialect`` does."""
+    """Raise ConfigError for an object that is not an AsyncEngine, and as ``check_dialect`` does."""
     if not isinstance(engine, AsyncEngine):
         raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
     check_dialect(engine.dialect.name, owner)
 
 
 def check_dialect(name: str, owner: str) -> None:
-    """Raises ConfigError for a kind of database that is not supported. ``owner``: for the error's text, such as "an outbox"."""
+    """Raise ConfigError for a kind of database that is not supported.
+
+    Args:
+        owner: For the error's text, such as "an outbox".
+    """
     if name not in DIALECTS:
         raise ConfigError(f"{owner} needs PostgreSQL or SQLite, not {shown(name)}")
 
 
 def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> None:
-    """Raises ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT: each statement would be
+    """Raise ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT: each statement would be
     committed by itself, and stay after a rollback.
 
     A level that a session gives to one transaction, ``session.connection(execution_options=...)``, is not detected.
@@ -96,8 +103,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class seconds_from_now(FunctionElement[datetime]):  # noqa: N801 - written like a function
-    """The SQL expression for the database's current time plus a number of seconds, which may be negative; not the time at
-    which the transaction began."""
+    """The SQL expression for the database's current time plus a number of seconds, which may be negative.
+
+    Not the time at which the transaction began.
+    """
 
     type = UtcDateTime()
     inherit_cache = True

@@ -15,11 +15,14 @@ __all__ = ["check_arguments", "check_plain", "error_text", "handler_name", "is_a
 
 
 def check_arguments(name: str, function: Callable[..., object], *given: str) -> None:
-    """Raises TypeError for a function that cannot be called with positional arguments: each of its calls would fail; and for a
-    class whose objects are callable: each of its calls would only make one. ``name``: that of the option; ``given``: those of
-    the arguments.
+    """Raise TypeError for a function that cannot be called with positional arguments: each of its calls would fail; and for a
+    class whose objects are callable: each of its calls would only make one.
 
     A function without a known signature, such as some builtins and wrappers of other packages, passes.
+
+    Args:
+        name: That of the option.
+        *given: Those of the arguments.
     """
     if isinstance(function, type) and any("__call__" in vars(each) for each in function.__mro__):
         raise TypeError(f"{name}={shown(function)} is a class whose objects are callable; give an object of it")
@@ -36,8 +39,9 @@ def check_arguments(name: str, function: Callable[..., object], *given: str) -> 
 
 
 def check_plain(name: str, function: object, *given: str) -> None:
-    """Raises ConfigError unless ``function`` is callable and neither a coroutine function nor a generator function, whose calls
-    would run nothing; TypeError as ``check_arguments`` does."""
+    """Raise ConfigError unless ``function`` is callable and neither a coroutine function nor a generator function, whose calls
+    would run nothing; TypeError as ``check_arguments`` does.
+    """
     if not callable(function):
         raise ConfigError(f"{name} must be a plain function, not {shown(function)}")
     if is_async(function) or is_generator(function):
@@ -47,7 +51,7 @@ def check_plain(name: str, function: object, *given: str) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """Returns the ``repr()`` of an error that a user's function raised, for the log."""
+    """Return the ``repr()`` of an error that a user's function raised, for the log."""
     try:
         return printable(repr(error), 500)
     except Exception:  # noqa: BLE001 - a method of the user
@@ -55,7 +59,7 @@ def error_text(error: BaseException) -> str:
 
 
 def handler_name(handler: Callable[..., object]) -> str:
-    """Returns module and name of a function, of the function of a partial, or of the class of a callable object."""
+    """Return module and name of a function, of the function of a partial, or of the class of a callable object."""
     handler = _inner(handler)
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
     module = getattr(handler, "__module__", None) or type(handler).__module__
@@ -67,12 +71,12 @@ def is_async(handler: Callable[..., object]) -> bool:
 
 
 def is_generator(handler: Callable[..., object]) -> bool:
-    """Returns whether a call only makes a generator, and runs nothing."""
+    """Return whether a call only makes a generator, and runs nothing."""
     return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
 
 
 def _functions(handler: Callable[..., object]) -> tuple[object, object]:
-    """Returns the function of a partial, and the method that a call of an object runs."""
+    """Return the function of a partial, and the method that a call of an object runs."""
     handler = _inner(handler)
     return handler, getattr(handler, "__call__", None)  # noqa: B004
 
@@ -84,8 +88,10 @@ def _inner(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """Returns the signature of a function itself, not of one that it wraps: a wrapper may add arguments. Returns None where that
-    is not known."""
+    """Return the signature of a function itself, not of one that it wraps: a wrapper may add arguments.
+
+    Return None where that is not known.
+    """
     inner = _inner(function)
     if hasattr(inner, "__wrapped__") and type(inner) not in (FunctionType, MethodType):
         return None  # it shows the signature of what it wraps

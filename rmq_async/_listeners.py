@@ -9,7 +9,9 @@ __all__ = ["close_servers"]
 
 
 async def close_servers(servers: Collection[asyncio.Server]) -> None:
-    """Closes listening sockets. On a ``SelectorEventLoop`` it stops accepting connections one turn of the loop before.
+    """Close listening sockets.
+
+    On a ``SelectorEventLoop`` it stops accepting connections one turn of the loop before.
 
     That loop loses a connection that was accepted in the turn in which its server is closed: the socket stays open until garbage
     is collected (CPython issue 109564).

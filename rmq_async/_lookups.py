@@ -44,20 +44,27 @@ class _Name(NamedTuple):
 
 
 class _Lookups:
-    """The look-ups of this process. ``_under_way``: those that wait or run; the threads end with the last of them."""
+    """The look-ups of this process.
+
+    Attributes:
+        _under_way: Those that wait or run; the threads end with the last of them.
+    """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Sets the state without look-ups. Also called in a forked child, which has none of its parent's threads."""
+        """Set the state without look-ups. Also called in a forked child, which has none of its parent's threads."""
         self._lock = threading.Lock()
         self._threads = _threads()
         self._under_way: dict[_Name, Future[Infos]] = {}
 
     def start(self, name: _Name, done: Callable[[Future[Infos]], object]) -> None:
-        """Starts a look-up or joins it; ``done`` is called with it at its end, in its thread. Raises OSError where no thread can be
-        started for it."""
+        """Start a look-up or join it; ``done`` is called with it at its end, in its thread.
+
+        Raises:
+            OSError: Where no thread can be started for it.
+        """
         with self._lock:
             future = self._under_way.get(name)
             if future is None:
@@ -91,15 +98,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def load() -> None:
-    """Loads the codec of host names, so that no look-up opens its files. What cannot be loaded is tried again by each look-up."""
+    """Load the codec of host names, so that no look-up opens its files.
+
+    What cannot be loaded is tried again by each look-up.
+    """
     with suppress(LookupError, OSError):
         codecs.lookup("idna")
 
 
 async def look_up(host: str, port: int | None = None, kind: int = socket.SOCK_STREAM) -> Infos:
-    """Returns what ``socket.getaddrinfo`` returns for a name and a kind of sockets; an IP address needs no thread.
+    """Return what ``socket.getaddrinfo`` returns for a name and a kind of sockets; an IP address needs no thread.
 
-    Raises OSError (socket.gaierror) if the look-up fails or no thread can be started for it, UnicodeError for an invalid name.
+    Raises:
+        OSError: If the look-up fails or no thread can be started for it (as socket.gaierror).
+        UnicodeError: For an invalid name.
     """
     loop = asyncio.get_running_loop()
     if _resolves(loop):
@@ -127,7 +139,7 @@ def _pass_on(future: Future[Infos], answer: asyncio.Future[Infos]) -> None:
 
 
 def is_ip(host: str) -> bool:
-    """Returns whether a host is an IP address, perhaps with the network interface that IPv6 may need."""
+    """Return whether a host is an IP address, perhaps with the network interface that IPv6 may need."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -136,7 +148,7 @@ def is_ip(host: str) -> bool:
 
 
 def _resolves(loop: asyncio.AbstractEventLoop) -> bool:
-    """Returns whether the loop resolves names by itself, without threads that others share."""
+    """Return whether the loop resolves names by itself, without threads that others share."""
     if "getaddrinfo" in getattr(loop, "__dict__", ()):
         return True
     owner = next(each for each in type(loop).__mro__ if "getaddrinfo" in vars(each))

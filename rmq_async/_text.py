@@ -12,15 +12,15 @@ _FAQ: Final = "See http"
 
 
 def is_power_of_two(count: int) -> bool:
-    """Returns whether ``count``, 1 or more, is 1, 2, 4, 8, ...: the occurrences of a repeated event that are logged."""
+    """Return whether ``count``, 1 or more, is 1, 2, 4, 8, ...: the occurrences of a repeated event that are logged."""
     return count & (count - 1) == 0
 
 
 def type_name(value: object) -> str:
-    """Returns the name of the value's type for an error's text; for a class, where an object was expected, "the class X"."""
+    """Return the name of the value's type for an error's text; for a class, where an object was expected, "the class X"."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def without_faq(remark: str) -> str:
-    """Returns a server's remark without the reference to RocketMQ's FAQ at its end ("See https://...")."""
+    """Return a server's remark without the reference to RocketMQ's FAQ at its end ("See https://...")."""
     return remark.partition(_FAQ)[0].rstrip()

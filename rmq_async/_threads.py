@@ -1,4 +1,6 @@
-"""Threads of the library's own. A job is begun in one of them, or it is refused and never runs.
+"""Threads of the library's own.
+
+A job is begun in one of them, or it is refused and never runs.
 
 ``concurrent.futures`` refuses all jobs once the main thread has returned, also those of a loop that lives on in another thread.
 And where the system grants no thread ("can't start new thread"), ``ThreadPoolExecutor.submit`` raises after it has queued the job,
@@ -35,7 +37,11 @@ T = TypeVar("T")
 
 
 class NoThreadError(ClientStateError):
-    """No thread exists for a job, and none can be started: the job does not run. ``refused``: the error of the attempt."""
+    """No thread exists for a job, and none can be started: the job does not run.
+
+    Args:
+        refused: The error of the attempt.
+    """
 
     def __init__(self, refused: str) -> None:
         super().__init__(f"no thread can be started ({refused}); {what_to_do(refused)}")
@@ -43,7 +49,11 @@ class NoThreadError(ClientStateError):
 
 
 def start_thread(target: Callable[P, object], name: str, *args: P.args, **options: P.kwargs) -> threading.Thread:
-    """Starts a daemon thread. Raises NoThreadError where it is refused."""
+    """Start a daemon thread.
+
+    Raises:
+        NoThreadError: Where it is refused.
+    """
     thread = threading.Thread(target=target, name=name, args=args, kwargs=options, daemon=True)
     try:
         thread.start()
@@ -53,8 +63,10 @@ def start_thread(target: Callable[P, object], name: str, *args: P.args, **option
 
 
 class FreeThread:
-    """A thread that is kept for one job: ``submit`` the job, or ``release`` the thread. ``submit`` is that of an executor, for
-    ``loop.run_in_executor``, and raises ClientStateError after ``close`` of the pool."""
+    """A thread that is kept for one job: ``submit`` the job, or ``release`` the thread.
+
+    ``submit`` is that of an executor, for ``loop.run_in_executor``, and raises ClientStateError after ``close`` of the pool.
+    """
 
     __slots__ = ("_room",)
 
@@ -69,15 +81,19 @@ class FreeThread:
             return self._room.put(lambda: work(*args, **options))
 
     def release(self) -> None:
-        """Gives the thread back unused."""
+        """Give the thread back unused."""
         self._room.freed()
 
 
 class ThreadPool:
-    """Up to ``most`` threads, started when they are needed and kept until ``close``. Its methods may be called from any thread.
+    """Up to ``most`` threads, started when they are needed and kept until ``close``.
 
-    ``name``: of the threads, with a number. ``is_awaited``: whether the process waits at its exit for jobs that have begun.
-    Where ``machine.executor`` is set, that one runs the jobs.
+    Its methods may be called from any thread.
+
+    Args:
+        name: Of the threads, with a number.
+        is_awaited: Whether the process waits at its exit for jobs that have begun. Where ``machine.executor`` is set, that one
+            runs the jobs.
     """
 
     def __init__(self, most: int, name: str, *, is_awaited: bool = False) -> None:
@@ -93,9 +109,12 @@ class ThreadPool:
         return self._room.count
 
     def reserve(self, *, start: bool = True) -> FreeThread | None:
-        """Keeps a free thread for one job and returns it, a new one where all are at work. ``start``: False for no new one.
+        """Keep a free thread for one job and return it, a new one where all are at work.
 
-        Returns None without a free thread: after ``close``, where all ``most`` are at work, and where a new one is refused.
+        Return None without a free thread: after ``close``, where all ``most`` are at work, and where a new one is refused.
+
+        Args:
+            start: False for no new one.
         """
         room = self._room
         if machine.executor is not None:
@@ -108,7 +127,11 @@ class ThreadPool:
         return FreeThread(room)
 
     def start_one(self) -> bool:
-        """Starts a thread ahead of its need. Returns False if it is refused."""
+        """Start a thread ahead of its need.
+
+        Returns:
+            False if it is refused.
+        """
         if machine.executor is not None:
             self.refused = machine.executor.refused
             return self.refused is None
@@ -116,9 +139,11 @@ class ThreadPool:
             return self._start() or self._room.count >= self.most
 
     def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Runs a job in a free thread, in a new one, or in the first one that is free again.
+        """Run a job in a free thread, in a new one, or in the first one that is free again.
 
-        Raises NoThreadError without any thread, where none can be started, and ClientStateError after ``close``.
+        Raises:
+            NoThreadError: Without any thread, where none can be started.
+            ClientStateError: After ``close``.
         """
         room = self._room
         if machine.executor is not None:
@@ -133,14 +158,14 @@ class ThreadPool:
             return room.put(lambda: work(*args, **options))
 
     def close(self) -> None:
-        """Cancels the jobs that have not begun, and ends the threads; those with a job end after it."""
+        """Cancel the jobs that have not begun, and end the threads; those with a job end after it."""
         self._room.close()
 
     def __del__(self) -> None:
         self._room.close()
 
     def _start(self) -> bool:
-        """Starts a thread; returns False where ``most`` exist, and where it is refused."""
+        """Start a thread; return False where ``most`` exist, and where it is refused."""
         room = self._room
         if room.count >= self.most:
             return False
@@ -156,10 +181,13 @@ class ThreadPool:
 
 
 class _Room:
-    """What the threads of a pool share. They do not know the pool itself: one that is dropped ends its threads.
+    """What the threads of a pool share.
 
-    ``free``: number of threads that have no job and are not kept for one, less the number of jobs that wait. ``under_way``: the
-    jobs that have begun, where ``is_awaited``.
+    They do not know the pool itself: one that is dropped ends its threads.
+
+    Attributes:
+        free: Number of threads that have no job and are not kept for one, less the number of jobs that wait.
+        under_way: The jobs that have begun, where ``is_awaited``.
     """
 
     def __init__(self, *, is_awaited: bool) -> None:
@@ -177,7 +205,7 @@ class _Room:
             raise ClientStateError("the threads have ended with their client; start it again")
 
     def put(self, work: Callable[[], T]) -> Future[T]:
-        """Queues a job; a thread is free or will be."""
+        """Queue a job; a thread is free or will be."""
         future: Future[T] = Future()
         self.jobs.put((future, work))
         return future
@@ -187,7 +215,7 @@ class _Room:
             self.free += 1
 
     def forget(self) -> None:
-        """Ends the pool where its threads do not exist, and its lock may be held for ever."""
+        """End the pool where its threads do not exist, and its lock may be held for ever."""
         self.lock, self.closed, self.under_way = threading.Lock(), True, set()
 
     def close(self) -> None:
@@ -206,7 +234,7 @@ class _Room:
 
 
 def _work(room: _Room) -> None:
-    """Runs the jobs of a pool, in one of its threads."""
+    """Run the jobs of a pool, in one of its threads."""
     while (job := room.jobs.get()) is not None:
         future, work = job
         if room.is_awaited:
@@ -229,8 +257,9 @@ def _work(room: _Room) -> None:
 
 @contextmanager
 def naming_refusals() -> Iterator[None]:
-    """Returns a context manager for code of others that starts threads: raises NoThreadError in place of CPython's errors that one
-    is refused."""
+    """Return a context manager for code of others that starts threads: raises NoThreadError in place of CPython's errors that
+    one is refused.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -240,7 +269,11 @@ def naming_refusals() -> Iterator[None]:
 
 
 def what_to_do(refused: str) -> str:
-    """Returns what helps where threads are refused. ``refused``: the error of an attempt."""
+    """Return what helps where threads are refused.
+
+    Args:
+        refused: The error of an attempt.
+    """
     if "shutdown" in refused:
         return "the main thread has ended: let it run for as long as the client does, with asyncio.run() or Thread.join()"
     return "raise the limit of threads and processes (pids.max of the container, ulimit -u), or end threads that are not needed"
@@ -255,7 +288,7 @@ def _wait_at_exit() -> None:
 
 
 def _forget() -> None:
-    """Ends all pools in a forked child, which has none of its parent's threads."""
+    """End all pools in a forked child, which has none of its parent's threads."""
     for room in list(_rooms):
         room.forget()
 

@@ -21,7 +21,7 @@ class Turns:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def here(self) -> asyncio.Lock:
-        """Returns the lock of the running event loop."""
+        """Return the lock of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._lock, self._loop = asyncio.Lock(), loop

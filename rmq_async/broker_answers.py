@@ -42,9 +42,12 @@ def broker_error(
     address: str | None = None,
     counted: bool = False,
 ) -> BrokerError:
-    """Returns the error for a server's response. Only the remark distinguishes the meanings of codes 1, 16 and 29.
+    """Return the error for a server's response.
 
-    ``counted``: the broker is known to count its in-sync replicas before it stores a message.
+    Only the remark distinguishes the meanings of codes 1, 16 and 29.
+
+    Args:
+        counted: The broker is known to count its in-sync replicas before it stores a message.
     """
     text = remark or ""
     cls = _BY_CODE.get(code, BrokerError)
@@ -60,7 +63,7 @@ def broker_error(
 
 
 def _without_permission(text: str) -> type[BrokerError] | None:
-    """Returns the class for a remark of code 16; None for that of the code."""
+    """Return the class for a remark of code 16; None for that of the code."""
     if "has no permission to access" in text:
         return PermissionDeniedError
     of_user = text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text
@@ -68,10 +71,13 @@ def _without_permission(text: str) -> type[BrokerError] | None:
 
 
 def is_unreplicated(code: int | None, remark: str | None) -> bool:
-    """Returns whether the broker refused a message that it may have stored: its replicas did not confirm it in time."""
+    """Return whether the broker refused a message that it may have stored: its replicas did not confirm it in time."""
     return code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_UNREPLICATED_REMARKS)
 
 
 def is_busy(code: int, remark: str | None) -> bool:
-    """Returns whether a broker has too much to do to take a request. Where its page cache is busy, the remark of code 1 says so."""
+    """Return whether a broker has too much to do to take a request.
+
+    Where its page cache is busy, the remark of code 1 says so.
+    """
     return code in _BUSY_CODES or (code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_PAGE_CACHE_BUSY))

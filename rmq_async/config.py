@@ -54,7 +54,7 @@ _inherited_names: Final[set[str]] = set()
 
 
 def _process_instance_name() -> str:
-    """Returns ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share the name, those of two do not."""
+    """Return ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share the name, those of two do not."""
     if not machine.instance_name:
         machine.instance_name = f"{machine.process_id()}#{machine.entropy.getrandbits(32):08x}"
     return machine.instance_name
@@ -196,10 +196,12 @@ class ClientConfig:
             raise ConfigError(f"{both} exclude each other: they are two ways to say the same; give one of them")
 
     def resolved(self) -> ClientConfig:
-        """Returns a copy of the settings with the name servers as a sorted tuple, those of NAMESRV_ADDR if none are given.
+        """Return a copy of the settings with the name servers as a sorted tuple, those of NAMESRV_ADDR if none are given.
 
         A default ``instance_name`` from before a fork is replaced by this process's own: servers distinguish clients by it.
-        Raises ConfigError for an invalid address in the environment.
+
+        Raises:
+            ConfigError: For an invalid address in the environment.
         """
         given = self.namesrv if self.namesrv else os.environ.get(NAMESRV_ENVIRONMENT)
         name = _process_instance_name() if self.instance_name in _inherited_names else self.instance_name
@@ -246,10 +248,14 @@ def client_options(
     options: Mapping[str, object],
     others: Collection[str] = (),
 ) -> ClientConfig:
-    """Returns ``client`` (default: the default settings) with ``namesrv`` and the keyword options that are its fields.
+    """Return ``client`` (default: the default settings) with ``namesrv`` and the keyword options that are its fields.
 
-    ``others``: names of options that are fields of another config. Raises TypeError for an option that is a field of neither,
-    and for a ``client`` of another type; ConfigError for an invalid value.
+    Args:
+        others: Names of options that are fields of another config.
+
+    Raises:
+        TypeError: For an option that is a field of neither, and for a ``client`` of another type.
+        ConfigError: For an invalid value.
     """
     if not isinstance(client, ClientConfig | None):
         raise TypeError(f"client must be a ClientConfig, not {type_name(client)}")
@@ -264,8 +270,11 @@ def client_options(
 
 
 def name_servers(given: str | Sequence[str] | None) -> list[str]:
-    """Returns the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts; none for None. Raises ConfigError for
-    another object, and for an address that is not host:port."""
+    """Return the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts; none for None.
+
+    Raises:
+        ConfigError: For another object, and for an address that is not host:port.
+    """
     if given is None:
         return []
     if not isinstance(given, Sequence):
@@ -284,8 +293,9 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Returns host and port of "host:port", "[v6]:port" or "v6:port", where the last colon counts; None for other texts, and for
-    a port outside 1 to 65535."""
+    """Return host and port of "host:port", "[v6]:port" or "v6:port", where the last colon counts; None for other texts, and for
+    a port outside 1 to 65535.
+    """
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         return None
@@ -297,8 +307,9 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def canonical_host(host: str) -> str:
-    """Returns a host in canonical form: names in lower case without a final dot, addresses in the shortest form, IPv4 in
-    IPv6 as IPv4."""
+    """Return a host in canonical form: names in lower case without a final dot, addresses in the shortest form, IPv4 in IPv6 as
+    IPv4.
+    """
     try:
         address = ip_address(host)
     except ValueError:
@@ -328,7 +339,7 @@ def _check_address(address: str) -> None:
 
 
 def check_group(group: str) -> None:
-    """Raises InvalidGroupError unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
+    """Raise InvalidGroupError unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
     try:
         validation.check_group(group)
     except InvalidMessageError as error:
@@ -350,8 +361,9 @@ def check_int(name: str, value: int, low: int, high: int) -> None:
 
 
 def plain_fields(config: Any) -> None:
-    """Gives the fields of a dataclass that hold a value of a subclass of str, int or float a plain one: a member of an Enum has
-    another hash than its text, and formatting it may give its name."""
+    """Give the fields of a dataclass that hold a value of a subclass of str, int or float a plain one: a member of an Enum has
+    another hash than its text, and formatting it may give its name.
+    """
     for name in [each.name for each in fields(config)]:
         value = getattr(config, name)
         if value.__class__ in _PLAIN:
@@ -380,7 +392,7 @@ def check_topic_option(name: str, topic: str) -> None:
 
 
 def check_trace(trace: bool | str) -> None:
-    """Raises ConfigError unless ``trace`` is True, False or the name of a topic."""
+    """Raise ConfigError unless ``trace`` is True, False or the name of a topic."""
     if isinstance(trace, str):
         check_topic_option("trace", trace)
     else:

@@ -11,11 +11,17 @@ __all__ = ["Credentials"]
 
 
 class Credentials(SessionCredentials, frozen=True):
-    """The keys that requests are signed with. ``access_key``: the user's name, ``secret_key``: the password, where brokers
-    have users; ``security_token``: the token of a session, None without one.
+    """The keys that requests are signed with.
 
-    Neither ``repr`` nor an error shows the secret or the token. Raises ConfigError for a text that is empty or not
-    encodable in UTF-8, and for another type.
+    Neither ``repr`` nor an error shows the secret or the token.
+
+    Args:
+        access_key: The user's name.
+        secret_key: The password, where brokers have users.
+        security_token: The token of a session, None without one.
+
+    Raises:
+        ConfigError: For a text that is empty or not encodable in UTF-8, and for another type.
     """
 
     def __post_init__(self) -> None:
@@ -31,8 +37,10 @@ class Credentials(SessionCredentials, frozen=True):
 
 
 def _fault_of(secret: object) -> str:
-    """Returns the fault of a secret, "" if it has none. Raises no error itself: a traceback may show the variables of its frame,
-    here the secret."""
+    """Return the fault of a secret, "" if it has none.
+
+    Raises no error itself: a traceback may show the variables of its frame, here the secret.
+    """
     if not isinstance(secret, str):
         return f"not {type(secret).__name__}"
     try:

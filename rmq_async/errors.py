@@ -1,4 +1,6 @@
-"""The errors of the client. Attributes of their classes decide about retries.
+"""The errors of the client.
+
+Attributes of their classes decide about retries.
 
 ``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
 the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that ``retries``
@@ -101,8 +103,11 @@ class ForbiddenError(RocketMQError):
 
 
 class ClientStateError(RocketMQError):
-    """The call is not possible in the present state, or a stop or a cancellation ended it. The message gives the state, for
-    example: the client is not started or runs already, the group has members, the delivery is over."""
+    """The call is not possible in the present state, or a stop or a cancellation ended it.
+
+    The message gives the state, for example: the client is not started or runs already, the group has members, the delivery is
+    over.
+    """
 
 
 class ForkedError(RocketMQError):
@@ -115,7 +120,8 @@ class WrongLoopError(RocketMQError):
 
 class BackpressureError(RocketMQError):
     """The call's timeout passed before the message could be sent: other calls had too many unfinished messages or bytes,
-    earlier ordered sends were unfinished, or a broker did not keep up with one-way messages. The message was not sent."""
+    earlier ordered sends were unfinished, or a broker did not keep up with one-way messages. The message was not sent.
+    """
 
 
 class _LastingError(RocketMQError):
@@ -125,8 +131,11 @@ class _LastingError(RocketMQError):
 
 
 class NameServerError(_LastingError):
-    """No name server is configured, or none gave a usable answer in time (10004). For calls that all name servers must answer:
-    at least one did not. ``permanent``: True if later calls fail too, because all addresses are those of brokers."""
+    """No name server is configured, or none gave a usable answer in time (10004).
+
+    For calls that all name servers must answer: at least one did not. ``permanent``: True if later calls fail too, because all
+    addresses are those of brokers.
+    """
 
     code = 10004
 
@@ -139,15 +148,19 @@ class TopicNotFoundError(RocketMQError):
 
 class BrokerNotFoundError(RocketMQError):
     """There is no broker to ask (10003), for example because none has the name, its address or its master's is not known, or the
-    topic has no queue there that the call may use."""
+    topic has no queue there that the call may use.
+    """
 
     code = 10003
     retriable = True
 
 
 class ConnectError(_LastingError):
-    """No connection to ``address`` could be made; nothing was sent (10001). ``__cause__``: the system's error, if it is one.
-    ``permanent``: True if every later attempt fails too, because the address is malformed or a setting forbids it."""
+    """No connection to ``address`` could be made; nothing was sent (10001).
+
+    ``__cause__``: the system's error, if it is one. ``permanent``: True if every later attempt fails too, because the address
+    is malformed or a setting forbids it.
+    """
 
     code = 10001
     retriable = True
@@ -158,7 +171,11 @@ class ConnectError(_LastingError):
 
 
 class _UnansweredError(RocketMQError):
-    """No answer came. ``maybe_stored``: True if the request had been written, so that the broker may have handled it."""
+    """No answer came.
+
+    Args:
+        maybe_stored: True if the request had been written, so that the broker may have handled it.
+    """
 
     retriable = True
 
@@ -176,13 +193,22 @@ class ConnectionLostError(_UnansweredError):
 
 
 class RequestTimeoutError(_UnansweredError, TimeoutError):
-    """The time was over before the answer came or the work was done (10002). ``maybe_stored``: the broker may have handled it."""
+    """The time was over before the answer came or the work was done (10002).
+
+    ``maybe_stored``: the broker may have handled it.
+    """
 
     code = 10002
 
 
 class BrokerError(RocketMQError):
-    """A server answered with an error. ``code``: its ResponseCode; ``remark``: its message; ``request``: the request, by name."""
+    """A server answered with an error.
+
+    Args:
+        code: Its ResponseCode.
+        remark: Its message.
+        request: The request, by name.
+    """
 
     response_code: ClassVar[int | None] = None
     never_retried: ClassVar[bool] = False
@@ -303,8 +329,10 @@ class InvalidParameterError(BrokerError):
 class QueueNotExistError(InvalidParameterError):
     """The topic has no queue of that number on the broker (29, or 1 from brokers of 4.x); no message was stored.
 
-    ``queue_id``: the requested number; ``queues``: the number of read queues or of write queues, the larger one. Both are None
-    if the remark, by which the error is recognized, does not report them.
+    Attributes:
+        queue_id: The requested number.
+        queues: The number of read queues or of write queues, the larger one. Both are None if the remark, by which the error is
+            recognized, does not report them.
     """
 
     retriable = True
@@ -379,8 +407,11 @@ class GoAwayError(BrokerError):
 class OffsetRangeError(BrokerError):
     """The offset lies outside what the queue holds (21), or the messages there were deleted, or replaced, before they were read.
 
-    ``min_offset`` and ``max_offset``: the limits of the queue, the latter exclusive, 0 if unknown; a broker that deletes corrects
-    ``min_offset`` some seconds later. ``lost``: offsets that were deleted before they were read, where these are known.
+    Args:
+        min_offset: The limits of the queue, the latter exclusive, 0 if unknown; a broker that deletes corrects ``min_offset``
+            some seconds later.
+        max_offset: See ``min_offset``.
+        lost: Offsets that were deleted before they were read, where these are known.
     """
 
     response_code = ResponseCode.PULL_OFFSET_MOVED
@@ -395,11 +426,15 @@ class OffsetRangeError(BrokerError):
 
 
 class TransactionError(RocketMQError):
-    """The half message is stored; COMMIT or ROLLBACK was refused or not confirmed. Unless it took effect, the broker will check.
+    """The half message is stored; COMMIT or ROLLBACK was refused or not confirmed.
 
-    ``result``: the TransactionSendResult, with ``local_status``. ``maybe_ended``: True if the broker may have ended the
-    transaction nevertheless. ``code`` and ``remark``: those of the refusal, None and "" without one. ``maybe_stored``: True if
-    the outcome was COMMIT: consumers may see the message now, or after ``check`` has returned COMMIT.
+    Unless it took effect, the broker will check.
+
+    Args:
+        result: The TransactionSendResult, with ``local_status``.
+        maybe_ended: True if the broker may have ended the transaction nevertheless. ``code`` and ``remark``: those of the
+            refusal, None and "" without one.
+        maybe_stored: True if the outcome was COMMIT: consumers may see the message now, or after ``check`` has returned COMMIT.
     """
 
     def __init__(
@@ -427,7 +462,8 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
     """A handler ran for longer than its subscription's ``timeout``, or messages taken by an iterator or by ``receive()`` were in
-    hand for longer. The attempt counts as failed."""
+    hand for longer. The attempt counts as failed.
+    """
 
 
 class QueueLostError(RocketMQError):
@@ -435,7 +471,12 @@ class QueueLostError(RocketMQError):
 
 
 class Attempt(NamedTuple):
-    """One attempt of a send. ``elapsed``: seconds that it took; ``error``: None if it was unanswered when the call ended."""
+    """One attempt of a send.
+
+    Attributes:
+        elapsed: Seconds that it took.
+        error: None if it was unanswered when the call ended.
+    """
 
     queue: MessageQueue
     address: str | None
@@ -445,10 +486,14 @@ class Attempt(NamedTuple):
 
 
 class SendError(RocketMQError):
-    """No attempt of a send succeeded, of two or more, or of one whose error is no RocketMQError. ``__cause__``: the newest error.
+    """No attempt of a send succeeded, of two or more, or of one whose error is no RocketMQError.
 
-    ``attempts``: the first eight and the newest eight attempts, or all if there are at most 16; ``made``: the number of all
-    attempts, including those left out. ``maybe_stored``: True if at least one attempt may have been stored.
+    ``__cause__``: the newest error.
+
+    Args:
+        attempts: The first eight and the newest eight attempts, or all if there are at most 16.
+        made: The number of all attempts, including those left out.
+        maybe_stored: True if at least one attempt may have been stored.
     """
 
     def __init__(

@@ -11,7 +11,9 @@ __all__ = ["BrokerHealth", "Problem", "ProblemCode"]
 
 
 class ProblemCode(StrEnum):
-    """The kinds of problems. Codes do not change, for alerts and tests; docs/production.md says what each means.
+    """The kinds of problems.
+
+    Codes do not change, for alerts and tests; docs/production.md says what each means.
 
     Each code is a ``str``, equal to its value: ``problem.code == "no_broker"``.
     """
@@ -54,8 +56,11 @@ class ProblemCode(StrEnum):
 class Problem:
     """Something that keeps a client from working as it should, or may do so soon.
 
-    ``code``: the kind of problem, for programs. ``text``: a sentence for people. ``broker`` and ``queue``: the broker and
-    queue that it concerns, if any.
+    Attributes:
+        code: The kind of problem, for programs.
+        text: A sentence for people.
+        broker: The broker and queue that it concerns, if any.
+        queue: See ``broker``.
     """
 
     code: ProblemCode
@@ -68,10 +73,13 @@ class Problem:
 class BrokerHealth:
     """State of the connection to a broker's master; read without a request.
 
-    ``address``: "host:port". ``connected``: True if a connection is open. ``reachable``: False if the newest connect failed, if
-    the connection broke and no newer one was made, or if requests are unanswered and no byte has come for ``request_timeout``
-    seconds. A broker that was not needed yet counts as reachable. ``unanswered``: number of requests, of all clients that share
-    the connection.
+    Attributes:
+        address: "host:port".
+        connected: True if a connection is open.
+        reachable: False if the newest connect failed, if the connection broke and no newer one was made, or if requests are
+            unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet counts as
+            reachable.
+        unanswered: Number of requests, of all clients that share the connection.
     """
 
     address: str

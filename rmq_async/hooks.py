@@ -37,17 +37,26 @@ METHODS: Final = {
 class SendContext(msgspec.Struct, eq=False, kw_only=True):
     """One attempt of a send; ``check_forbidden``, ``before_send`` and ``after_send`` receive the same object.
 
-    ``message``: the caller's message, a tuple for a batch. ``attempt``: number of the attempt in its call, from 1. ``elapsed``:
-    seconds of this attempt, connect included; 0.0 before it. ``result`` and ``error``: None before the attempt; afterwards one
-    of them is set, except for a one-way send that was queued. ``mode``: "sync", "async" or "oneway". ``msg_ids``: the unique
-    ids, one per message; ``msg_id``: the first of them. ``queue``: the queue of this attempt; ``broker``: its broker's name;
-    ``address``: "host:port" that the attempt goes to. ``group``: the producer group. ``message_type``: a
-    ``rmq_protocol.trace.MessageType``, NORMAL for a batch. ``namespace``: namespace of the client's settings, "" for none.
-    ``born_host``: the client's own address; ``name_servers``: those of its settings, as "host:port"; ``unit_mode``: the client
-    setting of that name.
-
-    ``properties``: properties that hooks add for this attempt; they replace the message's own of the same name.
-    ``state``: free for hooks, to carry values from ``before_send`` to ``after_send``.
+    Attributes:
+        message: The caller's message, a tuple for a batch.
+        attempt: Number of the attempt in its call, from 1.
+        elapsed: Seconds of this attempt, connect included; 0.0 before it.
+        result: None before the attempt; afterwards one of them is set, except for a one-way send that was queued.
+        error: See ``result``.
+        mode: "sync", "async" or "oneway".
+        msg_ids: The unique ids, one per message.
+        msg_id: The first of them.
+        queue: The queue of this attempt.
+        broker: Its broker's name.
+        address: "host:port" that the attempt goes to.
+        group: The producer group.
+        message_type: A ``rmq_protocol.trace.MessageType``, NORMAL for a batch.
+        namespace: Namespace of the client's settings, "" for none.
+        born_host: The client's own address.
+        name_servers: Those of its settings, as "host:port".
+        unit_mode: The client setting of that name.
+        properties: Properties that hooks add for this attempt; they replace the message's own of the same name.
+        state: Free for hooks, to carry values from ``before_send`` to ``after_send``.
     """
 
     message: Message | tuple[Message, ...]
@@ -95,7 +104,7 @@ class Hook:
     """
 
     def before_send(self, context: SendContext) -> None:
-        """Runs before each attempt (``SendMessageHook.sendMessageBefore``).
+        """Run before each attempt (``SendMessageHook.sendMessageBefore``).
 
         Properties that it puts into ``context.properties`` are sent with this attempt, and replace the message's own of the same
         name. Invalid ones are left out and go to the loop's exception handler as an error; those for which a batch has no room are
@@ -103,27 +112,30 @@ class Hook:
         """
 
     def after_send(self, context: SendContext) -> None:
-        """Runs once after each attempt that was stored, failed, was abandoned or, one-way, queued (``sendMessageAfter``)."""
+        """Run once after each attempt that was stored, failed, was abandoned or, one-way, queued (``sendMessageAfter``)."""
 
     def check_forbidden(self, context: SendContext) -> None:
-        """Runs before ``before_send``, for each attempt; raise ForbiddenError to refuse it and end the call
-        (``CheckForbiddenHook``). Any other error becomes the ``__cause__`` of a ForbiddenError."""
+        """Run before ``before_send``, for each attempt.
+
+        Raise ForbiddenError to refuse it and end the call (``CheckForbiddenHook``). Any other error becomes the ``__cause__``
+        of a ForbiddenError.
+        """
 
     def before_consume(self, delivery: Any) -> None:
-        """Runs before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
+        """Run before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
 
         The handler sees the context variables that it sets (``ConsumeMessageHook.consumeMessageBefore``). In reading by hand it
         runs for each step that hands messages out, in a copy of the caller's context.
         """
 
     def after_consume(self, delivery: Any) -> None:
-        """Runs once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
-        (``consumeMessageAfter``). In reading by hand it runs when no message of the step is in hand and all have their outcomes,
-        but for those that went back into the buffer.
+        """Run once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
+        (``consumeMessageAfter``). In reading by hand it runs when no message of the step is in hand and all have their
+        outcomes, but for those that went back into the buffer.
         """
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
-        """Runs before each request is signed and written (``RPCHook.doBeforeRequest``).
+        """Run before each request is signed and written (``RPCHook.doBeforeRequest``).
 
         It may change ``command.ext_fields``: names are str, values str or None, all of them encodable in UTF-8; otherwise its
         changes to ``ext_fields`` are undone, as are those to any other attribute, and the loop's exception handler is called.
@@ -132,14 +144,19 @@ class Hook:
     def after_request(
         self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
     ) -> None:
-        """Runs once for each request that ``before_request`` has seen, with its response, its error, or neither for a one-way
-        request (``doAfterResponse``)."""
+        """Run once for each request that ``before_request`` has seen, with its response, its error, or neither for a one-way
+        request (``doAfterResponse``).
+        """
 
 
 def checked_hooks(hooks: object) -> tuple[Any, ...]:
-    """Returns ``hooks`` as a tuple. Raises ConfigError unless it is an iterable of objects (not classes) that each have a method
-    of a hook, and for a method that is a coroutine or generator function; TypeError for a method that does not take its
-    arguments."""
+    """Return ``hooks`` as a tuple.
+
+    Raises:
+        ConfigError: Unless it is an iterable of objects (not classes) that each have a method of a hook, and for a method that
+            is a coroutine or generator function.
+        TypeError: For a method that does not take its arguments.
+    """
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
         raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
     found = tuple(hooks)
@@ -159,13 +176,13 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
 
 
 def _check_overrides(hook: object) -> None:
-    """Raises ConfigError for an object of a subclass of Hook that overrides nothing: a name is probably misspelt."""
+    """Raise ConfigError for an object of a subclass of Hook that overrides nothing: a name is probably misspelt."""
     if isinstance(hook, Hook) and type(hook) is not Hook and not any(defining([hook], name) for name in METHODS):
         raise ConfigError(f"{shown(hook)} would never be called: its class must define one of {', '.join(METHODS)}")
 
 
 def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
-    """Returns the methods called ``name`` of the hooks that define one themselves; the empty ones of ``Hook`` are left out."""
+    """Return the methods called ``name`` of the hooks that define one themselves; the empty ones of ``Hook`` are left out."""
     methods = [getattr(hook, name, None) for hook in hooks]
     inherited = getattr(Hook, name)
     return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)
@@ -202,6 +219,6 @@ class _RequestHook:
 
 
 def request_hooks(hooks: Iterable[Any]) -> list[_RequestHook]:
-    """Returns the hooks that define a request method, in the transport's form."""
+    """Return the hooks that define a request method, in the transport's form."""
     found = [(hook, defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
     return [_RequestHook(hook, before, after) for hook, before, after in found if before or after]

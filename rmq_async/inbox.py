@@ -61,15 +61,21 @@ Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
 class Inbox:
     """Keeps the keys of the messages whose effect is committed.
 
-    ``group``: group of the consumer; groups that share a table have separate rows. ``table``: name of the table, at most 40
-    bytes in UTF-8, or "schema.name". ``key(message)``: returns the identity of a message, a text of 1 to 255 characters. The
-    default is the message's unique id, which all attempts of one send and all deliveries share; for a message without one, the
-    offset id of its first copy at a broker, or with ``mode="pop"`` that of each copy. A key of the business, such as an order
-    number, also finds messages that were sent by two calls.
+    The methods also pass on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be
+    reached.
 
-    Raises ConfigError for an invalid table name or ``key``, TypeError for a ``key`` that does not take one argument,
-    InvalidGroupError for an invalid group name. The methods also pass
-    on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
+    Args:
+        group: Group of the consumer; groups that share a table have separate rows.
+        table: Name of the table, at most 40 bytes in UTF-8, or "schema.name".
+        key: Returns the identity of a message, a text of 1 to 255 characters. The default is the message's unique id, which all
+            attempts of one send and all deliveries share; for a message without one, the offset id of its first copy at a
+            broker, or with ``mode="pop"`` that of each copy. A key of the business, such as an order number, also finds
+            messages that were sent by two calls.
+
+    Raises:
+        ConfigError: For an invalid table name or ``key``.
+        TypeError: For a ``key`` that does not take one argument.
+        InvalidGroupError: For an invalid group name.
     """
 
     def __init__(self, *, group: str, table: str = "rmq_inbox", key: Callable[[MessageExt], str] | None = None) -> None:
@@ -88,9 +94,10 @@ class Inbox:
         return f"<Inbox {self._table.fullname} of {self.group}>"
 
     async def create_table(self, engine: AsyncEngine) -> None:
-        """Creates the table and its index if there is no table of that name.
+        """Create the table and its index if there is no table of that name.
 
-        Raises ConfigError for an object that is not an AsyncEngine, and for another database than PostgreSQL or SQLite.
+        Raises:
+            ConfigError: For an object that is not an AsyncEngine, and for another database than PostgreSQL or SQLite.
         """
         check_engine(engine, "an inbox")
         with naming_refusals():
@@ -98,16 +105,19 @@ class Inbox:
                 await connection.run_sync(self._table.create, checkfirst=True)
 
     async def first(self, session: Session, message: MessageExt) -> bool:
-        """Adds the message to the session's transaction; returns whether it was new to the group.
+        """Add the message to the session's transaction; return whether it was new to the group.
 
         False: its key was added before, by a transaction that is committed or by this one. Two transactions with one key do not
         run side by side: in PostgreSQL the second one waits here for the end of the first one, in SQLite for its turn to write.
         A rollback removes the row. The pending changes of an AsyncSession are flushed first, unless its ``autoflush`` is off.
 
-        Raises InvalidMessageError for a key that is empty, longer than 255 characters, not a text, or has a NUL; the errors of
-        ``key``; ConfigError for a session of another database than PostgreSQL or SQLite, or at the isolation level AUTOCOMMIT;
-        and TypeError for another object than a session, a connection or a MessageExt. Isolation levels above READ COMMITTED
-        also raise serialization errors: let them leave the handler, and the message is delivered again.
+        Raises the errors of ``key``, too. Isolation levels above READ COMMITTED also raise serialization errors: let them leave
+        the handler, and the message is delivered again.
+
+        Raises:
+            InvalidMessageError: For a key that is empty, longer than 255 characters, not a text, or has a NUL.
+            ConfigError: For a session of another database than PostgreSQL or SQLite, or at the isolation level AUTOCOMMIT.
+            TypeError: For another object than a session, a connection or a MessageExt.
         """
         target, dialect = _target(session)
         statement = self._first.get(dialect)
@@ -119,15 +129,18 @@ class Inbox:
         return cast("CursorResult[Any]", result).rowcount == 1
 
     async def purge(self, session: Session, older_than: float) -> int:
-        """Deletes the group's rows that are older than ``older_than`` seconds, in the session's transaction; returns their
-        number.
+        """Delete the group's rows that are older than ``older_than`` seconds, in the session's transaction.
+
+        Return their number.
 
         A message that is delivered again after that counts as new. Brokers keep a message for 72 hours unless configured
         otherwise (``fileReservedTime``), and a copy that waits for a retry for another 72 hours: choose more than the sum, 144
         hours.
 
-        Raises ConfigError for a time that is negative, not a number of seconds or 10^9 s (31 years) and more, and for a session
-        of another database than PostgreSQL or SQLite; TypeError for another object than a session or a connection.
+        Raises:
+            ConfigError: For a time that is negative, not a number of seconds or 10^9 s (31 years) and more, and for a session
+                of another database than PostgreSQL or SQLite.
+            TypeError: For another object than a session or a connection.
         """
         check_seconds("older_than", older_than, zero=True)
         target, dialect = _target(session)
@@ -148,7 +161,7 @@ class Inbox:
 
 
 def _id_of(message: MessageExt) -> str:
-    """Returns the message's unique id; without one, its ORIGIN_MESSAGE_ID or else its own offset id."""
+    """Return the message's unique id; without one, its ORIGIN_MESSAGE_ID or else its own offset id."""
     return message.unique_id or message.properties.get("ORIGIN_MESSAGE_ID") or message.offset_msg_id
 
 
@@ -167,7 +180,7 @@ def _inbox_table(metadata: MetaData, name: str) -> Table:
 
 
 def _insert(insert: Callable[[Table], Any], table: Table) -> Any:
-    """Returns the statement that inserts a row unless it exists, with the time of the database's clock."""
+    """Return the statement that inserts a row unless it exists, with the time of the database's clock."""
     given = {name: bindparam(name, type_=table.c[name].type) for name in ("consumer_group", "message_key")}
     created = seconds_from_now(literal_column("0", Float))
     return insert(table).values(**given, created=created).on_conflict_do_nothing()
@@ -179,7 +192,7 @@ def _purge(table: Table) -> Delete:
 
 
 def _target(session: Session) -> tuple[AsyncSession | AsyncConnection, str]:
-    """Returns the session or connection that executes statements, and the name of its database's dialect."""
+    """Return the session or connection that executes statements, and the name of its database's dialect."""
     if isinstance(session, async_scoped_session):
         session = session()
     if isinstance(session, AsyncConnection):

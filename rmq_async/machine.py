@@ -22,7 +22,11 @@ T = TypeVar("T")
 
 
 class Jobs(Protocol):
-    """Runs jobs instead of threads. ``refused``: the error with which the machine refuses threads; None while it grants them."""
+    """Runs jobs instead of threads.
+
+    Attributes:
+        refused: The error with which the machine refuses threads; None while it grants them.
+    """
 
     @property
     def refused(self) -> str | None: ...

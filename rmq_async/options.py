@@ -20,7 +20,7 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeError:
-    """Returns the error for the keyword ``name`` of ``owner``; it suggests the one of ``known`` that is most like it, if any."""
+    """Return the error for the keyword ``name`` of ``owner``; it suggests the one of ``known`` that is most like it, if any."""
     like: list[str] = []
     with suppress(ImportError, OSError):  # of a process that may open no more files
         from difflib import get_close_matches  # here, since it is only needed for errors
@@ -32,7 +32,7 @@ def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeErr
 
 
 def suggests_keywords(cls: Class) -> Class:
-    """Makes a dataclass's constructor raise ``unexpected_keyword`` for a keyword that is no field."""
+    """Make a dataclass's constructor raise ``unexpected_keyword`` for a keyword that is no field."""
     construct: Callable[..., None] = cls.__init__
     known = [field.name for field in fields(cls)]
 
@@ -48,7 +48,7 @@ def suggests_keywords(cls: Class) -> Class:
 
 
 def lists_options(*configs: type[Any], leaving_out: Collection[str] = ("namesrv",)) -> Callable[[Class], Class]:
-    """Appends the fields of ``configs`` that are not in ``leaving_out``, with types and defaults, to the docstring of a class."""
+    """Append the fields of ``configs`` that are not in ``leaving_out``, with types and defaults, to the docstring of a class."""
 
     def decorate(cls: Class) -> Class:
         if cls.__doc__:  # None under -OO

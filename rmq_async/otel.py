@@ -162,7 +162,7 @@ class OpenTelemetryHook(Hook):
             self._consumed.add(len(delivery.messages), attributes, inside)
 
     def _own_context(self, message: Message) -> trace.SpanContext | None:
-        """Returns the trace context that the message has in its properties already, if any."""
+        """Return the trace context that the message has in its properties already, if any."""
         if not message.properties:
             return None
         return _span_context(_extract(message.properties, self._propagator, Context()))
@@ -172,7 +172,8 @@ class OutboxGauges:
     """Gauges of an outbox, to be passed as its ``on_status``: the numbers of messages that are pending, sent (and kept) and
     failed, and the age of the oldest pending one in seconds.
 
-    ``attributes``: attributes of each value, such as the service's or the table's name where there are several.
+    Args:
+        attributes: Attributes of each value, such as the service's or the table's name where there are several.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class OutboxGauges:
 
 
 def context_of(message: MessageExt, propagator: TextMapPropagator | None = None, context: Context | None = None) -> Context:
-    """Returns the trace context in which the message was sent, added to ``context``; None lets the propagator choose, and the
+    """Return the trace context in which the message was sent, added to ``context``; None lets the propagator choose, and the
     default one begins with an empty context.
 
     Pass it to ``tracer.start_as_current_span(..., context=...)`` to continue the sender's trace.
@@ -214,7 +215,7 @@ def _span_context(context: Context) -> trace.SpanContext | None:
 
 
 def error_type(error: BaseException) -> str:
-    """Returns the name of the error's class, such as SystemBusyError; for a broker's code without a class, its name or number."""
+    """Return the name of the error's class, such as SystemBusyError; for a broker's code without a class, its name or number."""
     if type(error) is BrokerError and error.code is not None:
         try:
             return ResponseCode(error.code).name
@@ -228,7 +229,7 @@ def _messages(context: SendContext) -> tuple[Message, ...]:
 
 
 def _shared_attributes(context: SendContext) -> dict[str, Any]:
-    """Returns the attributes of both spans and metrics of a send."""
+    """Return the attributes of both spans and metrics of a send."""
     host, _, port = context.address.rpartition(":")
     return {
         "messaging.system": "rocketmq",
@@ -286,7 +287,7 @@ def _finish(span: Span, context: SendContext, failed: str | None) -> None:
 
 
 def _consume_attributes(delivery: Delivery) -> dict[str, Any]:
-    """Returns the attributes of both spans and metrics of a handler call."""
+    """Return the attributes of both spans and metrics of a handler call."""
     attributes: dict[str, Any] = {
         "messaging.system": "rocketmq",
         "messaging.operation.name": "process",

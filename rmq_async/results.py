@@ -32,11 +32,15 @@ class SendStatus(Enum):
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """One stored message.
 
-    ``msg_id``: the unique id (UNIQ_KEY), the same for every attempt of the call. ``offset_msg_id``: the broker's id, made of its
-    address and the offset in its commit log. ``queue_offset``: offset in the queue. ``attempts``: number of attempts of the call.
+    ``transaction_id``, ``region_id`` and ``recall_handle`` (of a message that is delivered later, for ``recall``) are those of
+    the response, None where it has none.
 
-    ``transaction_id``, ``region_id`` and ``recall_handle`` (of a message that is delivered later, for ``recall``) are those of the
-    response, None where it has none. ``trace_on``: False if the broker wants no message traces.
+    Attributes:
+        msg_id: The unique id (UNIQ_KEY), the same for every attempt of the call.
+        offset_msg_id: The broker's id, made of its address and the offset in its commit log.
+        queue_offset: Offset in the queue.
+        attempts: Number of attempts of the call.
+        trace_on: False if the broker wants no message traces.
     """
 
     status: SendStatus
@@ -63,8 +67,11 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
     """One half message and its local transaction.
 
     Status, ids, queue and offset are those of the half message; the message that consumers read after a commit has another
-    offset. ``local_status``: ROLLBACK also if ``status`` is not SEND_OK; ``execute`` was not called then.
-    ``local_error``: the error of ``execute``, None without one; with an error ``local_status`` is UNKNOWN.
+    offset.
+
+    Attributes:
+        local_status: ROLLBACK also if ``status`` is not SEND_OK; ``execute`` was not called then.
+        local_error: The error of ``execute``, None without one; with an error ``local_status`` is UNKNOWN.
     """
 
     local_status: TransactionStatus = TransactionStatus.UNKNOWN
@@ -72,9 +79,13 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
 
 
 class BatchSendResult(msgspec.Struct, frozen=True):
-    """One stored batch. ``queue_offset``: offset of its first message; the others follow without a gap. ``msg_ids``,
-    ``offset_msg_ids``: one per message, as those of ``SendResult``; the latter are equal if the broker stored the batch as one
-    record."""
+    """One stored batch.
+
+    Attributes:
+        queue_offset: Offset of its first message; the others follow without a gap.
+        msg_ids: One per message, as those of ``SendResult``; the latter are equal if the broker stored the batch as one record.
+        offset_msg_ids: See ``msg_ids``.
+    """
 
     status: SendStatus
     queue: MessageQueue
@@ -104,8 +115,11 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
 
 class PullStatus(Enum):
-    """The outcome of one pull. FOUND: there are messages; NO_NEW: there is none from the offset on yet; NO_MATCH: the broker has
-    passed over offsets, and found no message that the filter accepts so far; OFFSET_ILLEGAL: the offset is outside the queue."""
+    """The outcome of one pull.
+
+    FOUND: there are messages; NO_NEW: there is none from the offset on yet; NO_MATCH: the broker has passed over offsets, and
+    found no message that the filter accepts so far; OFFSET_ILLEGAL: the offset is outside the queue.
+    """
 
     FOUND = "FOUND"
     NO_NEW = "NO_NEW"
@@ -114,12 +128,16 @@ class PullStatus(Enum):
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """The result of one pull. ``next_offset``: the offset for the next pull, with any status; ``min_offset`` and ``max_offset``:
-    the limits of the queue, the latter exclusive; ``corrupt``: errors of the records that were left out.
+    """The result of one pull.
 
-    ``lost``: offsets from the one asked for up to ``next_offset`` whose messages were deleted; if the settings of the topic
-    cannot be read, all without a message. It is empty with a filter, because the broker does not report the messages that it
-    passed over, and for compacted and lite topics.
+    Attributes:
+        next_offset: The offset for the next pull, with any status.
+        min_offset: The limits of the queue, the latter exclusive.
+        max_offset: See ``min_offset``.
+        corrupt: Errors of the records that were left out.
+        lost: Offsets from the one asked for up to ``next_offset`` whose messages were deleted; if the settings of the topic
+            cannot be read, all without a message. It is empty with a filter, because the broker does not report the messages
+            that it passed over, and for compacted and lite topics.
     """
 
     status: PullStatus

@@ -13,8 +13,11 @@ T = TypeVar("T")
 
 
 def run(coro: Coroutine[Any, Any, T]) -> T:
-    """Runs ``coro`` to its end on uvloop where that is installed, else on asyncio, and returns its result. Raises what ``coro``
-    raises, RuntimeError while an event loop runs in this thread, and ValueError or TypeError for an object that is no coroutine."""
+    """Run ``coro`` to its end on uvloop where that is installed, else on asyncio, and return its result.
+
+    Raises what ``coro`` raises, RuntimeError while an event loop runs in this thread, and ValueError or TypeError for an object
+    that is no coroutine.
+    """
     if iscoroutinefunction(coro):
         raise ValueError(
             f"run() takes a coroutine, not the function {coro.__name__}: write run({coro.__name__}()), which calls it"

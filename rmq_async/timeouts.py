@@ -27,10 +27,16 @@ _warned = False
 
 
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
-    """Returns the seconds of a call's budget, at most ``FOR_EVER``. ``name``: name of the argument.
+    """Return the seconds of a call's budget, at most ``FOR_EVER``.
 
-    Raises TypeError for a value that is no real number, or is a bool; ValueError for NaN, 0 and less. Warns as
-    ``warn_of_milliseconds`` does.
+    Warns as ``warn_of_milliseconds`` does.
+
+    Args:
+        name: Name of the argument.
+
+    Raises:
+        TypeError: For a value that is no real number, or is a bool.
+        ValueError: For NaN, 0 and less.
     """
     seconds = _number(timeout, name)
     if not seconds > 0:
@@ -41,8 +47,10 @@ def checked_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def stop_budget(timeout: float | None, default: float) -> float:
-    """Returns the seconds that ``stop(timeout)`` may take: ``default`` for None, else at most ``FOR_EVER``. Raises and warns as
-    ``checked_timeout`` does, but allows 0."""
+    """Return the seconds that ``stop(timeout)`` may take: ``default`` for None, else at most ``FOR_EVER``.
+
+    Raises and warns as ``checked_timeout`` does, but allows 0.
+    """
     if timeout is None:
         return default
     seconds = _number(timeout, "timeout")
@@ -54,8 +62,9 @@ def stop_budget(timeout: float | None, default: float) -> float:
 
 
 def warn_of_milliseconds(name: str, timeout: float, *, least: float = MILLISECONDS_FROM) -> None:
-    """Warns (UserWarning) of a time from ``least`` seconds to below ``FOR_EVER``, at the line that called into the package, once
-    per process."""
+    """Warn (UserWarning) of a time from ``least`` seconds to below ``FOR_EVER``, at the line that called into the package, once
+    per process.
+    """
     global _warned
     if _warned or not least <= timeout < FOR_EVER:
         return
@@ -74,8 +83,10 @@ def _number(timeout: Any, name: str) -> float:
 
 
 def _callers_level() -> int:
-    """Returns the ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame outside ``_BETWEEN``; 1
-    without one."""
+    """Return the ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame outside ``_BETWEEN``.
+
+    1 without one.
+    """
     level = 1
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:

@@ -1,5 +1,6 @@
 """Removes the tracebacks of errors that are kept, and copies errors that are shared: a traceback keeps its frames alive, and
-their variables."""
+their variables.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """Returns a copy of the error, without its traceback, for one of several callers: a shared error would collect the tracebacks
-    of all raises."""
+    """Return a copy of the error, without its traceback, for one of several callers: a shared error would collect the
+    tracebacks of all raises.
+    """
     twin: BaseException
     if isinstance(error, RocketMQError):  # what ``copy`` does, at a third of the cost: thousands may share one
         make, given = error.__reduce__()
@@ -30,7 +32,7 @@ def own_copy(error: BaseException) -> BaseException:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Removes the tracebacks of an error, and of all errors that it leads to: causes, contexts and the members of groups."""
+    """Remove the tracebacks of an error, and of all errors that it leads to: causes, contexts and the members of groups."""
     left, seen = list[BaseException | None]([error]), set[int]()
     while left:
         each = left.pop()
@@ -43,8 +45,9 @@ def drop_frames(error: BaseException) -> None:
 
 
 def without_frames(error: Error) -> Error:
-    """Removes the error's traceback, and a suppressed context, and returns the error itself: a stored error would keep its frames
-    alive, and through them itself."""
+    """Remove the error's traceback, and a suppressed context, and return the error itself: a stored error would keep its frames
+    alive, and through them itself.
+    """
     error.__traceback__ = None
     if error.__suppress_context__:
         error.__context__ = None

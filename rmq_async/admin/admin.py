@@ -56,9 +56,6 @@ _MEMBER_TIME: Final = 11.0
 class Admin(ClientUser):
     """A client that manages topics, groups and messages of a cluster.
 
-    ``client``: default ``ClientConfig()``. ``namesrv``, ``options``: fields of ClientConfig, which replace those of ``client``. An
-    unknown option is a TypeError, an invalid value a ConfigError.
-
     No request takes longer than ``request_timeout`` seconds, except where a method says so; a call may make several. Calls before
     ``start()`` and after ``stop()`` raise ClientStateError, on another loop WrongLoopError, in a forked child ForkedError;
     ``stop()`` ends each call at once, with ClientStateError. Besides the errors that its docstring names, each method may raise
@@ -66,6 +63,12 @@ class Admin(ClientUser):
     argument; TopicNotFoundError, BrokerNotFoundError or ConfigError for a ``queue`` that its topic does not have;
     BrokerNotFoundError where no name server names a master; NameServerError; the errors of a request to a broker: ConnectError,
     ConnectionLostError, RequestTimeoutError, BrokerError; and RemoteProtocolError for an answer that cannot be read.
+
+    Args:
+        client: Default ``ClientConfig()``.
+        namesrv: Name servers, in place of those of ``client``.
+        **options: Fields of ClientConfig, which replace those of ``client``. An unknown option is a TypeError, an invalid value
+            a ConfigError.
     """
 
     def __init__(
@@ -94,19 +97,28 @@ class Admin(ClientUser):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> None:
-        """Creates ``topic``, or changes its settings, and waits until a name server shows it, so that it can be used at once.
+        """Create ``topic``, or change its settings, and wait until a name server shows it, so that it can be used at once.
 
-        ``queues``: number of queues to write to, on each broker; ``read_queues``: number of queues to read from, default the same;
-        both from 1 to 65535. Where fewer are read than before and messages are left in the others, a WARNING says so. ``perm``: 2
-        write, 4 read, 6 both. ``order``: True keeps the queues unchanged while brokers join and leave: the name servers record
-        them, and use the record if they run with ``orderMessageEnable``. ``topic_sys_flag``: flags of unit mode, 1 for a topic of a
-        unit, 2 for one that units subscribe to (Java's ``TopicSysFlag``). ``attributes``: such as {"message.type": "FIFO"}.
-        ``cluster`` or ``broker`` (a name): the brokers that get the topic; by default all, provided they form one cluster.
+        Args:
+            queues: Number of queues to write to, on each broker.
+            read_queues: Number of queues to read from, default the same; both from 1 to 65535. Where fewer are read than before
+                and messages are left in the others, a WARNING says so.
+            perm: 2 write, 4 read, 6 both.
+            order: True keeps the queues unchanged while brokers join and leave: the name servers record them, and use the
+                record if they run with ``orderMessageEnable``.
+            topic_sys_flag: Flags of unit mode, 1 for a topic of a unit, 2 for one that units subscribe to (Java's
+                ``TopicSysFlag``).
+            attributes: Such as {"message.type": "FIFO"}.
+            cluster: The brokers that get the topic; by default all, provided they form one cluster (a name).
+            broker: See ``cluster``.
 
-        Raises InvalidMessageError for an invalid name and for one of the system, ConfigError for invalid settings and without
-        ``cluster`` or ``broker`` where there are several clusters, BrokerNotFoundError when there is no such broker or cluster,
-        BrokerError when a broker refuses, RequestTimeoutError when the topic was created but no name server shows it in time, or
-        when brokers do not answer in time: it names those on which the topic was created, and those of which that is not known.
+        Raises:
+            InvalidMessageError: For an invalid name and for one of the system.
+            ConfigError: For invalid settings and without ``cluster`` or ``broker`` where there are several clusters.
+            BrokerNotFoundError: When there is no such broker or cluster.
+            BrokerError: When a broker refuses.
+            RequestTimeoutError: When the topic was created but no name server shows it in time, or when brokers do not answer
+                in time: it names those on which the topic was created, and those of which that is not known.
         """
         async with self._call() as instance:
             topic_settings.check_new_topic(topic)
@@ -123,9 +135,11 @@ class Admin(ClientUser):
             await topic_settings.create(instance, header, cluster, broker, self._deadline())
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Deletes ``topic``, its messages and its route: on the brokers of ``cluster`` (default: all) and the name servers.
+        """Delete ``topic``, its messages and its route: on the brokers of ``cluster`` (default: all) and the name servers.
 
-        Raises TopicNotFoundError for an unknown topic, BrokerNotFoundError for an unknown cluster.
+        Raises:
+            TopicNotFoundError: For an unknown topic.
+            BrokerNotFoundError: For an unknown cluster.
         """
         async with self._call() as instance:
             await topic_settings.delete(instance, self._wire(topic), cluster, self._deadline())
@@ -133,17 +147,26 @@ class Admin(ClientUser):
     async def sync_topics(
         self, from_broker: str, to_broker: str, *, topics: str | Sequence[str] = "*", dry_run: bool = False
     ) -> tuple[SyncedTopic, ...]:
-        """Gives ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
+        """Give ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
 
         It is for a broker that was added to a cluster: running producers and consumers use it once they refresh their routes,
-        within their ``route_poll_interval`` (default 30 s). ``topics``: one case-sensitive pattern or several, such as "orders*".
-        System, retry and dead-letter topics are left out, because brokers create them themselves; so are static topics, because
-        their queues are mapped to brokers. A topic that exists with other settings gets those of ``from_broker``. ``dry_run``: True
-        changes nothing.
+        within their ``route_poll_interval`` (default 30 s).
 
-        Returns the change of each topic; each may take ``request_timeout``. Raises BrokerNotFoundError for an unknown broker,
-        ConfigError if both are the same, TopicNotFoundError when ``from_broker`` has no such topic, BrokerError when
-        ``to_broker`` refuses one, RequestTimeoutError when one was created or changed but no name server shows it in time.
+        Args:
+            topics: One case-sensitive pattern or several, such as "orders*". System, retry and dead-letter topics are left out,
+                because brokers create them themselves; so are static topics, because their queues are mapped to brokers. A
+                topic that exists with other settings gets those of ``from_broker``.
+            dry_run: True changes nothing.
+
+        Returns:
+            The change of each topic; each may take ``request_timeout``.
+
+        Raises:
+            BrokerNotFoundError: For an unknown broker.
+            ConfigError: If both are the same.
+            TopicNotFoundError: When ``from_broker`` has no such topic.
+            BrokerError: When ``to_broker`` refuses one.
+            RequestTimeoutError: When one was created or changed but no name server shows it in time.
         """
         patterns = patterns_of("topics", topics)
         check_flag("dry_run", dry_run)
@@ -153,8 +176,10 @@ class Admin(ClientUser):
             return await topic_settings.sync(instance, source, target, patterns, dry_run=dry_run, timeout=timeout)
 
     async def topics(self) -> tuple[str, ...]:
-        """Returns the names of all topics that the name servers know, sorted; with ``namespace``, of those in it and of those of
-        the system."""
+        """Return the names of all topics that the name servers know, sorted.
+
+        With ``namespace``, of those in it and of those of the system.
+        """
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
         def read(response: RemotingCommand, address: str) -> tuple[str, ...]:
@@ -169,31 +194,45 @@ class Admin(ClientUser):
             return await instance.name_servers.fullest(command, timeout, read, len, lambda found: not found)
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """Returns the current route of ``topic``, the fullest that a name server has. Raises TopicNotFoundError for an unknown
-        topic, NameServerError if no name server responds."""
+        """Return the current route of ``topic``, the fullest that a name server has.
+
+        Raises:
+            TopicNotFoundError: For an unknown topic.
+            NameServerError: If no name server responds.
+        """
         async with self._call() as instance:
             return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
-        """Returns the offsets of every queue of ``topic``, and its messages stored per second. Raises TopicNotFoundError for an
-        unknown topic."""
+        """Return the offsets of every queue of ``topic``, and its messages stored per second.
+
+        Raises:
+            TopicNotFoundError: For an unknown topic.
+        """
         async with self._call() as instance:
             return await clients.stats(instance, self._wire(topic), self._deadline())
 
     async def cluster_info(self) -> ClusterInfo:
-        """Returns the clusters and brokers that the name servers know."""
+        """Return the clusters and brokers that the name servers know."""
         async with self._call() as instance:
             return await cluster_info(instance, self._deadline())
 
     async def overview(
         self, *, topics: str | Sequence[str] = "*", groups: str | Sequence[str] = "*", system: bool = False
     ) -> Overview:
-        """Returns brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
+        """Return brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
 
-        ``topics``, ``groups``: one case-sensitive pattern or several, such as "orders*". ``system``: True includes those of the
-        system, without the topics of retries and dead letters. Each broker gets a request for each topic and two for each group, 8
-        at a time; for each group with a lag up to two messages are read. Raises NameServerError when no name server responds. A
-        broker that does not respond is no error: the result gives the reason (``BrokerOverview.problem``).
+        A broker that does not respond is no error: the result gives the reason (``BrokerOverview.problem``).
+
+        Args:
+            topics: One case-sensitive pattern or several, such as "orders*".
+            groups: See ``topics``.
+            system: True includes those of the system, without the topics of retries and dead letters. Each broker gets a
+                request for each topic and two for each group, 8 at a time; for each group with a lag up to two messages are
+                read.
+
+        Raises:
+            NameServerError: When no name server responds.
         """
         check_flag("system", system)
         wanted = Wanted(patterns_of("topics", topics), patterns_of("groups", groups), system)
@@ -203,36 +242,40 @@ class Admin(ClientUser):
     # -- queues
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset after the last message that can be read."""
+        """Return the offset after the last message that can be read."""
         async with self._call() as instance:
             return await max_offset(instance, await known_queue(instance, queue))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset of the first message that is not deleted; the end of the queue if there is none."""
+        """Return the offset of the first message that is not deleted; the end of the queue if there is none."""
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
-        """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or the end
-        of the queue if there is none. With ``upper`` it returns the offset of the last message stored at ``when`` or before,
-        or that of the first message if there is none."""
+        """Return the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or the end
+        of the queue if there is none. With ``upper`` it returns the offset of the last message stored at ``when`` or before, or
+        that of the first message if there is none.
+        """
         check_flag("upper", upper)
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
     async def earliest_store_time_ms(self, queue: MessageQueue) -> int:
-        """Returns the store time of the queue's first message in epoch ms; -1 for an empty queue."""
+        """Return the store time of the queue's first message in epoch ms; -1 for an empty queue."""
         async with self._call() as instance:
             return await earliest_store_time_ms(instance, await known_queue(instance, queue))
 
     # -- messages
 
     async def view_message(self, topic: str, msg_id: str) -> MessageExt:
-        """Returns one message of ``topic`` by the offset id that a broker gave, or by the unique id that its sender gave (of
+        """Return one message of ``topic`` by the offset id that a broker gave, or by the unique id that its sender gave (of
         several messages with that unique id the one stored first).
 
-        Raises QueryNotFoundError when there is none, TopicNotFoundError for an unknown topic. A damaged message raises
-        CorruptMessageError where ``msg_id`` is its offset id; else it is logged and left out.
+        A damaged message raises CorruptMessageError where ``msg_id`` is its offset id; else it is logged and left out.
+
+        Raises:
+            QueryNotFoundError: When there is none.
+            TopicNotFoundError: For an unknown topic.
         """
         async with self._call() as instance:
             topic = self._wire(topic)
@@ -249,13 +292,15 @@ class Admin(ClientUser):
         begin: float | datetime | None = None,
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
-        """Returns the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (inclusive, epoch
-        seconds or aware datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. A stock broker
-        returns 64 at most (``maxMsgsNumBatch``).
+        """Return the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (inclusive, epoch
+        seconds or aware datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. A stock
+        broker returns 64 at most (``maxMsgsNumBatch``).
 
-        Waits until each broker has indexed the messages that it acknowledged before the call, up to ``request_timeout``.
-        Returns an empty tuple if there is no message; logs damaged ones and leaves them out. Raises TopicNotFoundError for an
-        unknown topic.
+        Wait until each broker has indexed the messages that it acknowledged before the call, up to ``request_timeout``. Return
+        an empty tuple if there is no message; log damaged ones and leave them out.
+
+        Raises:
+            TopicNotFoundError: For an unknown topic.
         """
         async with self._call() as instance:
             topic = self._wire(topic)
@@ -273,26 +318,32 @@ class Admin(ClientUser):
     # -- groups
 
     async def producer_connections(self, group: str) -> tuple[ClientConnection, ...]:
-        """Returns the clients that produce as ``group``, once for each broker they are connected to.
+        """Return the clients that produce as ``group``, once for each broker they are connected to.
 
-        Raises GroupNotOnlineError when no broker knows one. A broker knows a producer from its first heartbeat on, which the
-        producer sends when it has connected to the broker, for its first message there at the latest.
+        A broker knows a producer from its first heartbeat on, which the producer sends when it has connected to the broker, for
+        its first message there at the latest.
+
+        Raises:
+            GroupNotOnlineError: When no broker knows one.
         """
         async with self._call() as instance:
             return await clients.producers(instance, self._wire_group(group), self._deadline())
 
     async def consumer_connections(self, group: str) -> ConsumerConnections:
-        """Returns the clients that consume as ``group``, once for each broker they are connected to, and their subscriptions.
+        """Return the clients that consume as ``group``, once for each broker they are connected to, and their subscriptions.
 
-        Raises GroupNotOnlineError when no broker knows one.
+        Raises:
+            GroupNotOnlineError: When no broker knows one.
         """
         async with self._call() as instance:
             return await clients.consumers(instance, self._wire_group(group), self._deadline())
 
     async def groups(self) -> tuple[str, ...]:
-        """Returns the names of all consumer groups that the brokers have settings of, those of the system included, sorted;
-        with ``namespace``, only of those in it. A broker creates a group at its first heartbeat or pull, if the broker's
-        ``autoCreateSubscriptionGroup`` is on."""
+        """Return the names of all consumer groups that the brokers have settings of, those of the system included, sorted.
+
+        With ``namespace``, only of those in it. A broker creates a group at its first heartbeat or pull, if the broker's
+        ``autoCreateSubscriptionGroup`` is on.
+        """
         async with self._call() as instance:
             return await group_settings.list_groups(instance, self._deadline())
 
@@ -304,44 +355,56 @@ class Admin(ClientUser):
         broker: str | None = None,
         **settings: Unpack[group_settings.GroupSettings],
     ) -> None:
-        """Creates a consumer group, or replaces its settings: those that are not given get their defaults; brokers keep its
-        attributes, and only apply the changes in ``attributes`` (Java's SubscriptionGroupManager).
+        """Create a consumer group, or replace its settings: those that are not given get their defaults.
 
-        ``cluster``, ``broker``: as for ``create_topic``. ``settings``: such as ``retry_max_times`` (16), attempts after the first
-        one before a message is dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has
-        all of them. ``retry_queue_nums`` (1): the group's retry topic, where it exists, first gets as many queues.
+        Brokers keep its attributes, and only apply the changes in ``attributes`` (Java's SubscriptionGroupManager).
 
-        Raises TypeError for an unknown setting and for a value of another type or out of range, ConfigError without ``cluster`` or
-        ``broker`` where there are several clusters, BrokerNotFoundError when there is no such broker or cluster, BrokerError when
-        a broker refuses.
+        Args:
+            cluster: As for ``create_topic``.
+            broker: See ``cluster``.
+            **settings: Such as ``retry_max_times`` (16), attempts after the first one before a message is dead-lettered, and
+                ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all of them. ``retry_queue_nums``
+                (1): the group's retry topic, where it exists, first gets as many queues.
+
+        Raises:
+            TypeError: For an unknown setting and for a value of another type or out of range.
+            ConfigError: Without ``cluster`` or ``broker`` where there are several clusters.
+            BrokerNotFoundError: When there is no such broker or cluster.
+            BrokerError: When a broker refuses.
         """
         async with self._call() as instance:
             config = group_settings.group_config(self._wire_group(group), settings)
             await group_settings.create(instance, config, cluster, broker, self._deadline())
 
     async def delete_group(self, group: str) -> None:
-        """Deletes a consumer group on all brokers: its settings, its offsets, its retry topics and **its dead letters**.
+        """Delete a consumer group on all brokers: its settings, its offsets, its retry topics and **its dead letters**.
+
         A retry topic of pops stays if its name may also be that of a retry topic of another group.
 
-        Raises ClientStateError while it has members, whose next heartbeats would create it again, and
-        SubscriptionGroupNotExistError when there is nothing to delete.
+        Raises:
+            ClientStateError: While it has members, whose next heartbeats would create it again.
+            SubscriptionGroupNotExistError: When there is nothing to delete.
         """
         async with self._call() as instance:
             await group_settings.delete(instance, self._wire_group(group), self._deadline())
 
     async def group_members(self, group: str) -> tuple[GroupMember, ...]:
-        """Returns the clients that consume as ``group``, by client id. Raises GroupNotOnlineError when no broker knows one."""
+        """Return the clients that consume as ``group``, by client id.
+
+        Raises:
+            GroupNotOnlineError: When no broker knows one.
+        """
         async with self._call() as instance:
             return await group_settings.members(instance, self._wire_group(group), self._deadline())
 
     async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
-        """Returns the offsets and the lag of ``group`` in each queue of ``topic``, or of all topics that it has offsets for
-        (while members are connected, of the topics they subscribe to), and in its retry topics, as ``mqadmin
-        consumerProgress`` shows them, and besides in topics that members may not read, and in retry queues that the retry topic
-        lacks.
+        """Return the offsets and the lag of ``group`` in each queue of ``topic``, or of all topics that it has offsets for
+        (while members are connected, of the topics they subscribe to), and in its retry topics, as ``mqadmin consumerProgress``
+        shows them, and besides in topics that members may not read, and in retry queues that the retry topic lacks.
 
-        Raises SubscriptionGroupNotExistError for a group that does not exist, without ``topic`` also for one without any offset,
-        and with it for a topic that does not exist or that the connected members do not subscribe to.
+        Raises:
+            SubscriptionGroupNotExistError: For a group that does not exist, without ``topic`` also for one without any offset,
+                and with it for a topic that does not exist or that the connected members do not subscribe to.
         """
         async with self._call() as instance:
             wire = None if topic is None else self._wire(topic)
@@ -350,17 +413,21 @@ class Admin(ClientUser):
     async def reset_offsets(
         self, group: str, topic: str, to: group_offsets.Target, *, dry_run: bool = False
     ) -> tuple[OffsetChange, ...]:
-        """Moves the offsets of ``group`` in ``topic``, whether it has members or not; returns the changes, by queue.
+        """Move the offsets of ``group`` in ``topic``, whether it has members or not; return the changes, by queue.
 
-        ``to``: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or
-        offsets by queue; an offset outside of a queue is replaced by the queue's first or next offset. ``dry_run``: True only
-        returns the changes. Members continue at the new offsets within some 20 s. They may still commit offsets of messages
-        that they hold, over the new ones, so the offsets are read again, for up to 15 s while there are members: see
-        ``OffsetChange.verified``.
+        Args:
+            to: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or
+                offsets by queue; an offset outside of a queue is replaced by the queue's first or next offset.
+            dry_run: True only returns the changes. Members continue at the new offsets within some 20 s. They may still commit
+                offsets of messages that they hold, over the new ones, so the offsets are read again, for up to 15 s while there
+                are members: see ``OffsetChange.verified``.
 
-        Raises ConfigError for another ``to`` and for an offset below 0, TopicNotFoundError for an unknown topic,
-        SubscriptionGroupNotExistError when the group does not exist, and ClientStateError if ``to`` gives offsets, the group has
-        members, and a broker resets by time only (before 5.2.0, or without ``useServerSideResetOffset``).
+        Raises:
+            ConfigError: For another ``to`` and for an offset below 0.
+            TopicNotFoundError: For an unknown topic.
+            SubscriptionGroupNotExistError: When the group does not exist.
+            ClientStateError: If ``to`` gives offsets, the group has members, and a broker resets by time only (before 5.2.0, or
+                without ``useServerSideResetOffset``).
         """
         check_flag("dry_run", dry_run)
         async with self._call() as instance:
@@ -368,18 +435,24 @@ class Admin(ClientUser):
             return await group_offsets.reset(instance, *wire, to, self.config.request_timeout, dry_run=dry_run)
 
     async def clone_offsets(self, source: str, target: str, topic: str) -> tuple[OffsetChange, ...]:
-        """Gives ``target`` the offsets that ``source`` has in ``topic``; returns the changes, by queue.
+        """Give ``target`` the offsets that ``source`` has in ``topic``; return the changes, by queue.
 
-        Raises ClientStateError while ``target`` has members, SubscriptionGroupNotExistError when ``target`` does not exist or
-        ``source`` has no offset in the topic, and TopicNotFoundError for an unknown topic.
+        Raises:
+            ClientStateError: While ``target`` has members.
+            SubscriptionGroupNotExistError: When ``target`` does not exist or ``source`` has no offset in the topic.
+            TopicNotFoundError: For an unknown topic.
         """
         async with self._call() as instance:
             names = self._wire_group(source), self._wire_group(target), self._wire(topic)
             return await group_offsets.clone(instance, *names, self.config.request_timeout)
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
-        """Returns the dead letters of ``group`` that ``resend_dead_letters`` has not sent or passed over, ``limit`` (1 to 65535)
-        at most, by queue and offset; an empty tuple for a group without any. Raises CorruptMessageError for a damaged one."""
+        """Return the dead letters of ``group`` that ``resend_dead_letters`` has not sent or passed over, ``limit`` (1 to 65535)
+        at most, by queue and offset. An empty tuple for a group without any.
+
+        Raises:
+            CorruptMessageError: For a damaged one.
+        """
         async with self._call() as instance:
             check_number("limit", limit, _MAX_FOUND)
             found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)
@@ -388,18 +461,24 @@ class Admin(ClientUser):
     async def resend_dead_letters(
         self, group: str, *, limit: int | None = None, skip_topics: str | Sequence[str] = (), skip_damaged: bool = False
     ) -> int:
-        """Sends the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
-        properties; returns their number, at most ``limit`` (1 to 2^31 - 1; None: all). Letters of the last second may be
+        """Send the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
+        properties. Return their number, at most ``limit`` (1 to 2^31 - 1; None: all). Letters of the last second may be
         missing; call again.
 
         All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
         and the next call continues after them; a letter that was sent just before a call failed may be sent twice.
 
-        ``skip_topics``: topics, such as deleted ones, whose letters are passed over for good: they stay in ``%DLQ%<group>``, but
-        no later call sends them. ``skip_damaged``: True passes over damaged letters in the same way, and logs each one's place.
-        Raises the error of the first failed request; if a send failed or a letter is damaged, a note of the error
-        (``__notes__``) says how many were sent before it, and which letter is the next. Raises TopicNotFoundError for a letter
-        whose topic does not exist any more or cannot be written to, CorruptMessageError for a damaged one.
+        Raise the error of the first failed request; if a send failed or a letter is damaged, a note of the error
+        (``__notes__``) says how many were sent before it, and which letter is the next.
+
+        Args:
+            skip_topics: Topics, such as deleted ones, whose letters are passed over for good: they stay in ``%DLQ%<group>``,
+                but no later call sends them.
+            skip_damaged: True passes over damaged letters in the same way, and logs each one's place.
+
+        Raises:
+            TopicNotFoundError: For a letter whose topic does not exist any more or cannot be written to.
+            CorruptMessageError: For a damaged one.
         """
         async with self._call() as instance:
             if limit is not None:
@@ -410,11 +489,15 @@ class Admin(ClientUser):
             return await dead_letters.resend(instance, self._wire_group(group), limit, skipped, self.config.request_timeout)
 
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Lets a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
+        """Let a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
 
-        ``message``: a message that a method of this class has returned. Brokers wait 10 s for the member
-        (``Broker2Client.callClient``), so the call has 11 s at least. Raises BrokerError if there is no such member,
-        BrokerNotFoundError if the message's broker has no master now.
+        Args:
+            message: A message that a method of this class has returned. Brokers wait 10 s for the member
+                (``Broker2Client.callClient``), so the call has 11 s at least.
+
+        Raises:
+            BrokerError: If there is no such member.
+            BrokerNotFoundError: If the message's broker has no master now.
         """
         client_id = check_text("client_id", client_id)
         if not isinstance(message, MessageExt):
@@ -424,10 +507,13 @@ class Admin(ClientUser):
             return await group_settings.consume_directly(instance, self._wire_group(group), client_id, message, deadline)
 
     async def consumer_status(self, group: str, client_id: str) -> ConsumerRunningInfo:
-        """Returns the status that a member of ``group`` reports: its queues with their offsets and buffers, subscriptions and
+        """Return the status that a member of ``group`` reports: its queues with their offsets and buffers, subscriptions and
         rates.
 
-        The call has 11 s at least, as that of ``consume_directly``. Raises GroupNotOnlineError if there is no such member.
+        The call has 11 s at least, as that of ``consume_directly``.
+
+        Raises:
+            GroupNotOnlineError: If there is no such member.
         """
         client_id = check_text("client_id", client_id)
         async with self._call() as instance:
@@ -437,7 +523,11 @@ class Admin(ClientUser):
     # -- inside
 
     def _wire_group(self, group: str) -> str:
-        """Returns the group's name on the wire. Raises InvalidGroupError for an invalid name."""
+        """Return the group's name on the wire.
+
+        Raises:
+            InvalidGroupError: For an invalid name.
+        """
         check_group(group)
         return self._names.wire(group)
 
@@ -445,7 +535,11 @@ class Admin(ClientUser):
         return machine.monotonic() + self.config.request_timeout
 
     def _wire(self, topic: str) -> str:
-        """Returns the topic's name on the wire. Raises InvalidMessageError for an invalid name."""
+        """Return the topic's name on the wire.
+
+        Raises:
+            InvalidMessageError: For an invalid name.
+        """
         check_topic(topic)
         topic = self._names.wire(topic)
         check_topic(topic)

@@ -19,8 +19,11 @@ def check_number(name: str, number: int, limit: int) -> None:
 
 
 def check_text(name: str, text: str, *, longest: int | None = None) -> str:
-    """Returns a text as a plain str. Raises ConfigError for another value, and for a text that is blank, has more than ``longest``
-    characters or has no UTF-8 form."""
+    """Return a text as a plain str.
+
+    Raises:
+        ConfigError: For another value, and for a text that is blank, has more than ``longest`` characters or has no UTF-8 form.
+    """
     if not isinstance(text, str) or not text.strip() or (longest is not None and len(text) > longest):
         limit = "" if longest is None else f" of 1 to {longest} characters"
         raise ConfigError(f"{name} must be a text that is not blank{limit}, not {shown(text)}")
@@ -33,7 +36,11 @@ def patterns_of(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def texts_of(given: object, rule: str, *, least: int = 0) -> tuple[str, ...]:
-    """Returns one text or several as a tuple. Raises ConfigError with ``rule`` for fewer than ``least``, and for other values."""
+    """Return one text or several as a tuple.
+
+    Raises:
+        ConfigError: With ``rule`` for fewer than ``least``, and for other values.
+    """
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ("",)
     if len(texts) < least or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{rule}, not {shown(given)}")

@@ -25,7 +25,7 @@ _NO_SUCH_PRODUCERS: Final = "not exist"
 
 
 async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicStats:
-    """Implements ``Admin.topic_stats``."""
+    """Implement ``Admin.topic_stats``."""
     route = (await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data
     brokers = brokers_of(route)
     code = RequestCode.GET_TOPIC_STATS_INFO
@@ -48,7 +48,7 @@ async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicS
 
 
 async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: float) -> QueueStats:
-    """Returns the offsets of a queue that is only read from; brokers of 4.x leave it out of GET_TOPIC_STATS_INFO."""
+    """Return the offsets of a queue that is only read from; brokers of 4.x leave it out of GET_TOPIC_STATS_INFO."""
     low = await min_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
     high = await max_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
     last_ms = (
@@ -58,7 +58,7 @@ async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: flo
 
 
 async def producers(instance: ClientInstance, group: str, deadline: float) -> tuple[ClientConnection, ...]:
-    """Implements ``Admin.producer_connections``."""
+    """Implement ``Admin.producer_connections``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
     command = RemotingCommand(code=code, ext_fields={"producerGroup": group})
@@ -72,7 +72,7 @@ async def producers(instance: ClientInstance, group: str, deadline: float) -> tu
 
 
 async def consumers(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections:
-    """Implements ``Admin.consumer_connections``."""
+    """Implement ``Admin.consumer_connections``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_CONSUMER_CONNECTION_LIST
     command = RemotingCommand(code=code, ext_fields={"consumerGroup": group})

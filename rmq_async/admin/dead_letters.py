@@ -61,7 +61,11 @@ _PULLED: Final = frozenset(
 
 
 async def read(instance: ClientInstance, group: str, limit: int, timeout: float) -> tuple[MessageExt, ...]:
-    """Implements ``Admin.dead_letters``. ``timeout``: seconds for each request."""
+    """Implement ``Admin.dead_letters``.
+
+    Args:
+        timeout: Seconds for each request.
+    """
     found: list[MessageExt] = []
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
         offset: int | None = await _begin(instance, queue)
@@ -82,7 +86,11 @@ class Skipped(NamedTuple):
 
 
 async def resend(instance: ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float) -> int:
-    """Implements ``Admin.resend_dead_letters``. ``timeout``: seconds for each pull and each send."""
+    """Implement ``Admin.resend_dead_letters``.
+
+    Args:
+        timeout: Seconds for each pull and each send.
+    """
     run = _Resend(instance, group, limit, skipped, timeout)
     for queue in await _queues(instance, group, machine.monotonic() + timeout):
         await run.queue(queue)
@@ -91,15 +99,20 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, skippe
 
 
 async def forget(instance: ClientInstance, group: str, brokers: Collection[str], deadline: float) -> None:
-    """Begins again with the first letter, on these brokers, before the topic is deleted: brokers before 5.0 keep the offsets of a
-    deleted topic, and the first letters of a new group of this name would count as sent."""
+    """Begin again with the first letter, on these brokers, before the topic is deleted: brokers before 5.0 keep the offsets of
+    a deleted topic, and the first letters of a new group of this name would count as sent.
+    """
     for queue in await _queues(instance, group, deadline):
         if queue.broker_name in brokers and await committed_offset(instance, TOOLS_GROUP, queue):
             await commit_offset(instance, TOOLS_GROUP, queue, 0)
 
 
 class _Resend:
-    """One call of ``resend``. ``sent``: number of letters that were sent."""
+    """One call of ``resend``.
+
+    Attributes:
+        sent: Number of letters that were sent.
+    """
 
     def __init__(self, instance: ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float) -> None:
         self._instance = instance
@@ -146,7 +159,7 @@ class _Resend:
             self.sent += 1
 
     async def _damaged(self, queue: MessageQueue, offset: int, after: int, error: CorruptMessageError) -> int:
-        """Passes over the damaged letter at ``offset``, and returns ``after``. Raises ``error`` without ``skip_damaged``."""
+        """Pass over the damaged letter at ``offset``, and return ``after``. Raise ``error`` without ``skip_damaged``."""
         place = f"offset {offset} of queue {queue.queue_id} on broker {printable(queue.broker_name)}"
         if not self._skipped.damaged:
             error.add_note(
@@ -166,7 +179,7 @@ class _Resend:
             logger.warning(text, self._shown, count, option)
 
     def _stuck(self, message: MessageExt, error: RocketMQError) -> str:
-        """Returns the note of an error that has ended a call."""
+        """Return the note of an error that has ended a call."""
         text = f"{self.sent} dead letters were sent before {printable(message.msg_id)}, which the next call begins with"
         if not isinstance(error, TopicNotFoundError):
             return text
@@ -175,7 +188,7 @@ class _Resend:
 
 
 async def _queues(instance: ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
-    """Returns the queues of the dead-letter topic; none if the group has no dead letters yet."""
+    """Return the queues of the dead-letter topic; none if the group has no dead letters yet."""
     try:
         route = await instance.routes.fetch(DLQ_TOPIC_PREFIX + group, max(deadline - machine.monotonic(), 0.0))
     except TopicNotFoundError:
@@ -185,7 +198,7 @@ async def _queues(instance: ClientInstance, group: str, deadline: float) -> list
 
 
 async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Returns the offset after the dead letters that were sent again or passed over, or the first offset if that is higher.
+    """Return the offset after the dead letters that were sent again or passed over, or the first offset if that is higher.
 
     Where the queue ends below, letters have other offsets than the sent ones, and it begins with the first one. A broker
     that starts shows its queues late, and a replica may be behind: such an end is not believed.
@@ -207,8 +220,12 @@ async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
 
 
 class _Pulled(NamedTuple):
-    """``damaged``: the error of a letter that cannot be read. ``after``: the offset to continue at; None if the queue ends, or the
-    broker names none above the offset that was asked for."""
+    """The outcome of one pull.
+
+    Attributes:
+        damaged: The error of a letter that cannot be read.
+        after: The offset to continue at; None if the queue ends, or the broker names none above the offset that was asked for.
+    """
 
     messages: tuple[MessageExt, ...]
     damaged: CorruptMessageError | None
@@ -237,8 +254,10 @@ async def _pull(instance: ClientInstance, queue: MessageQueue, offset: int, size
 async def _answer(
     instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
 ) -> tuple[RemotingCommand, str]:
-    """Pulls up to ``size`` letters, and half as many while the answer is above ``max_frame_size``; returns the answer and the
-    broker's address."""
+    """Pull up to ``size`` letters, and half as many while the answer is above ``max_frame_size``.
+
+    Return the answer and the broker's address.
+    """
     sizes = instance.pull_sizes
     while True:
         asked = sizes.limit(queue, size)
@@ -257,7 +276,7 @@ async def _answer(
 
 
 async def _send(instance: ClientInstance, group: str, received: MessageExt, deadline: float) -> None:
-    """Sends a copy to the topic that the message was first sent to, with its id.
+    """Send a copy to the topic that the message was first sent to, with its id.
 
     A sharding key chooses the queue, as it does in producers; else the broker chooses it.
     """

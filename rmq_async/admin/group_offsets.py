@@ -70,7 +70,7 @@ _AT_ONCE: Final = 16
 
 
 async def lag(instance: ClientInstance, group: str, topic: str | None, deadline: float) -> GroupLag:
-    """Implements ``Admin.group_lag``."""
+    """Implement ``Admin.group_lag``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_CONSUME_STATS
     asked: list[str | None] = [topic, RETRY_TOPIC_PREFIX + group, *_of_pops(topic, group)] if topic is not None else [None]
@@ -97,7 +97,7 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
 
 
 async def _warn_above_end(instance: ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag]) -> None:
-    """Logs the queues that end below the group's offset: their lag is 0, also with messages that the group did not get."""
+    """Log the queues that end below the group's offset: their lag is 0, also with messages that the group did not get."""
     for queue, each in found.items():
         if each.committed > each.end:  # or a member has committed while the broker read both
             end = await max_offset(instance, queue, any_replica=False)
@@ -113,7 +113,11 @@ async def _warn_above_end(instance: ClientInstance, group: str, found: Mapping[M
 async def _consume_stats(
     instance: ClientInstance, group: str, asked: Sequence[str | None], brokers: Mapping[str, str], deadline: float
 ) -> dict[MessageQueue, QueueLag]:
-    """Returns what brokers say of a group's progress. ``asked``: topics on the wire; None: all in which it has offsets."""
+    """Return what brokers say of a group's progress.
+
+    Args:
+        asked: Topics on the wire; None: all in which it has offsets.
+    """
     code = RequestCode.GET_CONSUME_STATS
     found: dict[MessageQueue, QueueLag] = {}
     for each in asked:
@@ -129,7 +133,7 @@ async def _consume_stats(
 
 
 async def _members(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections | None:
-    """Returns the members of a group; None without one, and if they cannot be asked: who may see offsets may not see members."""
+    """Return the members of a group; None without one, and if they cannot be asked: who may see offsets may not see members."""
     try:
         return await consumers(instance, group, deadline)
     except RocketMQError:
@@ -137,8 +141,10 @@ async def _members(instance: ClientInstance, group: str, deadline: float) -> Con
 
 
 async def _unreadable_topics(instance: ClientInstance, members: ConsumerConnections, deadline: float) -> list[str]:
-    """Returns the topics that members subscribe to and may not read on some broker. A group may have no offsets there, and brokers
-    leave such a topic out unless they are asked for it."""
+    """Return the topics that members subscribe to and may not read on some broker.
+
+    A group may have no offsets there, and brokers leave such a topic out unless they are asked for it.
+    """
     found: list[str] = []
     for shown_topic in members.subscriptions:
         if not shown_topic.startswith(RETRY_TOPIC_PREFIX):
@@ -153,8 +159,9 @@ async def _unreadable_topics(instance: ClientInstance, members: ConsumerConnecti
 async def _closed_retry_queues(
     instance: ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag], deadline: float
 ) -> dict[MessageQueue, QueueLag]:
-    """Returns the queues that brokers put failed messages into and that the group's retry topic does not have: the group's settings
-    have more retry queues than the topic, so that no member reads them. Without those that are empty."""
+    """Return the queues that brokers put failed messages into and that the group's retry topic does not have: the group's
+    settings have more retry queues than the topic, so that no member reads them. Without those that are empty.
+    """
     topic = RETRY_TOPIC_PREFIX + group
     numbers: dict[str, int] = {}
     for queue in found:
@@ -170,7 +177,7 @@ async def _closed_retry_queues(
 
 
 async def _retry_queues(instance: ClientInstance, group: str, broker: str, topic: str, deadline: float) -> int:
-    """Returns ``retryQueueNums`` of a group at a broker; 0 if the broker does not return it."""
+    """Return ``retryQueueNums`` of a group at a broker; 0 if the broker does not return it."""
     header = GetSubscriptionGroupConfigRequestHeader(group=group)
     command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
     response, _ = await instance.ask_broker(broker, topic, command, max(deadline - machine.monotonic(), 0.0))
@@ -187,7 +194,7 @@ async def _retry_queues(instance: ClientInstance, group: str, broker: str, topic
 
 
 def _why_none(found: ConsumerConnections | None, topic: str | None) -> str:
-    """Returns the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
+    """Return the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
     if found is None:
         return "; check the names, and start a consumer: brokers do not know a member before its topic exists"
     ids = sorted({each.client_id for each in found.connections})
@@ -204,7 +211,7 @@ def _why_none(found: ConsumerConnections | None, topic: str | None) -> str:
 
 
 def _of_pops(topic: str, group: str) -> tuple[str, str]:
-    """Returns the two names that the group's retry topic of pops from ``topic`` may have, by ``enableRetryTopicV2`` of a broker."""
+    """Return the two names that the group's retry topic of pops from ``topic`` may have, by ``enableRetryTopicV2`` of a broker."""
     return pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
 
 
@@ -214,7 +221,11 @@ def _of_pops(topic: str, group: str) -> tuple[str, str]:
 async def reset(
     instance: ClientInstance, group: str, topic: str, to: Target, timeout: float, *, dry_run: bool
 ) -> tuple[OffsetChange, ...]:
-    """Implements ``Admin.reset_offsets``. ``timeout``: seconds for each request."""
+    """Implement ``Admin.reset_offsets``.
+
+    Args:
+        timeout: Seconds for each request.
+    """
     if isinstance(to, Mapping):
         to = {check_queue(queue): offset for queue, offset in to.items()}
     queues = await _queues(instance, topic, to, timeout)
@@ -244,7 +255,7 @@ async def _queues(instance: ClientInstance, topic: str, to: Target, timeout: flo
 
 
 async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> int:
-    """Returns the new offset of a queue, from its first to its next offset."""
+    """Return the new offset of a queue, from its first to its next offset."""
     if isinstance(to, datetime):
         return await search_offset(instance, queue, epoch_ms(to) / 1000)
     low, high = await min_offset(instance, queue), await max_offset(instance, queue)
@@ -264,7 +275,12 @@ async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> 
 
 
 class _Reset:
-    """One reset. ``group``, ``topic``: names on the wire."""
+    """One reset.
+
+    Args:
+        group: Names on the wire.
+        topic: See ``group``.
+    """
 
     def __init__(self, instance: ClientInstance, group: str, topic: str, to: Target, timeout: float) -> None:
         self._instance = instance
@@ -277,7 +293,7 @@ class _Reset:
         return machine.monotonic() + self._timeout
 
     async def apply(self, changes: Sequence[OffsetChange]) -> list[OffsetChange]:
-        """Resets the offsets, and reads them again afterwards."""
+        """Reset the offsets, and read them again afterwards."""
         await self._reset(changes)
         verified = await self._look(changes)
         return [OffsetChange(each.queue, each.before, each.after, verified[each.queue]) for each in changes]
@@ -300,8 +316,14 @@ class _Reset:
         await commit_offset(self._instance, self._group, change.queue, change.after)
 
     async def reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
-        """Sets one offset for each queue. Returns False, and sets none, where the broker resets by time only and the group has
-        no members. Raises ClientStateError where the broker resets by time only and the group has members."""
+        """Set one offset for each queue.
+
+        Returns:
+            False, and sets none, where the broker resets by time only and the group has no members.
+
+        Raises:
+            ClientStateError: Where the broker resets by time only and the group has members.
+        """
         if not await _resets_by_server(self._instance, broker, address, self._deadline()):
             why = f"broker {broker} sends members new offsets by time only: stop them first, or give a time"
             await check_offline(self._instance, self._group, why, self._deadline())
@@ -313,8 +335,11 @@ class _Reset:
     async def _ask(
         self, broker: str, address: str, *, timestamp: int = 0, queue_id: int = -1, offset: int | None = None
     ) -> bool:
-        """Sends a reset to a broker. Returns False where the broker knows no member to send the offsets to, or no offset
-        of the group."""
+        """Send a reset to a broker.
+
+        Returns:
+            False where the broker knows no member to send the offsets to, or no offset of the group.
+        """
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         header = ResetOffsetRequestHeader(
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
@@ -327,8 +352,11 @@ class _Reset:
         return True
 
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
-        """Returns, by queue, whether the broker shows the new offset. Reads again while the group has members, for up to 15 s:
-        members need up to ten seconds to commit offsets that they receive."""
+        """Return, by queue, whether the broker shows the new offset.
+
+        Reads again while the group has members, for up to 15 s: members need up to ten seconds to commit offsets that they
+        receive.
+        """
         until = machine.monotonic() + _MEMBERS_TIME
         pauses = look_pauses()
         found: dict[MessageQueue, bool] = {}
@@ -342,7 +370,7 @@ class _Reset:
 
 
 def look_pauses() -> Iterator[float]:
-    """Yields the seconds between two reads: ``_FIRST_LOOK``, then each time twice as many, up to ``_LOOK_EVERY``."""
+    """Yield the seconds between two reads: ``_FIRST_LOOK``, then each time twice as many, up to ``_LOOK_EVERY``."""
     pause = _FIRST_LOOK
     while True:
         yield pause
@@ -350,8 +378,10 @@ def look_pauses() -> Iterator[float]:
 
 
 def _shows(change: OffsetChange, offset: int | None) -> bool:
-    """Returns whether a group's offset proves that a reset has taken effect. After a move back, an offset not below the former one
-    proves nothing, because members may have gone on from that."""
+    """Return whether a group's offset proves that a reset has taken effect.
+
+    After a move back, an offset not below the former one proves nothing, because members may have gone on from that.
+    """
     if offset is None:
         return False
     if change.before is not None and change.after < change.before:
@@ -360,15 +390,16 @@ def _shows(change: OffsetChange, offset: int | None) -> bool:
 
 
 def _timestamp_of(to: Target) -> int | None:
-    """Returns the time of a reset as brokers take it, ms since the epoch or -1 for "latest"; None for a reset by offset."""
+    """Return the time of a reset as brokers take it, ms since the epoch or -1 for "latest"; None for a reset by offset."""
     if isinstance(to, datetime):
         return max(epoch_ms(to), 0)  # a negative time is the end of a queue to brokers, and no message is older than 1970
     return {"earliest": 0, "latest": -1}.get(plain(to)) if isinstance(to, str) else None
 
 
 async def _resets_by_server(instance: ClientInstance, broker: str, address: str, deadline: float) -> bool:
-    """Returns whether the broker resets offsets itself (5.2.0 or later, with ``useServerSideResetOffset``): it keeps the new
-    offsets until a member pulls, and accepts an offset for a single queue."""
+    """Return whether the broker resets offsets itself (5.2.0 or later, with ``useServerSideResetOffset``): it keeps the new
+    offsets until a member pulls, and accepts an offset for a single queue.
+    """
     code = RequestCode.GET_BROKER_CONFIG
     response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
     check(response, code, broker, address)
@@ -379,7 +410,11 @@ async def _resets_by_server(instance: ClientInstance, broker: str, address: str,
 
 
 async def clone(instance: ClientInstance, source: str, target: str, topic: str, timeout: float) -> tuple[OffsetChange, ...]:
-    """Implements ``Admin.clone_offsets``. ``timeout``: seconds for each request."""
+    """Implement ``Admin.clone_offsets``.
+
+    Args:
+        timeout: Seconds for each request.
+    """
     why = "their commits would overwrite the offsets: stop them first"
     await check_offline(instance, target, why, machine.monotonic() + timeout)
     route = await instance.routes.fetch(topic, timeout)

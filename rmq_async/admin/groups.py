@@ -78,14 +78,14 @@ class GroupSettings(TypedDict, total=False):
 
 
 async def list_groups(instance: ClientInstance, deadline: float) -> tuple[str, ...]:
-    """Implements ``Admin.groups``."""
+    """Implement ``Admin.groups``."""
     names = instance.names
     found = await _known(instance, masters_of(await cluster_info(instance, deadline)), deadline)
     return tuple(sorted(names.shown(each) for each in found if names.owns(each)))
 
 
 async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline: float) -> set[str]:
-    """Returns the groups that the brokers have settings of, by their names on the wire."""
+    """Return the groups that the brokers have settings of, by their names on the wire."""
     found: set[str] = set()
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     for name, response in (await everywhere(instance, brokers, RemotingCommand(code=code), deadline)).items():
@@ -95,8 +95,10 @@ async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline:
 
 
 async def check_exists(instance: ClientInstance, group: str, deadline: float) -> None:
-    """Raises SubscriptionGroupNotExistError where no broker has settings of the group. Does nothing for a user who may not list
-    groups: the request that follows needs rights of its own."""
+    """Raise SubscriptionGroupNotExistError where no broker has settings of the group.
+
+    Do nothing for a user who may not list groups: the request that follows needs rights of its own.
+    """
     brokers = masters_of(await cluster_info(instance, deadline))
     try:
         known = await _known(instance, brokers, deadline)
@@ -113,8 +115,11 @@ def _not_there(instance: ClientInstance, group: str, brokers: Iterable[str]) -> 
 
 
 def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig:
-    """Returns the settings of a group. Raises TypeError for an unknown setting, and for a value of another type than its setting
-    has or out of range."""
+    """Return the settings of a group.
+
+    Raises:
+        TypeError: For an unknown setting, and for a value of another type than its setting has or out of range.
+    """
     unknown = sorted(settings.keys() - GroupSettings.__annotations__.keys())
     if unknown:
         raise TypeError(f"a group has no setting {', '.join(unknown)}; there are {', '.join(GroupSettings.__annotations__)}")
@@ -137,7 +142,7 @@ that these are stored."""
 async def create(
     instance: ClientInstance, config: SubscriptionGroupConfig, cluster: str | None, broker: str | None, deadline: float
 ) -> None:
-    """Implements ``Admin.create_group``."""
+    """Implement ``Admin.create_group``."""
     brokers = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
     code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
     command = RemotingCommand(code=code, body=encode_body(config))
@@ -150,7 +155,7 @@ async def create(
 async def _grow_retry_topic(
     instance: ClientInstance, config: SubscriptionGroupConfig, brokers: Mapping[str, str], deadline: float
 ) -> None:
-    """Gives the group's retry topic at least as many queues as the group's new settings have, on each broker that has the topic.
+    """Give the group's retry topic at least as many queues as the group's new settings have, on each broker that has the topic.
 
     A broker puts messages into any of that many queues, and creates the topic with them, but does not change one that exists:
     no member could read the other queues.
@@ -166,7 +171,7 @@ async def _grow_retry_topic(
 
 
 async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
-    """Implements ``Admin.delete_group``."""
+    """Implement ``Admin.delete_group``."""
     await check_offline(instance, group, "they would create it again: stop them first", deadline)
     brokers = masters_of(await cluster_info(instance, deadline))
     known = await _known(instance, brokers, deadline)
@@ -194,8 +199,9 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
 async def _pop_retries(
     instance: ClientInstance, group: str, others: Collection[str], brokers: Mapping[str, str], deadline: float
 ) -> list[str]:
-    """Returns the retry topics of the group's pops, as far as the brokers can list its topics; a new group of its name would begin
-    with their messages.
+    """Return the retry topics of the group's pops, as far as the brokers can list its topics.
+
+    A new group of its name would begin with their messages.
 
     A name that ends in "a_b_c" may be that of group "a" and topic "b_c", or of "a_b" and "c": names that may be those of another
     group are left out.
@@ -222,7 +228,7 @@ async def _pop_retries(
 
 
 async def members(instance: ClientInstance, group: str, deadline: float) -> tuple[GroupMember, ...]:
-    """Implements ``Admin.group_members``."""
+    """Implement ``Admin.group_members``."""
     found = await consumers(instance, group, deadline)
     merged: dict[str, GroupMember] = {}
     for each in found.connections:
@@ -234,7 +240,11 @@ async def members(instance: ClientInstance, group: str, deadline: float) -> tupl
 
 
 async def check_offline(instance: ClientInstance, group: str, why: str, deadline: float) -> None:
-    """Raises ClientStateError where the group has members. ``why``: the reason and what to do, the end of the error's text."""
+    """Raise ClientStateError where the group has members.
+
+    Args:
+        why: The reason and what to do, the end of the error's text.
+    """
     try:
         found = await members(instance, group, deadline)
     except GroupNotOnlineError:
@@ -245,7 +255,7 @@ async def check_offline(instance: ClientInstance, group: str, why: str, deadline
 
 
 async def is_online(instance: ClientInstance, group: str) -> bool:
-    """Returns whether a member of the group is connected to a broker."""
+    """Return whether a member of the group is connected to a broker."""
     try:
         await members(instance, group, machine.monotonic() + instance.config.request_timeout)
     except GroupNotOnlineError:
@@ -254,7 +264,7 @@ async def is_online(instance: ClientInstance, group: str) -> bool:
 
 
 async def running_info(instance: ClientInstance, group: str, client_id: str, deadline: float) -> ConsumerRunningInfo:
-    """Implements ``Admin.consumer_status``."""
+    """Implement ``Admin.consumer_status``."""
     broker, address = await _broker_of_member(instance, group, client_id, deadline)
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
     header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
@@ -267,7 +277,7 @@ async def running_info(instance: ClientInstance, group: str, client_id: str, dea
 async def consume_directly(
     instance: ClientInstance, group: str, client_id: str, message: MessageExt, deadline: float
 ) -> ConsumeMessageDirectlyResult:
-    """Implements ``Admin.consume_directly``."""
+    """Implement ``Admin.consume_directly``."""
     masters = masters_of(await cluster_info(instance, deadline))
     queue = instance.names.wire_queue(message.queue)
     stored_at = [name for name, address in masters.items() if address == message.store_host]
@@ -288,7 +298,11 @@ async def consume_directly(
 
 
 async def _broker_of_member(instance: ClientInstance, group: str, client_id: str, deadline: float) -> tuple[str, str]:
-    """Returns name and address of a broker that the member is connected to. Raises GroupNotOnlineError without one."""
+    """Return name and address of a broker that the member is connected to.
+
+    Raises:
+        GroupNotOnlineError: Without one.
+    """
     masters = masters_of(await cluster_info(instance, deadline))
     for each in await members(instance, group, deadline):
         if each.client_id == client_id:

@@ -55,7 +55,7 @@ _MAGIC: Final = frozenset(code.to_bytes(4, "big", signed=True) for code in (MAGI
 
 
 async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: float) -> MessageExt:
-    """Implements ``Admin.view_message``."""
+    """Implement ``Admin.view_message``."""
     route = (await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data
     place: OffsetId | None = None
     with suppress(LocalProtocolError):
@@ -86,7 +86,7 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
 async def by_key(
     instance: ClientInstance, topic: str, key: str, max_num: int, begin_ms: int | None, end_ms: int | None, deadline: float
 ) -> tuple[MessageExt, ...]:
-    """Implements ``Admin.query_message``."""
+    """Implement ``Admin.query_message``."""
     brokers = brokers_of((await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data)
     await for_each(brokers, lambda name: until_readable(instance, name, topic))
     begin, end = begin_ms or 0, FOR_EVER if end_ms is None else end_ms
@@ -105,8 +105,9 @@ async def by_key(
 
 
 async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str, str] | None:
-    """Returns name and listed address of a broker whose address is ``host`` ("ip:port") or resolves to it; None if none is
-    found."""
+    """Return name and listed address of a broker whose address is ``host`` ("ip:port") or resolves to it; None if none is
+    found.
+    """
     ip, _, port = host.rpartition(":")
     for name, data in sorted(info.broker_addr_table.items()):
         for address in data.broker_addrs.values():
@@ -164,10 +165,12 @@ async def _query(
     *,
     is_one: bool = False,
 ) -> list[MessageExt]:
-    """Returns the messages of the query's topic that the brokers' indexes find and that are ``wanted``, by store time; logs
-    damaged ones. An index also finds messages that have only the hash of their key in common with the query.
+    """Return the messages of the query's topic that the brokers' indexes find and that are ``wanted``, by store time.
 
-    ``is_one``: True raises the error of one broker only where no other has found a message.
+    Log damaged ones. An index also finds messages that have only the hash of their key in common with the query.
+
+    Args:
+        is_one: True raises the error of one broker only where no other has found a message.
     """
     found: list[MessageExt] = []
     failures: list[RocketMQError] = []
@@ -194,8 +197,10 @@ async def _query(
 async def _query_at(
     instance: ClientInstance, broker: str, address: str, query: QueryMessageRequestHeader, deadline: float
 ) -> list[MessageExt]:
-    """Returns the messages that one broker's index finds, the newest ones. While the answer is above ``max_frame_size``, asks for
-    half as many at a time, from the newest to the oldest."""
+    """Return the messages that one broker's index finds, the newest ones.
+
+    While the answer is above ``max_frame_size``, asks for half as many at a time, from the newest to the oldest.
+    """
     found: dict[int, MessageExt] = {}
     number, end = query.maxNum, query.endTimestamp
     while True:
@@ -235,7 +240,11 @@ async def _part(
 
 
 async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: float) -> DecodedMessages:
-    """Returns the messages in an answer. Raises RequestTimeoutError if a thread has not decoded a large one by ``deadline``."""
+    """Return the messages in an answer.
+
+    Raises:
+        RequestTimeoutError: If a thread has not decoded a large one by ``deadline``.
+    """
     limit = instance.config.max_decompressed_size
     decode = partial(decode_messages, body, topic_queue_broker=broker, max_decompressed_size=limit)
     if len(body) < DECODE_IN_THREAD:

@@ -67,7 +67,11 @@ class _Found(msgspec.Struct):
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
-    """Implements ``Admin.overview``. ``timeout``: seconds for each request."""
+    """Implement ``Admin.overview``.
+
+    Args:
+        timeout: Seconds for each request.
+    """
     info = await cluster_info(instance, machine.monotonic() + timeout)
     clusters = {broker: cluster for cluster, names in info.cluster_addr_table.items() for broker in names}
     asked = [_Asked(instance, name, clusters.get(name, ""), wanted, timeout) for name in sorted(info.broker_addr_table)]
@@ -81,7 +85,7 @@ async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> 
 def _together(
     said: Iterable[tuple[str, dict[str, dict[MessageQueue, T] | None]]],
 ) -> tuple[dict[str, dict[MessageQueue, T]], dict[str, tuple[str, ...]]]:
-    """Returns the queues of all brokers by topic or group, and the brokers that refused to answer."""
+    """Return the queues of all brokers by topic or group, and the brokers that refused to answer."""
     found: dict[str, dict[MessageQueue, T]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
     for broker, names in said:
@@ -117,7 +121,7 @@ async def _groups(instance: ClientInstance, found: Collection[_Found], timeout: 
 async def _oldest(
     instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float
 ) -> tuple[int | None, float | None]:
-    """Returns the store time, in epoch ms, and the age of the oldest uncommitted message that was found; None if none was found.
+    """Return the store time, in epoch ms, and the age of the oldest uncommitted message that was found; None if none was found.
 
     MOST_LOOKS queues at most are read, those whose last committed messages are the oldest, and no retry topics.
     """
@@ -150,7 +154,7 @@ class _Asked:
         self._address = ""
 
     async def ask(self, info: ClusterInfo) -> _Found:
-        """Returns the answers of the broker; only its ``problem`` if it has no known master or an error ended the requests."""
+        """Return the answers of the broker; only its ``problem`` if it has no known master or an error ended the requests."""
         addresses = info.broker_addr_table[self._name].broker_addrs
         replicas = len(addresses) - (MASTER_ID in addresses)
         self._address = addresses.get(MASTER_ID, "")
@@ -180,7 +184,7 @@ class _Asked:
         )
 
     async def _facts(self) -> dict[str, str]:
-        """Returns the broker's runtime information, and reads its clock from it."""
+        """Return the broker's runtime information, and read its clock from it."""
         sent = machine.monotonic()
         response = await self._get(RequestCode.GET_BROKER_RUNTIME_INFO)
         arrived, facts = machine.monotonic(), decode_body(KVTable, response.body).table
@@ -189,7 +193,7 @@ class _Asked:
         return facts
 
     async def _topics(self) -> list[str]:
-        """Returns the names of the broker's topics that match, without those of retries and dead letters."""
+        """Return the names of the broker's topics that match, without those of retries and dead letters."""
         deadline = machine.monotonic() + self._timeout
         table = (await settings_of(self._instance, self._name, self._address, deadline)).topic_config_table
         if self._wanted.system:
@@ -213,8 +217,9 @@ class _Asked:
         return sorted(name for name in names if owns(name) and any(fnmatchcase(shown(name), each) for each in patterns))
 
     async def _stats(self, topic: str) -> dict[MessageQueue, QueueStats] | None:
-        """Returns the offsets of a topic's queues, an empty dict for a topic that was deleted in the meantime; None if the
-        broker refuses."""
+        """Return the offsets of a topic's queues, an empty dict for a topic that was deleted in the meantime; None if the
+        broker refuses.
+        """
         try:
             body = (await self._get(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})).body
         except BrokerError as error:
@@ -226,7 +231,7 @@ class _Asked:
         }
 
     async def _lag(self, group: str) -> dict[MessageQueue, QueueLag] | None:
-        """Returns the offsets of a group by queue, an empty dict for a deleted group; None if the broker refuses."""
+        """Return the offsets of a group by queue, an empty dict for a deleted group; None if the broker refuses."""
         header = GetConsumeStatsRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUME_STATS, to_ext(header))).body
@@ -240,7 +245,7 @@ class _Asked:
         }
 
     async def _members(self, group: str) -> tuple[str, ...] | None:
-        """Returns the client ids of a group's members; None if the broker refuses."""
+        """Return the client ids of a group's members; None if the broker refuses."""
         header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUMER_LIST_BY_GROUP, to_ext(header))).body

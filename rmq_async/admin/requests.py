@@ -31,8 +31,10 @@ __all__ = [
 
 
 async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo:
-    """Returns the clusters and brokers that the name servers know; a client that may start without a cluster waits for one
-    first."""
+    """Return the clusters and brokers that the name servers know.
+
+    A client that may start without a cluster waits for one first.
+    """
     if instance.config.start_without_cluster:
         await instance.cluster_probe.wait(deadline)
     return await instance.name_servers.cluster_info(max(deadline - machine.monotonic(), 0.0))
@@ -47,10 +49,12 @@ def _checked_name(option: str, given: str | None) -> str | None:
 def masters_of(
     info: ClusterInfo, cluster: str | None = None, broker: str | None = None, *, any_cluster: bool = True
 ) -> dict[str, str]:
-    """Returns broker name -> address of the master: of one broker, of a cluster's brokers, or of all.
+    """Return broker name -> address of the master: of one broker, of a cluster's brokers, or of all.
 
-    Raises BrokerNotFoundError if there is none, ConfigError for a name that is no text, and with ``any_cluster=False`` also where
-    both names are left out and there are several clusters.
+    Raises:
+        BrokerNotFoundError: If there is none.
+        ConfigError: For a name that is no text, and with ``any_cluster=False`` also where both names are left out and there are
+            several clusters.
     """
     cluster, broker = _checked_name("cluster", cluster), _checked_name("broker", broker)
     if cluster is None and broker is None and len(info.cluster_addr_table) > 1 and not any_cluster:
@@ -74,8 +78,11 @@ def masters_of(
 
 
 def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) -> set[str]:
-    """Returns the names of the brokers to ask. Raises BrokerNotFoundError for a cluster that does not exist or does not
-    have the broker."""
+    """Return the names of the brokers to ask.
+
+    Raises:
+        BrokerNotFoundError: For a cluster that does not exist or does not have the broker.
+    """
     clusters = info.cluster_addr_table
     if broker is not None:
         if cluster is not None and broker not in clusters.get(cluster, ()):
@@ -90,8 +97,9 @@ def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) ->
 
 
 def brokers_of(route: TopicRouteData) -> dict[str, str]:
-    """Returns broker name -> address for the brokers that have the topic: the address of the master, else of the replica with
-    the lowest id."""
+    """Return broker name -> address for the brokers that have the topic: the address of the master, else of the replica with
+    the lowest id.
+    """
     names = {data.broker_name for data in route.queue_datas}
     return {
         data.broker_name: data.broker_addrs[min(data.broker_addrs)]
@@ -103,7 +111,7 @@ def brokers_of(route: TopicRouteData) -> dict[str, str]:
 async def ask_at(
     instance: ClientInstance, broker: str, address: str, command: RemotingCommand, deadline: float
 ) -> RemotingCommand:
-    """Sends one request and returns the response, of any code. Errors name the broker."""
+    """Send one request and return the response, of any code. Errors name the broker."""
     try:
         return await instance.pool.request(address, command, max(deadline - machine.monotonic(), 0.0))
     except RocketMQError as error:
@@ -115,8 +123,10 @@ async def ask_at(
 async def everywhere(
     instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
 ) -> dict[str, RemotingCommand]:
-    """Sends one request to all brokers concurrently and returns broker name -> response; waits for all before it raises the error
-    of the first broker that has one."""
+    """Send one request to all brokers concurrently and return broker name -> response.
+
+    Wait for all before it raises the error of the first broker that has one.
+    """
     answers: dict[str, RemotingCommand] = {}
     for name, outcome in (await outcomes(instance, brokers, command, deadline)).items():
         if isinstance(outcome, BaseException):
@@ -131,21 +141,25 @@ async def everywhere(
 async def outcomes(
     instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
 ) -> dict[str, RemotingCommand | BaseException]:
-    """Sends one request to all brokers concurrently and returns broker name -> response or error, when all have one."""
+    """Send one request to all brokers concurrently and return broker name -> response or error, when all have one."""
     calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
     return dict(zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
 
 async def ask_every_name_server(instance: ClientInstance, command: RemotingCommand, deadline: float) -> None:
-    """Sends the request to all name servers. Raises NameServerError unless all of them respond, BrokerError for a response other
-    than success."""
+    """Send the request to all name servers.
+
+    Raises:
+        NameServerError: Unless all of them respond.
+        BrokerError: For a response other than success.
+    """
     answers = await instance.name_servers.each(command, max(deadline - machine.monotonic(), 0.0))
     for address, response in answers.items():
         check(response, RequestCode(command.code), None, address)
 
 
 def check(response: RemotingCommand, code: RequestCode, broker: str | None, address: str | None) -> None:
-    """Raises the error of a response that is not success."""
+    """Raise the error of a response that is not success."""
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request=code.name, broker=broker, address=address)
 

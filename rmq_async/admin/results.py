@@ -30,8 +30,11 @@ __all__ = [
 class QueueStats(msgspec.Struct, frozen=True):
     """The offsets of one queue.
 
-    ``min_offset``: offset of the first message; ``max_offset``: offset after the last one. ``last_store_time_ms``: store time
-    of the last message, epoch ms; 0 or -1 if the queue has none or its broker cannot read it.
+    Attributes:
+        min_offset: Offset of the first message.
+        max_offset: Offset after the last one.
+        last_store_time_ms: Store time of the last message, epoch ms; 0 or -1 if the queue has none or its broker cannot read
+            it.
     """
 
     min_offset: int
@@ -42,8 +45,10 @@ class QueueStats(msgspec.Struct, frozen=True):
 class TopicStats(msgspec.Struct, frozen=True):
     """The queues of a topic and its rate.
 
-    ``queues``: sorted by broker name, then queue id. ``put_tps``: messages stored a second over the last minute, the sum over the
-    brokers that report it (5.5.0 does, 4.9.7 does not).
+    Attributes:
+        queues: Sorted by broker name, then queue id.
+        put_tps: Messages stored a second over the last minute, the sum over the brokers that report it (5.5.0 does, 4.9.7 does
+            not).
     """
 
     queues: Mapping[MessageQueue, QueueStats]
@@ -51,8 +56,12 @@ class TopicStats(msgspec.Struct, frozen=True):
 
 
 class ClientConnection(msgspec.Struct, frozen=True):
-    """One client as one broker sees it. ``address``: the remote address of its connection, "ip:port". ``version``: the
-    number of the RocketMQ version that it reports, such as 513 for 5.5.0."""
+    """One client as one broker sees it.
+
+    Attributes:
+        address: The remote address of its connection, "ip:port".
+        version: The number of the RocketMQ version that it reports, such as 513 for 5.5.0.
+    """
 
     broker: str
     client_id: str
@@ -64,8 +73,11 @@ class ClientConnection(msgspec.Struct, frozen=True):
 class ConsumerConnections(msgspec.Struct, frozen=True):
     """A consumer group: its ``connections``, and the contents of its members' heartbeats.
 
-    ``subscriptions``: by topic. ``consume_type``: CONSUME_ACTIVELY (pull), CONSUME_PASSIVELY (push) or CONSUME_POP;
-    ``message_model``: CLUSTERING or BROADCASTING; ``consume_from_where``: such as CONSUME_FROM_LAST_OFFSET.
+    Attributes:
+        subscriptions: By topic.
+        consume_type: CONSUME_ACTIVELY (pull), CONSUME_PASSIVELY (push) or CONSUME_POP.
+        message_model: CLUSTERING or BROADCASTING.
+        consume_from_where: Such as CONSUME_FROM_LAST_OFFSET.
     """
 
     connections: tuple[ClientConnection, ...]
@@ -78,8 +90,9 @@ class ConsumerConnections(msgspec.Struct, frozen=True):
 class SyncedTopic(msgspec.Struct, frozen=True):
     """One topic of ``Admin.sync_topics``.
 
-    ``action``: "create", "update" if its settings differed, or "same"; nothing is done in a dry run. ``config``: its settings on
-    ``from_broker``, which ``to_broker`` has too after a call that is no dry run.
+    Attributes:
+        action: "create", "update" if its settings differed, or "same"; nothing is done in a dry run.
+        config: Its settings on ``from_broker``, which ``to_broker`` has too after a call that is no dry run.
     """
 
     topic: str
@@ -88,8 +101,13 @@ class SyncedTopic(msgspec.Struct, frozen=True):
 
 
 class GroupMember(msgspec.Struct, frozen=True):
-    """A client that consumes as a group. ``address``: "ip:port" of one of its connections; ``brokers``: names of the brokers
-    that it is connected to. ``version``: as in ClientConnection."""
+    """A client that consumes as a group.
+
+    Attributes:
+        address: "ip:port" of one of its connections.
+        brokers: Names of the brokers that it is connected to.
+        version: As in ClientConnection.
+    """
 
     client_id: str
     address: str
@@ -99,10 +117,14 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class QueueLag(msgspec.Struct, frozen=True):
-    """The progress of a group in one queue. ``committed``: the group's offset, 0 without one; ``end``: offset after the
-    last message. ``inflight``: messages that were pulled and are not committed, 0 if the broker does not count them
-    (before 5.0). ``last_store_time_ms``: store time of the last committed message, epoch ms; 0 if there is none or
-    its broker cannot read it."""
+    """The progress of a group in one queue.
+
+    Attributes:
+        committed: The group's offset, 0 without one.
+        end: Offset after the last message.
+        inflight: Messages that were pulled and are not committed, 0 if the broker does not count them (before 5.0).
+        last_store_time_ms: Store time of the last committed message, epoch ms; 0 if there is none or its broker cannot read it.
+    """
 
     committed: int
     end: int
@@ -116,8 +138,12 @@ class QueueLag(msgspec.Struct, frozen=True):
 
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """The progress of a group. ``queues``: the queues of its topics; ``retry_queues``: those of its retry topics, whose
-    messages failed before."""
+    """The progress of a group.
+
+    Attributes:
+        queues: The queues of its topics.
+        retry_queues: Those of its retry topics, whose messages failed before.
+    """
 
     queues: Mapping[MessageQueue, QueueLag]
     retry_queues: Mapping[MessageQueue, QueueLag]
@@ -134,9 +160,14 @@ class GroupLag(msgspec.Struct, frozen=True):
 
 
 class OffsetChange(msgspec.Struct, frozen=True):
-    """A change of a group's offset in a queue. ``before``: None where the group had none. ``verified``: whether the broker,
-    asked afterwards, showed ``after`` or a later commit of a member. False in a dry run, and if members went back and
-    passed the former offset again before the admin read it; ``Admin.group_lag`` then shows their progress."""
+    """A change of a group's offset in a queue.
+
+    Attributes:
+        before: None where the group had none.
+        verified: Whether the broker, asked afterwards, showed ``after`` or a later commit of a member. False in a dry run, and
+            if members went back and passed the former offset again before the admin read it; ``Admin.group_lag`` then shows
+            their progress.
+    """
 
     queue: MessageQueue
     before: int | None
@@ -145,11 +176,14 @@ class OffsetChange(msgspec.Struct, frozen=True):
 
 
 class BrokerOverview(msgspec.Struct, frozen=True):
-    """A broker that a name server knows. ``address``: "host:port" of its master, "" if none is known; ``replicas``: number of its
-    replicas.
+    """A broker that a name server knows.
 
-    ``version``: such as "V5_5_0". ``disk_used``: used share of the commit log's disk, from 0 to 1; None if the broker does not
-    report it. ``problem``: the reason why its topics and groups are not known; None if it responds.
+    Attributes:
+        address: "host:port" of its master, "" if none is known.
+        replicas: Number of its replicas.
+        version: Such as "V5_5_0".
+        disk_used: Used share of the commit log's disk, from 0 to 1; None if the broker does not report it.
+        problem: The reason why its topics and groups are not known; None if it responds.
     """
 
     name: str
@@ -162,11 +196,16 @@ class BrokerOverview(msgspec.Struct, frozen=True):
 
 
 class GroupOverview(msgspec.Struct, frozen=True):
-    """A consumer group. ``members``: client ids of the connected members; None if a broker refused the request, as a busy
-    one does. ``oldest_store_time_ms``: store time of the oldest message that is not committed, epoch ms, retries left out; None if
-    there is none or it could not be read. It is read from two queues at most, those whose last committed messages are the oldest.
-    ``oldest_age``: seconds since then by the clock of its broker, or by this machine's where the broker does not say its time.
-    ``lag_unknown``: brokers that refused the group's offsets; ``lag`` does not include them."""
+    """A consumer group.
+
+    Attributes:
+        members: Client ids of the connected members; None if a broker refused the request, as a busy one does.
+        oldest_store_time_ms: Store time of the oldest message that is not committed, epoch ms, retries left out; None if there
+            is none or it could not be read. It is read from two queues at most, those whose last committed messages are the
+            oldest.
+        oldest_age: Seconds since then by the clock of its broker, or by this machine's where the broker does not say its time.
+        lag_unknown: Brokers that refused the group's offsets; ``lag`` does not include them.
+    """
 
     lag: GroupLag
     members: tuple[str, ...] | None
@@ -176,8 +215,12 @@ class GroupOverview(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """Brokers that a name server knows, and topics and groups of those that respond, by name. ``topics_unknown``: by topic, the
-    brokers that refused its offsets, as busy ones do; its queues on them are not in ``topics``."""
+    """Brokers that a name server knows, and topics and groups of those that respond, by name.
+
+    Attributes:
+        topics_unknown: By topic, the brokers that refused its offsets, as busy ones do; its queues on them are not in
+            ``topics``.
+    """
 
     brokers: Mapping[str, BrokerOverview]
     topics: Mapping[str, Mapping[MessageQueue, QueueStats]]

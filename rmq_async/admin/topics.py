@@ -66,8 +66,12 @@ _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 def attribute_changes(attributes: Mapping[str, str] | None) -> str:
-    """Returns ``+key=value,...``, the form that AttributeParser reads. Raises ConfigError unless ``attributes``
-    is None or a mapping of texts that are not empty and contain none of these separators."""
+    """Return ``+key=value,...``, the form that AttributeParser reads.
+
+    Raises:
+        ConfigError: Unless ``attributes`` is None or a mapping of texts that are not empty and contain none of these
+            separators.
+    """
     if attributes is not None and not isinstance(attributes, Mapping):
         raise ConfigError(f'attributes must be a mapping such as {{"message.type": "FIFO"}}, not {shown(attributes)}')
     texts = []
@@ -108,7 +112,7 @@ def check_new_topic(topic: str) -> None:
 async def create(
     instance: ClientInstance, header: CreateTopicRequestHeader, cluster: str | None, broker: str | None, deadline: float
 ) -> None:
-    """Implements ``Admin.create_topic``."""
+    """Implement ``Admin.create_topic``."""
     masters = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
     before: dict[str, int] = {}
     with suppress(RocketMQError):
@@ -123,7 +127,7 @@ async def create(
 
 
 async def _name_left(instance: ClientInstance, topic: str, broker: str, numbers: range) -> None:
-    """Logs the number of messages in queues that a topic had and does not have any more: no member reads them."""
+    """Log the number of messages in queues that a topic had and does not have any more: no member reads them."""
     left = 0
     try:
         for number in numbers:
@@ -142,7 +146,7 @@ async def _name_left(instance: ClientInstance, topic: str, broker: str, numbers:
 
 
 async def grow(instance: ClientInstance, config: TopicConfig, queues: int, brokers: Mapping[str, str], deadline: float) -> None:
-    """Gives a topic that exists at least ``queues`` queues to read and to write, and waits until a name server shows them."""
+    """Give a topic that exists at least ``queues`` queues to read and to write, and wait until a name server shows them."""
     read, write = max(config.read_queue_nums, queues), max(config.write_queue_nums, queues)
     header = creation_header(msgspec.structs.replace(config, read_queue_nums=read, write_queue_nums=write), "")
     await _create_at(instance, header, brokers, deadline)
@@ -150,7 +154,7 @@ async def grow(instance: ClientInstance, config: TopicConfig, queues: int, broke
 
 
 async def delete(instance: ClientInstance, topic: str, cluster: str | None, deadline: float) -> None:
-    """Implements ``Admin.delete_topic``."""
+    """Implement ``Admin.delete_topic``."""
     await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))
     masters = masters_of(await cluster_info(instance, deadline), cluster)
     await delete_at(instance, topic, masters, deadline, cluster)
@@ -163,7 +167,7 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
 async def delete_at(
     instance: ClientInstance, topic: str, masters: Mapping[str, str], deadline: float, cluster: str | None = None
 ) -> None:
-    """Deletes a topic on these brokers, and its route (of ``cluster``; None: of all) on the name servers, if there is one."""
+    """Delete a topic on these brokers, and its route (of ``cluster``; None: of all) on the name servers, if there is one."""
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
     for name, response in answers.items():
@@ -179,8 +183,10 @@ async def delete_at(
 async def _create_at(
     instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
 ) -> None:
-    """Creates the topic on these brokers. Raises RequestTimeoutError that names those without an answer at ``deadline``, unless
-    another broker has another error."""
+    """Create the topic on these brokers.
+
+    Raises RequestTimeoutError that names those without an answer at ``deadline``, unless another broker has another error.
+    """
     code = RequestCode.UPDATE_AND_CREATE_TOPIC
     command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
     silent = []
@@ -208,10 +214,13 @@ async def _create_at(
 async def _set_order(
     instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Collection[str], deadline: float, *, merge: bool
 ) -> None:
-    """Writes the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
+    """Write the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
-    ``merge``: True keeps the entries of other brokers. Raises NameServerError, or RequestTimeoutError at ``deadline``, that says
-    that the topic was created.
+    Args:
+        merge: True keeps the entries of other brokers.
+
+    Raises:
+        NameServerError, RequestTimeoutError: At ``deadline``, that says that the topic was created.
     """
     try:
         await _put_order(instance, header, brokers, deadline, merge=merge)
@@ -258,8 +267,11 @@ async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> st
 async def _until_shown(
     instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
 ) -> None:
-    """Waits until a name server's route has the numbers of queues and the permission on every broker. Raises RequestTimeoutError
-    at ``deadline``."""
+    """Wait until a name server's route has the numbers of queues and the permission on every broker.
+
+    Raises:
+        RequestTimeoutError: At ``deadline``.
+    """
     topic, wanted, why = header.topic, set(masters), ""
     again = machine.monotonic() + SENT_AGAIN
     while (left := deadline - machine.monotonic()) > 0:
@@ -305,7 +317,7 @@ class _Settings(TopicConfigSerializeWrapper, frozen=True, rename="camel"):
 async def sync(
     instance: ClientInstance, from_broker: str, to_broker: str, patterns: Collection[str], *, dry_run: bool, timeout: float
 ) -> tuple[SyncedTopic, ...]:
-    """Implements ``Admin.sync_topics``."""
+    """Implement ``Admin.sync_topics``."""
     info = await cluster_info(instance, machine.monotonic() + timeout)
     brokers = {name: masters_of(info, broker=name)[name] for name in (from_broker, to_broker)}
     if from_broker == to_broker:
@@ -378,10 +390,13 @@ async def _copy(
 
 
 def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
-    """Returns whether a topic is one of users and matches a pattern. False for topics of the system and those that brokers make.
+    """Return whether a topic is one of users and matches a pattern.
 
-    ``shown``: its name for users, to which the patterns apply. ``own``: names of brokers and clusters, for each of which brokers
-    make topics.
+    False for topics of the system and those that brokers make.
+
+    Args:
+        shown: Its name for users, to which the patterns apply.
+        own: Names of brokers and clusters, for each of which brokers make topics.
     """
     if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
         return False
@@ -389,7 +404,7 @@ def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection
 
 
 def _plain(config: TopicConfig) -> TopicConfig:
-    """Returns the settings, with the names of attributes without the "+" that a broker may keep them with."""
+    """Return the settings, with the names of attributes without the "+" that a broker may keep them with."""
     return TopicConfig(
         config.topic_name,
         config.read_queue_nums,

@@ -15,11 +15,12 @@ _NEEDED: Final = frozenset({"click", "rich"})
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and ends the process with its exit code: 0 for success, 1 for a failure, 2 for wrong use, 130 after
-    Ctrl-C, 143 after SIGTERM. A first signal is the regular end, with 0, of ``consume``, ``server`` and ``outbox relay`` without
-    --drain.
+    """Run the command and end the process with its exit code: 0 for success, 1 for a failure, 2 for wrong use, 130 after
+    Ctrl-C, 143 after SIGTERM. A first signal is the regular end, with 0, of ``consume``, ``server`` and ``outbox relay``
+    without --drain.
 
-    ``arguments``: arguments after the program's name; default: those of the process.
+    Args:
+        arguments: Arguments after the program's name; default: those of the process.
     """
     _open_standard_files()
     try:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """Returns the advice about a missing package of the extra ``cli``; None for other modules."""
+    """Return the advice about a missing package of the extra ``cli``; None for other modules."""
     if error.name is None or error.name.partition(".")[0] not in _NEEDED:
         return None
     return f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs"
@@ -47,8 +48,10 @@ def _print_error(why: str, code: int) -> int:
 
 
 def _ended(code: int) -> int:
-    """Writes the rest of stdout and returns the exit code, 1 in place of 0 if writing failed. Output that cannot be written is
-    dropped: the interpreter would try again, and end with code 120."""
+    """Write the rest of stdout and return the exit code, 1 in place of 0 if writing failed.
+
+    Output that cannot be written is dropped: the interpreter would try again, and end with code 120.
+    """
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -58,8 +61,10 @@ def _ended(code: int) -> int:
 
 
 def _open_standard_files() -> None:
-    """Opens /dev/null for each closed standard file (``rmq ... >&-``); else the next socket would get the file's number, and the
-    output would be written to it."""
+    """Open /dev/null for each closed standard file (``rmq ... >&-``).
+
+    Else the next socket would get the file's number, and the output would be written to it.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

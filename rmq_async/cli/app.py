@@ -62,8 +62,10 @@ class Commands(click.Group):
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit code. Prints an error as one line on stderr; raises an error that counts as a bug
-    if the variable RMQ_TRACEBACK is set."""
+    """Run one command line; return its exit code.
+
+    Print an error as one line on stderr; raise an error that counts as a bug if the variable RMQ_TRACEBACK is set.
+    """
     with _logging_to_stderr():
         return _run(arguments)
 
@@ -93,8 +95,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _about_locale(arguments: Sequence[str] | None, error: Exception) -> str:
-    """Returns the reason for an error about text without a UTF-8 form if it came from the command line: Python cannot read
-    characters there that the locale does not have."""
+    """Return the reason for an error about text without a UTF-8 form if it came from the command line: Python cannot read
+    characters there that the locale does not have.
+    """
     given = [each for each in (sys.argv[1:] if arguments is None else arguments) if _SURROGATE.search(each)]
     if not given or "surrogate" not in str(error):
         return ""
@@ -109,7 +112,7 @@ def _print_error(message: str, code: int, path: str = "rmq") -> int:
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-    """Prints the client's warnings on stderr while a command runs, then restores the logging of the calling program."""
+    """Print the client's warnings on stderr while a command runs, then restore the logging of the calling program."""
     logger = logging.getLogger("rmq_async")
     before = logger.handlers, logger.level, logger.propagate
     handler = logging.StreamHandler()

@@ -43,9 +43,12 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 
 def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
-    """Returns the message of a line, and the broker and number of its queue, or None if the line does not name both.
+    """Return the message of a line, and the broker and number of its queue, or None if the line does not name both.
 
-    ``tags`` and ``keys`` replace the properties that hold them. Raises ValueError for a line that is no such object.
+    ``tags`` and ``keys`` replace the properties that hold them.
+
+    Raises:
+        ValueError: For a line that is no such object.
     """
     try:
         record = _decode(line)
@@ -76,8 +79,10 @@ def _body(record: _Record) -> bytes:
 
 
 class LeftOut:
-    """Counts the texts of senders that ``Message.from_received`` leaves out, because no message may hold them. Clients of
-    other languages send blank texts, and U+0001 within a value."""
+    """Counts the texts of senders that ``Message.from_received`` leaves out, because no message may hold them.
+
+    Clients of other languages send blank texts, and U+0001 within a value.
+    """
 
     def __init__(self) -> None:
         self._texts = self._messages = 0
@@ -86,8 +91,13 @@ class LeftOut:
     def count(
         self, message: MessageExt, where: str, *, tags: bool = True, keys: bool = True, sharding_key: bool = True
     ) -> None:
-        """Counts the texts of a message that its copy lacks. ``tags``, ``keys``, ``sharding_key``: whether those of the
-        message are copied."""
+        """Count the texts of a message that its copy lacks.
+
+        Args:
+            tags: Whether those of the message are copied.
+            keys: See ``tags``.
+            sharding_key: See ``tags``.
+        """
         texts = [name for name, value in message.user_properties.items() if not (holdable(name) and holdable(value))]
         found = [f"property {name}" for name in texts]
         others = [("key", key) for key in message.keys if keys]
@@ -100,7 +110,7 @@ class LeftOut:
             self._first = self._first or printable(f"{found[0]} of {where}")
 
     def report(self, output: Output) -> None:
-        """Prints the counts on stderr, if there are any."""
+        """Print the counts on stderr, if there are any."""
         if self._texts:
             output.trouble(
                 f"{self._texts} texts of {self._messages} messages are left out, blank or with control characters 0 to 2, "
@@ -116,8 +126,9 @@ class Queues:
         self._by_place = {(queue.broker_name, queue.queue_id): queue for queue in queues}
 
     def of(self, place: tuple[str, int]) -> MessageQueue:
-        """Returns the queue for the copies of messages from queue ``place``: the one of the same broker and number, else
-        one that depends only on these two."""
+        """Return the queue for the copies of messages from queue ``place``: the one of the same broker and number, else one
+        that depends only on these two.
+        """
         found = self._by_place.get(place)
         if found is None:
             broker, number = place

@@ -44,8 +44,11 @@ BATCHES_AT_ONCE: Final = 8
 
 @dataclass
 class Mode:
-    """One way of sending, and what its calls met. ``seconds``: of each call that succeeded, in mode async until
-    ``on_success``, in mode batch of each batch."""
+    """One way of sending, and what its calls met.
+
+    Attributes:
+        seconds: Of each call that succeeded, in mode async until ``on_success``, in mode batch of each batch.
+    """
 
     name: str
     wanted: int
@@ -62,14 +65,14 @@ class Mode:
     read: Counter[str] = field(default_factory=Counter)
 
     def take(self, number: int = 1) -> list[Message]:
-        """Returns the next messages; none when the time is over or all are sent."""
+        """Return the next messages; none when the time is over or all are sent."""
         if perf_counter() >= self.until:
             return []
         first, self.sent = self.sent, min(self.sent + number, self.wanted)
         return [self.message(f"{self.name}-{index}") for index in range(first, self.sent)]
 
     def message(self, key: str) -> Message:
-        """Returns the message of a key, the same each time, so that what comes back is compared byte by byte."""
+        """Return the message of a key, the same each time, so that what comes back is compared byte by byte."""
         body = (f"{self.topic} {key} ".encode() * (self.size // 16 + 1))[: self.size]
         return Message(self.topic, body, tags=self.name, keys=key, properties={"demo": key})
 
@@ -111,7 +114,7 @@ class Mode:
 
 
 async def one_after_another(mode: Mode, producer: Producer) -> None:
-    """Sends by ``result = await producer.send(message)``."""
+    """Send by ``result = await producer.send(message)``."""
     while taken := mode.take():
         (message,) = taken
         began = perf_counter()
@@ -131,7 +134,7 @@ async def awaited(mode: Mode, producer: Producer) -> None:
 
 
 async def deferred(mode: Mode, producer: Producer) -> None:
-    """Sends by ``await producer.send_async(message, on_success=..., on_error=...)``, with as many in flight as credits."""
+    """Send by ``await producer.send_async(message, on_success=..., on_error=...)``, with as many in flight as credits."""
     while taken := mode.take():
         (message,) = taken
         began = perf_counter()
@@ -148,7 +151,7 @@ async def deferred(mode: Mode, producer: Producer) -> None:
 
 
 async def oneway(mode: Mode, producer: Producer) -> None:
-    """Sends by ``await producer.send_oneway(message)``, which returns once the frame is handed over; no broker responds."""
+    """Send by ``await producer.send_oneway(message)``, which returns once the frame is handed over; no broker responds."""
     while taken := mode.take():
         (message,) = taken
         began = perf_counter()
@@ -163,7 +166,7 @@ async def oneway(mode: Mode, producer: Producer) -> None:
 
 
 async def batches(mode: Mode, producer: Producer) -> None:
-    """Sends by ``result = await producer.send_batch(messages)``."""
+    """Send by ``result = await producer.send_batch(messages)``."""
 
     async def send() -> None:
         while messages := mode.take(BATCH):
@@ -233,7 +236,7 @@ class _Demo:
 
     @asynccontextmanager
     async def _topic_on(self, admin: Admin) -> AsyncIterator[None]:
-        """Provides the topic. On a cluster it is deleted afterwards, unless it is to be kept or a problem was found."""
+        """Provide the topic. On a cluster it is deleted afterwards, unless it is to be kept or a problem was found."""
         await admin.create_topic(self._topic, queues=8)
         yield
         if self._namesrv is not None and not self._keep_topic and not self._problems():
@@ -265,7 +268,7 @@ class _Demo:
                 mode.read[message.keys[0]] += 1
 
     def _problems(self) -> list[str]:
-        """Returns the reasons why the demo fails. A cluster may drop one-way messages, which alone is no failure."""
+        """Return the reasons why the demo fails. A cluster may drop one-way messages, which alone is no failure."""
         found = []
         for mode in self._modes:
             lost = mode.lost()
@@ -280,7 +283,7 @@ class _Demo:
         return found
 
     def _verdict(self, seconds: float) -> int:
-        """Prints the figures and the problems; returns the exit code."""
+        """Print the figures and the problems; return the exit code."""
         output, problems = self._output, self._problems()
         totals = self._print_modes()
         place = {"namesrv": self._namesrv, "topic": self._topic, "seconds": round(seconds, 3), "problems": problems}
@@ -295,7 +298,7 @@ class _Demo:
         return 0
 
     def _print_modes(self) -> dict[str, int]:
-        """Prints the figures of each mode, and what they mean; returns the sums over the modes."""
+        """Print the figures of each mode, and what they mean; return the sums over the modes."""
         output = self._output
         headings = ("sent", "acked", "stored", "lost", "dupl.", "msg/s", "p50 ms", "p99 ms")
         table = plain_table("mode", **dict.fromkeys(headings, True))

@@ -13,7 +13,7 @@ __all__ = ["is_installed", "needs_extra"]
 
 
 def needs_extra(extra: str, packages: Iterable[str]) -> None:
-    """Raises ClickException where one of the packages is not installed. None of them is imported."""
+    """Raise ClickException where one of the packages is not installed. None of them is imported."""
     missing = [package for package in packages if not _is_installed(package)]
     if missing:
         raise _NotInstalled(
@@ -22,7 +22,7 @@ def needs_extra(extra: str, packages: Iterable[str]) -> None:
 
 
 def is_installed(packages: Iterable[str]) -> bool:
-    """Returns whether all of the packages are installed. None of them is imported."""
+    """Return whether all of the packages are installed. None of them is imported."""
     return all(map(_is_installed, packages))
 
 

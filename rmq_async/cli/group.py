@@ -299,15 +299,17 @@ def resend(options: _ResendOptions) -> int:
 
 
 async def _check_exists(admin: Admin, name: str) -> None:
-    """Raises ClickException for a group that no broker knows: its name is probably misspelt. A user who may not list groups gets no
-    such error."""
+    """Raise ClickException for a group that no broker knows: its name is probably misspelt.
+
+    A user who may not list groups gets no such error.
+    """
     with suppress(NoPermissionError):
         if name not in await admin.groups():
             raise click.ClickException(f"there is no group {name}; check the name, rmq group list prints all")
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Asks on the terminal. Raises click.Abort if the user declines, UsageError if there is no terminal."""
+    """Ask on the terminal. Raises click.Abort if the user declines, UsageError if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -23,8 +23,13 @@ AHEAD: Final = 4
 
 
 async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
-    """Yields each line without its end. Raises OSError as reading does, ValueError for a line of more than ``limit`` bytes; one
-    that ends in the chunk in which it exceeds the limit passes; NoThreadError where no thread can be started."""
+    """Yield each line without its end.
+
+    Raises:
+        OSError: As reading does.
+        ValueError: For a line of more than ``limit`` bytes; one that ends in the chunk in which it exceeds the limit passes.
+        NoThreadError: Where no thread can be started.
+    """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)

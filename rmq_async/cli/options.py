@@ -67,8 +67,10 @@ moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset
 
 
 def needs_command(context: click.Context) -> int:
-    """Prints the help of a group on stderr if it was called without a command. Returns the exit code: then that of wrong use,
-    else 0."""
+    """Print the help of a group on stderr if it was called without a command.
+
+    Return the exit code: then that of wrong use, else 0.
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         return WRONG_USE
@@ -105,7 +107,7 @@ def timeout_option(command: Command) -> Command:
 
 
 def client_options(command: Command) -> Command:
-    """Adds the options of a command that connects to a cluster: the fields of ClientOptions, and those of ``security``."""
+    """Add the options of a command that connects to a cluster: the fields of ClientOptions, and those of ``security``."""
     named = namesrv_option(f"Name servers of the cluster; default: ${NAMESRV_ENVIRONMENT}.")
     return named(timeout_option(json_option(security_options(command))))
 
@@ -120,7 +122,7 @@ class ClientOptions:
 
 
 def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options], int]], Callable[..., int]]:
-    """Returns a decorator: the command then takes one ``record``, whose fields are its options and arguments by name."""
+    """Return a decorator: the command then takes one ``record``, whose fields are its options and arguments by name."""
 
     def decorate(command: Callable[[Options], int]) -> Callable[..., int]:
         @wraps(command)
@@ -155,10 +157,15 @@ def _interrupted_by(number: int) -> Interrupted:
 
 
 def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
-    """Runs a coroutine by ``rmq_async.run`` and returns its result or raises its error. The first SIGINT or SIGTERM cancels it;
-    when that ends it, Interrupted is raised, for SIGTERM its subclass Terminated. A second one ends the process at once, also
-    while the loop is blocked by output that no one reads. ``signalled``: True if a first signal has come already, so that the next
-    one is the second. Outside of the main thread no signal is handled."""
+    """Run a coroutine by ``rmq_async.run`` and return its result or raise its error.
+
+    The first SIGINT or SIGTERM cancels it; when that ends it, Interrupted is raised, for SIGTERM its subclass Terminated. A
+    second one ends the process at once, also while the loop is blocked by output that no one reads.
+
+    Args:
+        signalled: True if a first signal has come already, so that the next one is the second. Outside of the main thread no
+            signal is handled.
+    """
     try:
         return rmq_async.run(_until_signal(work, signalled))
     except KeyboardInterrupt:  # before the signals are handled
@@ -183,11 +190,15 @@ async def _until_signal(work: Coroutine[Any, Any, T], signalled: bool) -> T:
 
 
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
-    """Returns the settings of a command's client. Limits the library's log to errors: warnings would be further lines beside the
-    one of the command's error.
+    """Return the settings of a command's client.
 
-    Raises UsageError where no name server is known; ConfigError for an invalid address in NAMESRV_ADDR; and as
-    ``security_settings`` does.
+    Limit the library's log to errors: warnings would be further lines beside the one of the command's error.
+
+    Raises as ``security_settings`` does, too.
+
+    Raises:
+        UsageError: Where no name server is known.
+        ConfigError: For an invalid address in NAMESRV_ADDR;.
     """
     logging.getLogger("rmq_async").setLevel(logging.ERROR)
     if namesrv is None and not name_servers(os.environ.get(NAMESRV_ENVIRONMENT)):
@@ -270,7 +281,7 @@ class _Age(ParamType):
 
 
 def _time(value: Any) -> datetime | None:
-    """Reads a time, as local time if it has no zone; None for a text that is no time that a datetime can hold."""
+    """Read a time, as local time if it has no zone; None for a text that is no time that a datetime can hold."""
     if isinstance(value, datetime):
         return value
     try:

@@ -20,8 +20,7 @@ _WIDEST: Final = 100_000
 
 
 def plain_table(*texts: str, **numbers: bool) -> Table:
-    """Returns a table without lines. Columns are aligned to the left; those whose entry in ``numbers`` is True, to the
-    right."""
+    """Return a table without lines. Columns are aligned to the left; those whose entry in ``numbers`` is True, to the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in texts:
         table.add_column(heading, overflow="fold")
@@ -35,35 +34,35 @@ class Output:
         self.as_json = as_json
 
     def record(self, fields: dict[str, object]) -> None:
-        """Prints a JSON object; nothing in text mode."""
+        """Print a JSON object; nothing in text mode."""
         if self.as_json:
             click.echo(msgspec.json.encode(fields))
             sys.stdout.flush()
 
     def line(self, text: str = "") -> None:
-        """Prints a line; nothing in JSON mode."""
+        """Print a line; nothing in JSON mode."""
         if not self.as_json:
             click.echo(text)
             sys.stdout.flush()
 
     def body(self, body: bytes) -> None:
-        """Prints a message's body and a line end; nothing in JSON mode."""
+        """Print a message's body and a line end; nothing in JSON mode."""
         if not self.as_json:
             click.echo(body)
 
     def table(self, table: Table) -> None:
-        """Prints a table; nothing in JSON mode. Rows are folded for a terminal only: in a pipe each row is one line."""
+        """Print a table; nothing in JSON mode. Rows are folded for a terminal only: in a pipe each row is one line."""
         if not self.as_json:
             width = None if sys.stdout.isatty() else _WIDEST
             Console(markup=False, highlight=False, width=width).print(table)
 
     def trouble(self, text: str) -> None:
-        """Prints one line on stderr, in text and JSON mode."""
+        """Print one line on stderr, in text and JSON mode."""
         click.echo(f"rmq: {' '.join(text.split())}", err=True)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Provides progress bars on stderr, which print nothing in JSON mode and where stderr is no terminal."""
+        """Provide progress bars on stderr, which print nothing in JSON mode and where stderr is no terminal."""
         columns = (TextColumn("{task.description:<10}"), BarColumn(bar_width=36), MofNCompleteColumn(), TimeElapsedColumn())
         silent = self.as_json or not sys.stderr.isatty()
         console = Console(stderr=True, highlight=False, quiet=silent)  # quiet: rich 13 ends even a disabled bar with a line

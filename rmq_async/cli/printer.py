@@ -35,8 +35,14 @@ class Printer:
             self._has_thread = False
 
     async def write(self, data: bytes) -> None:
-        """Writes ``data`` and returns when that is done. Raises OSError as writing does, BrokenPipeError if the reader has
-        closed the pipe. Where no thread can be started, the loop itself writes."""
+        """Write ``data`` and return when that is done.
+
+        Where no thread can be started, the loop itself writes.
+
+        Raises:
+            OSError: As writing does.
+            BrokenPipeError: If the reader has closed the pipe.
+        """
         if not self._has_thread:
             _write(data)
             return
@@ -45,7 +51,7 @@ class Printer:
         await written
 
     def close(self) -> None:
-        """Ends the thread after the writes that wait; returns at once."""
+        """End the thread after the writes that wait; return at once."""
         self._waiting.put(None)
 
     def _write_all(self) -> None:

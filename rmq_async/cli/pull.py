@@ -51,7 +51,12 @@ class _PullOptions(ClientOptions):
 
 @dataclass(frozen=True)
 class _Range:
-    """The part of a topic to print. ``queues``: None for all; ``end``: None for no end."""
+    """The part of a topic to print.
+
+    Attributes:
+        queues: None for all.
+        end: None for no end.
+    """
 
     topic: str
     queues: tuple[MessageQueue, ...] | None
@@ -101,7 +106,11 @@ def pull(options: _PullOptions) -> int:
 
 
 def _range(options: _PullOptions) -> _Range:
-    """Returns the part of the topic to print. Raises UsageError for options that contradict each other."""
+    """Return the part of the topic to print.
+
+    Raises:
+        UsageError: For options that contradict each other.
+    """
     if options.follow and options.end is not None:
         raise click.UsageError("--follow has no end; leave out --to")
     if options.end == "earliest":

@@ -12,7 +12,7 @@ __all__ = ["body_bytes", "described", "fields_of", "headline", "moment", "visibl
 
 
 def fields_of(message: MessageExt) -> dict[str, object]:
-    """Returns the fields for ``--json``. The body is text if it is UTF-8, else ``body_base64``."""
+    """Return the fields for ``--json``. The body is text if it is UTF-8, else ``body_base64``."""
     fields: dict[str, object] = {
         "topic": message.topic,
         "broker": message.queue.broker_name,
@@ -37,12 +37,12 @@ def fields_of(message: MessageExt) -> dict[str, object]:
 
 
 def body_bytes(message: MessageExt) -> bytes:
-    """Returns the body; for a terminal as text, with escapes for invalid UTF-8 and control characters except newline and tab."""
+    """Return the body; for a terminal as text, with escapes for invalid UTF-8 and control characters except newline and tab."""
     return visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body
 
 
 def headline(message: MessageExt) -> str:
-    """Returns queue, offset, time, id, tags and keys of a message on one line."""
+    """Return queue, offset, time, id, tags and keys of a message on one line."""
     queue = message.queue
     parts = [f"{queue.broker_name}:{queue.queue_id}", str(message.queue_offset), moment(message.store_time_ms), message.msg_id]
     if message.tags is not None:
@@ -53,7 +53,7 @@ def headline(message: MessageExt) -> str:
 
 
 def described(message: MessageExt) -> list[str]:
-    """Returns the lines that describe a message: a line for each field and each property, the body's size, the body."""
+    """Return the lines that describe a message: a line for each field and each property, the body's size, the body."""
     lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
     lines += [f"property {name}: {value}" for name, value in message.properties.items()]
     body = message.body.decode(errors="backslashreplace")
@@ -61,7 +61,7 @@ def described(message: MessageExt) -> list[str]:
 
 
 def moment(time_ms: int) -> str:
-    """Returns epoch milliseconds as an ISO time in UTC; "-" for 0 and less, and from the year 10000 on."""
+    """Return epoch milliseconds as an ISO time in UTC; "-" for 0 and less, and from the year 10000 on."""
     if not 0 < time_ms < 253_402_300_800_000:  # the year 10000
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -26,7 +26,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
 def security_options(command: Command) -> Command:
-    """Adds the options for credentials and TLS. They are no parameters of the command: ``security_settings`` reads them."""
+    """Add the options for credentials and TLS. They are no parameters of the command: ``security_settings`` reads them."""
     help_text = f"User to sign requests as; default: ${ACCESS_KEY}. The secret is taken from ${SECRET_KEY}."
     for option in (
         _option("--server-name", metavar="NAME", help="Name to look for in the servers' certificates."),
@@ -42,13 +42,17 @@ def security_options(command: Command) -> Command:
 
 
 def security_given() -> bool:
-    """Returns whether the running command was given any of the options."""
+    """Return whether the running command was given any of the options."""
     return any(click.get_current_context().meta.get(_KEPT, {}).values())
 
 
 def security_settings() -> dict[str, Any]:
-    """Returns the fields of ClientConfig from the running command's options. Raises UsageError for options that contradict each
-    other, for an access key without its secret, and for files that cannot be used."""
+    """Return the fields of ClientConfig from the running command's options.
+
+    Raises:
+        UsageError: For options that contradict each other, for an access key without its secret, and for files that cannot be
+            used.
+    """
     given: dict[str, Any] = click.get_current_context().meta.get(_KEPT, {})
     settings: dict[str, Any] = {}
     access_key = given.get("access_key") or os.environ.get(ACCESS_KEY)
@@ -108,5 +112,5 @@ class _EncryptedKeyError(Exception):
 
 
 def _encrypted() -> str:
-    """Refuses an encrypted key; OpenSSL would ask for its password on the terminal."""
+    """Refuse an encrypted key; OpenSSL would ask for its password on the terminal."""
     raise _EncryptedKeyError

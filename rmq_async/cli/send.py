@@ -70,7 +70,7 @@ class _SendOptions(ClientOptions):
     group: str
 
     def check(self) -> None:
-        """Raises UsageError for options that contradict each other, and if none names the messages."""
+        """Raise UsageError for options that contradict each other, and if none names the messages."""
         given = sum(each is not None for each in (self.source, self.body, self.path))
         if self.source not in (None, "-") or given > 1 or (not given and not self.as_json):
             raise click.UsageError("give one of --body TEXT, --file PATH and - (each line of standard input), or --json")
@@ -106,7 +106,7 @@ class _SendOptions(ClientOptions):
         )
 
     def copy(self, received: MessageExt) -> Message:
-        """Returns the copy of a message; given options replace its fields, and properties of the same name."""
+        """Return the copy of a message; given options replace its fields, and properties of the same name."""
         changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
         if self.tags is not None:
             changes["tags"] = self.tags
@@ -204,7 +204,7 @@ async def _copies(options: _SendOptions, queues: Queues, left_out: LeftOut) -> A
 
 
 async def _numbered_lines(limit: int) -> AsyncIterator[tuple[int, bytes]]:
-    """Yields the lines that are not blank, with their numbers from 1 on."""
+    """Yield the lines that are not blank, with their numbers from 1 on."""
     number = 0
     try:
         async for line in lines_of(STDIN, limit):
@@ -290,7 +290,7 @@ async def _send_all(
 
 
 def _ignore(error: BaseException) -> None:
-    """Ignores the error, which is raised when its future is awaited."""
+    """Ignore the error, which is raised when its future is awaited."""
 
 
 def _print(output: Output, result: SendResult) -> None:

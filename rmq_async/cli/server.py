@@ -75,8 +75,11 @@ def server(options: _ServerOptions) -> int:
 
 
 async def _serve(options: _ServerOptions, output: Output) -> int:
-    """Serves until SIGTERM or SIGINT, and returns the exit code 0. Raises UsageError for brokers' ports that do not exist;
-    OSError, which names the address, where it cannot listen; InvalidMessageError for an invalid topic."""
+    """Serve until SIGTERM or SIGINT, and return the exit code 0.
+
+    Raises UsageError for brokers' ports that do not exist; OSError, which names the address, where it cannot listen;
+    InvalidMessageError for an invalid topic.
+    """
     _allow_many_connections()
     try:
         server = EmbeddedRocketMQ(
@@ -107,7 +110,11 @@ async def _serve(options: _ServerOptions, output: Output) -> int:
 
 
 def _refusal(options: _ServerOptions, started: int, error: OSError) -> str:
-    """Describes why a server cannot listen. ``started``: number of brokers that could."""
+    """Describe why a server cannot listen.
+
+    Args:
+        started: Number of brokers that could.
+    """
     why = error.strerror or error
     if options.broker_port and started < options.brokers:
         port = broker_ports(options.broker_port, options.brokers)[started]
@@ -117,7 +124,11 @@ def _refusal(options: _ServerOptions, started: int, error: OSError) -> str:
 
 
 async def _create(topics: tuple[str, ...], namesrv: str) -> None:
-    """Creates topics. Raises InvalidMessageError for an invalid name."""
+    """Create topics.
+
+    Raises:
+        InvalidMessageError: For an invalid name.
+    """
     if topics:
         async with Admin(namesrv=namesrv) as admin:
             for topic in topics:
@@ -125,7 +136,7 @@ async def _create(topics: tuple[str, ...], namesrv: str) -> None:
 
 
 def _allow_many_connections() -> None:
-    """Raises the limit of descriptors, which many shells set to 1024, to 65,536 or as far as the system allows."""
+    """Raise the limit of descriptors, which many shells set to 1024, to 65,536 or as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

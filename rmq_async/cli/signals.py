@@ -20,18 +20,18 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_code_of(number: int) -> int:
-    """Returns the exit code of a command that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+    """Return the exit code of a command that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + number
 
 
 def end_at_once(number: int) -> None:
-    """Ends the process at once, without its remaining work."""
+    """End the process at once, without its remaining work."""
     os._exit(exit_code_of(number))
 
 
 @contextmanager
 def signals_handled(first: Callable[[int], object], again: Callable[[int], object] = end_at_once) -> Iterator[None]:
-    """Calls ``first`` with the number of the first signal, ``again`` with that of each later one, while the body runs.
+    """Call ``first`` with the number of the first signal, ``again`` with that of each later one, while the body runs.
 
     Both are called in the main thread between any two of its steps, as handlers of ``signal.signal`` are: they pass work for a
     loop to ``call_soon_threadsafe``. Outside of the main thread it handles no signal.
@@ -57,7 +57,7 @@ def signals_handled(first: Callable[[int], object], again: Callable[[int], objec
 
 @contextmanager
 def ended_by_signal() -> Iterator[asyncio.Event]:
-    """Provides an event of the running loop that the first signal sets; a second one ends the process at once."""
+    """Provide an event of the running loop that the first signal sets; a second one ends the process at once."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     with signals_handled(lambda _: loop.call_soon_threadsafe(ended.set)):
         yield ended

@@ -1,5 +1,6 @@
 """The command ``rmq simulate``: runs seeds of a scenario on a simulated cluster, until one fails or their number or time is
-over."""
+over.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class _SimulateOptions:
     trace: bool
 
     def check(self) -> None:
-        """Raises UsageError for options that contradict each other."""
+        """Raise UsageError for options that contradict each other."""
         if self.seed is not None and (self.seeds, self.seconds, self.first) != (None, None, None):
             raise click.UsageError("--seed runs one seed; leave out --seeds, --for and --first")
         if self.trace and self.seed is None:
@@ -102,8 +103,10 @@ def simulate(given: _SimulateOptions) -> int:
 
 
 def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
-    """Yields the outcomes, about in the order in which the seeds end. After the time of ``--for`` no further seed is submitted;
-    with several jobs, seeds that wait in the pool by then still run."""
+    """Yield the outcomes, about in the order in which the seeds end.
+
+    After the time of ``--for`` no further seed is submitted; with several jobs, seeds that wait in the pool by then still run.
+    """
     over = float("inf") if given.seconds is None else time.monotonic() + given.seconds
     left = iter(seeds)
     if given.jobs == 1:
@@ -129,7 +132,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent has ended: a parent that is killed cannot end the processes of its pool."""
+    """End this process when its parent has ended: a parent that is killed cannot end the processes of its pool."""
     parent = parent_process()
     assert parent is not None
 

@@ -1,5 +1,7 @@
-"""The command ``rmq spark``: runs the pipelines of the extra ``spark``. They parse their own arguments, because they also run
-without ``rmq``."""
+"""The command ``rmq spark``: runs the pipelines of the extra ``spark``.
+
+They parse their own arguments, because they also run without ``rmq``.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def _pipeline(name: str, summary: str) -> click.Command:
 
 
 def needs_spark() -> None:
-    """Raises ClickException where a package of the extra is not installed."""
+    """Raise ClickException where a package of the extra is not installed."""
     needs_extra("spark", _NEEDED)
 
 

@@ -28,7 +28,7 @@ def topic(context: click.Context) -> int:
 
 
 def with_admin(config: ClientConfig, work: Callable[[Admin], Awaitable[None]]) -> int:
-    """Runs ``work`` with a started admin; returns the exit code 0."""
+    """Run ``work`` with a started admin; return the exit code 0."""
 
     async def started() -> None:
         async with Admin(client=config) as admin:

@@ -45,7 +45,11 @@ class BrokerClock:
         return min(self._offset, self._older) < inf
 
     def note(self, broker_ms: int, sent: float, arrived: float) -> None:
-        """Reads an answer. ``broker_ms``: the broker's time at some moment between the request and the answer."""
+        """Read an answer.
+
+        Args:
+            broker_ms: The broker's time at some moment between the request and the answer.
+        """
         if broker_ms <= 0:
             return
         least, offset = sent * 1000 - broker_ms, arrived * 1000 - broker_ms
@@ -57,18 +61,20 @@ class BrokerClock:
             self._offset = min(self._offset, offset)
 
     def forget(self) -> None:
-        """Discards the readings; the clock is not known until the next answer."""
+        """Discard the readings; the clock is not known until the next answer."""
         self._offset = self._older = inf
 
     def broker_ms(self, now: float) -> int | None:
-        """Returns the broker's time at ``now``, which may be too early by the time that an answer takes; None if it is not
-        known."""
+        """Return the broker's time at ``now``, which may be too early by the time that an answer takes; None if it is not
+        known.
+        """
         offset = min(self._offset, self._older)
         return None if offset == inf else round(now * 1000 - offset)
 
     def ends(self, broker_ms: int, duration_ms: int, sent: float, arrived: float) -> float:
-        """Returns the time of this process at which something ends that began at ``broker_ms``, between ``sent`` and
-        ``arrived``, and lasts ``duration_ms``."""
+        """Return the time of this process at which something ends that began at ``broker_ms``, between ``sent`` and
+        ``arrived``, and lasts ``duration_ms``.
+        """
         duration = duration_ms / 1000
         offset = min(self._offset, self._older)
         known = broker_ms / 1000 + duration + (offset / 1000 if offset < inf else inf)
@@ -76,8 +82,9 @@ class BrokerClock:
 
 
 def broker_time_in(facts: Mapping[str, str]) -> int | None:
-    """Returns the broker's time, to half a second, from its runtime information (GET_BROKER_RUNTIME_INFO), which has the time of
-    its start and the seconds since then; None without them."""
+    """Return the broker's time, to half a second, from its runtime information (GET_BROKER_RUNTIME_INFO), which has the time of
+    its start and the seconds since then; None without them.
+    """
     started, runtime = facts.get("bootTimestamp", ""), _RUNTIME.fullmatch(facts.get("runtime", ""))
     if runtime is None or not re.fullmatch(r"\d{1,15}", started, re.ASCII):
         return None
@@ -99,15 +106,18 @@ class BrokerClocks:
         return found
 
     def age(self, broker: str, stored_ms: int) -> float:
-        """Returns the seconds since a message was stored, by the broker's clock, or, where that is not known, by this machine's;
-        from any thread."""
+        """Return the seconds since a message was stored, by the broker's clock, or, where that is not known, by this machine's.
+
+        From any thread.
+        """
         clock = self._clocks.get(broker)
         now_ms = None if clock is None else clock.broker_ms(machine.monotonic())
         return max((machine.time() * 1000 if now_ms is None else now_ms) - stored_ms, 0.0) / 1000
 
     def wants_look(self, broker: str, stored_ms: int) -> bool:
-        """Returns whether the broker is to be asked for its time now, for the age of a message: the message is old, or of the
-        future, by this machine's clock, and the broker was not asked in the last LOOK_AGAIN seconds."""
+        """Return whether the broker is to be asked for its time now, for the age of a message: the message is old, or of the
+        future, by this machine's clock, and the broker was not asked in the last LOOK_AGAIN seconds.
+        """
         if abs(machine.time() - stored_ms / 1000) <= AGREE:
             return False
         now = machine.monotonic()

@@ -28,8 +28,10 @@ class _Taken:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all ids. Also called in a forked child: it has no clients yet, and a thread that held the lock does not run
-        there."""
+        """Forget all ids.
+
+        Also called in a forked child: it has no clients yet, and a thread that held the lock does not run there.
+        """
         self.lock = Lock()
         self.loops: dict[Hashable, asyncio.AbstractEventLoop] = {}
 
@@ -41,7 +43,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def take(ip: str, instance_name: str, unit_name: str | None) -> str:
-    """Returns an id that no other client of this process has, until ``give_back`` or until the running loop is closed."""
+    """Return an id that no other client of this process has, until ``give_back`` or until the running loop is closed."""
     loop = asyncio.get_running_loop()
     with _taken.lock:
         loops = _taken.loops = {each: its for each, its in _taken.loops.items() if not its.is_closed()}
@@ -51,7 +53,7 @@ def take(ip: str, instance_name: str, unit_name: str | None) -> str:
 
 
 def give_back(client_id: str) -> None:
-    """Ends the use of an id, on the loop that took it."""
+    """End the use of an id, on the loop that took it."""
     with _taken.lock:
         key = _key(client_id)
         if _taken.loops.get(key) is asyncio.get_running_loop():
@@ -59,7 +61,7 @@ def give_back(client_id: str) -> None:
 
 
 def _key(client_id: str) -> Hashable:
-    """Returns the key of an id of this process: a simulation has several machines, each with processes of its own."""
+    """Return the key of an id of this process: a simulation has several machines, each with processes of its own."""
     return machine.process_id, machine.process_id(), client_id
 
 

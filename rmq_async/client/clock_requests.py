@@ -21,8 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 async def look_at_clock(instance: ClientInstance, queue: MessageQueue) -> None:
-    """Reads the clock of a queue's broker from its runtime information; does nothing where the broker does not answer that.
-    ``queue``: with names on the wire."""
+    """Read the clock of a queue's broker from its runtime information; do nothing where the broker does not answer that.
+
+    Args:
+        queue: With names on the wire.
+    """
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     broker, sent = instance.routes.broker_of(queue), machine.monotonic()
     try:

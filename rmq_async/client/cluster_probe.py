@@ -48,7 +48,11 @@ LOCAL_ADDRESS_TIMEOUT: Final = 1.0
 
 
 class ClusterProbe:
-    """The wait for the first answer of a cluster. ``timeout``: seconds for one attempt."""
+    """The wait for the first answer of a cluster.
+
+    Args:
+        timeout: Seconds for one attempt.
+    """
 
     def __init__(self, name_servers: NameServers, timeout: float) -> None:
         self._name_servers = name_servers
@@ -57,9 +61,13 @@ class ClusterProbe:
         """Set by the first answer that names a broker, has an error code or cannot be read; never cleared."""
 
     async def run_once(self) -> str:
-        """Sends one request, a second one where a broker may have answered, and one to each other name server; returns the address
-        of the name server that lists the most brokers. Raises NameServerError when none answers, a permanent one if brokers are at
-        all addresses."""
+        """Send one request, a second one where a broker may have answered, and one to each other name server.
+
+        Return the address of the name server that lists the most brokers.
+
+        Raises:
+            NameServerError: When none answers, a permanent one if brokers are at all addresses.
+        """
         deadline = machine.monotonic() + self._timeout
         response, address = await self._ask_for_cluster(deadline)
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -69,7 +77,7 @@ class ClusterProbe:
         return await self._fullest(address, _brokers_named(response), deadline)
 
     async def run_until_found(self) -> None:
-        """Sends requests until there is a cluster, with pauses that grow to one second."""
+        """Send requests until there is a cluster, with pauses that grow to one second."""
         began, backoff = machine.monotonic(), Backoff(FIRST_PAUSE, MAX_PAUSE)
         while not self.cluster_found.is_set():
             await asyncio.sleep(backoff.next())
@@ -85,7 +93,7 @@ class ClusterProbe:
         logger.info("the cluster answers, %.3g s after the start", machine.monotonic() - began)
 
     async def wait(self, deadline: float) -> None:
-        """Waits for the cluster during a share of the time until ``deadline`` (monotonic); returns in any case."""
+        """Wait for the cluster during a share of the time until ``deadline`` (monotonic); return in any case."""
         if self.cluster_found.is_set():
             return
         try:
@@ -95,7 +103,7 @@ class ClusterProbe:
             return
 
     async def _fullest(self, address: str, named: int, deadline: float) -> str:
-        """Compares with the other name servers; returns the address of the one that names the most brokers, and stays with it."""
+        """Compare with the other name servers; return the address of the one that names the most brokers, and stay with it."""
         servers = self._name_servers
         patience = min(_left(deadline), COMPARED_WITHIN) if named else _left(deadline)
         enough = None if named else bool
@@ -128,7 +136,11 @@ def _route_request() -> RemotingCommand:
 
 
 def _check_for_broker(response: RemotingCommand, address: str) -> RemotingCommand:
-    """Returns the answer to a request for a route. Raises BrokerError for that of a broker."""
+    """Return the answer to a request for a route.
+
+    Raises:
+        BrokerError: For that of a broker.
+    """
     if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         request = RequestCode.GET_ROUTEINFO_BY_TOPIC.name
         raise broker_error(response.code, response.remark, request=request, address=address)
@@ -136,8 +148,10 @@ def _check_for_broker(response: RemotingCommand, address: str) -> RemotingComman
 
 
 def _brokers_named(response: RemotingCommand) -> int:
-    """Returns the number of brokers that the answer names. It is 1 for an error code and for a body that cannot be read: another
-    answer would hardly be better."""
+    """Return the number of brokers that the answer names.
+
+    It is 1 for an error code and for a body that cannot be read: another answer would hardly be better.
+    """
     if response.code != ResponseCode.SUCCESS:
         return 1
     try:
@@ -147,7 +161,7 @@ def _brokers_named(response: RemotingCommand) -> int:
 
 
 async def local_address(name_servers: Iterable[str]) -> str:
-    """Returns this machine's address towards the first name server with a network route; empty if there is none.
+    """Return this machine's address towards the first name server with a network route; empty if there is none.
 
     It connects a datagram socket, which sends nothing.
     """

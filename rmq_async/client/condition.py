@@ -20,7 +20,7 @@ _TEXT_LIMIT = 500
 
 
 def loop_problem(instance: ClientInstance) -> Problem | None:
-    """Returns the problem that keeps the instance's timers from running, or None."""
+    """Return the problem that keeps the instance's timers from running, or None."""
     loop_monitor = instance.loop_monitor
     if not loop_monitor.runs:
         return Problem(ProblemCode.LOOP_STOPPED, "the event loop that the client was started on does not run any more")
@@ -31,7 +31,7 @@ def loop_problem(instance: ClientInstance) -> Problem | None:
 
 
 def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]:
-    """Returns whether a cluster has answered since the start, and the present problem with the name servers, or None."""
+    """Return whether a cluster has answered since the start, and the present problem with the name servers, or None."""
     names, waits = instance.name_servers, instance.config.start_without_cluster
     failure = names.failure
     reason = f": {printable(failure, _TEXT_LIMIT)}" if failure is not None else ""
@@ -47,7 +47,7 @@ def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]
 
 
 def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[Problem]]:
-    """Returns the masters of the routes in use, by broker name, and their problems."""
+    """Return the masters of the routes in use, by broker name, and their problems."""
     found: dict[str, BrokerHealth] = {}
     problems: list[Problem] = []
     for name, address in sorted(instance.routes.masters().items()):
@@ -64,20 +64,21 @@ def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[
 
 
 def is_silent(instance: ClientInstance, broker_name: str) -> bool:
-    """Returns whether requests to a broker's master are unanswered and no byte has come for ``request_timeout`` seconds, as from
-    a frozen process."""
+    """Return whether requests to a broker's master are unanswered and no byte has come for ``request_timeout`` seconds, as from
+    a frozen process.
+    """
     connection = instance.open_connection(broker_name)
     return connection is not None and connection.silent_for(machine.monotonic()) >= instance.config.request_timeout
 
 
 def last_success_age(instance: ClientInstance) -> float | None:
-    """Returns the seconds since a broker confirmed a stored message; None if none has."""
+    """Return the seconds since a broker confirmed a stored message; None if none has."""
     stored_at = instance.pool.last_stored()
     return None if stored_at is None else max(0.0, machine.monotonic() - stored_at)
 
 
 def _trouble(instance: ClientInstance, address: str) -> tuple[ProblemCode, str] | None:
-    """Returns the code and the text of the problem with a broker, or None."""
+    """Return the code and the text of the problem with a broker, or None."""
     reason = instance.pool.trouble(address)
     if reason is not None:
         return ProblemCode.BROKER_UNREACHABLE, printable(reason, _TEXT_LIMIT)

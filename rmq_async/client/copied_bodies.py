@@ -16,9 +16,14 @@ __all__ = ["body_as_stored"]
 
 
 async def body_as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
-    """Returns the body of a copy and its flags: a body that was stored compressed is compressed again, if that makes it smaller.
+    """Return the body of a copy and its flags: a body that was stored compressed is compressed again, if that makes it smaller.
 
-    ``deadline``: monotonic. Raises RequestTimeoutError if that takes longer."""
+    Args:
+        deadline: monotonic.
+
+    Raises:
+        RequestTimeoutError: If that takes longer.
+    """
     # A broker may refuse the larger body. Old senders use zlib without a flag for the type; only the size of the record then shows
     # that the body was compressed.
     body, kind = received.body, compression_type(received.sys_flag)

@@ -21,8 +21,12 @@ __all__ = ["FirstCommits"]
 
 
 class _Table:
-    """A broker's table of offsets, while commits to it are under way. ``exists``: whether one of them has succeeded. ``turn``:
-    done when the commit that is sent alone has ended; None while there is no such commit."""
+    """A broker's table of offsets, while commits to it are under way.
+
+    Attributes:
+        exists: Whether one of them has succeeded.
+        turn: Done when the commit that is sent alone has ended; None while there is no such commit.
+    """
 
     __slots__ = ("commits", "exists", "turn")
 
@@ -42,11 +46,15 @@ class FirstCommits:
         return len(self._tables)
 
     async def commit(self, key: tuple[str, str, str], send: Callable[[], Awaitable[None]], deadline: float) -> None:
-        """Awaits ``send()``, the request of a commit. Concurrent commits to one table are sent one at a time until one of them
-        has succeeded.
+        """Await ``send()``, the request of a commit.
 
-        ``key``: group, topic and broker name. Raises the error of ``send``, and RequestTimeoutError if the turn of this commit
-        has not come by ``deadline`` (monotonic).
+        Concurrent commits to one table are sent one at a time until one of them has succeeded.
+
+        Raise the error of ``send``, and RequestTimeoutError if the turn of this commit has not come by ``deadline``
+        (monotonic).
+
+        Args:
+            key: Group, topic and broker name.
         """
         table = self._tables.setdefault(key, _Table())
         table.commits += 1

@@ -39,7 +39,8 @@ _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT
 class FormerConnections:
     """The former connections to brokers, whose end removes the client's id there.
 
-    ``forgotten(address)``: called when the broker may have forgotten the client.
+    Args:
+        forgotten: Called when the broker may have forgotten the client.
     """
 
     def __init__(self, forgotten: Callable[[str], None]) -> None:
@@ -52,8 +53,12 @@ class FormerConnections:
         self._closed = False
 
     def add(self, connection: Connection, last_heartbeat: float) -> None:
-        """Adds a connection that takes no more requests. ``last_heartbeat``: when (monotonic) the last heartbeat that the
-        broker answered was sent on it; if none was answered, when the last one was sent."""
+        """Add a connection that takes no more requests.
+
+        Args:
+            last_heartbeat: When (monotonic) the last heartbeat that the broker answered was sent on it; if none was answered,
+                when the last one was sent.
+        """
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:
             while len(self._unreplaced) >= MOST_UNREPLACED:
@@ -62,14 +67,15 @@ class FormerConnections:
             self._doubt(connection.address, last_heartbeat + SILENT_UNTIL, SILENT_UNTIL - SILENT)
 
     def answered(self, address: str) -> None:
-        """Counts a heartbeat that a broker has answered on its present connection: from now on it writes nothing more to a
-        silent one."""
+        """Count a heartbeat that a broker has answered on its present connection: from now on it writes nothing more to a
+        silent one.
+        """
         if address in self._unreplaced:
             del self._unreplaced[address]
             self._doubt(address, machine.monotonic() + REPLACED_UNTIL, REPLACED_UNTIL)
 
     def close(self) -> None:
-        """Cancels all timers."""
+        """Cancel all timers."""
         self._closed = True
         for timer in self._timers:
             timer.cancel()
@@ -79,8 +85,10 @@ class FormerConnections:
         self._after(NOTICED, partial(self._forgotten, address))
 
     def _doubt(self, address: str, until: float, seconds: float) -> None:
-        """Calls ``forgotten`` every ``AGAIN`` seconds in the last ``seconds`` before ``until``. Calls that are scheduled for the
-        address already go on until then instead, or longer."""
+        """Call ``forgotten`` every ``AGAIN`` seconds in the last ``seconds`` before ``until``.
+
+        Calls that are scheduled for the address already go on until then instead, or longer.
+        """
         if (known := self._doubted.get(address)) is not None:
             self._doubted[address] = max(known, until)
         elif (left := until - machine.monotonic()) > 0:

@@ -34,7 +34,7 @@ class GapTable:
         self._known: dict[tuple[str, str], _Settings] = {}
 
     def is_compacted(self, broker_name: str, topic: str) -> bool:
-        """Returns whether the topic is known to be compacted; no I/O."""
+        """Return whether the topic is known to be compacted; no I/O."""
         config = self.get(broker_name, topic)
         return config is not None and is_compacted(config)
 

@@ -34,11 +34,11 @@ class GroupListener(Protocol):
     """One member of a group. Its methods are plain functions, called between two reads of a connection: they must not block."""
 
     def members_changed(self) -> None:
-        """Handles NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed."""
+        """Handle NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Returns the response to RESET_CONSUMER_CLIENT_OFFSET, GET_CONSUMER_STATUS_FROM_CLIENT, GET_CONSUMER_RUNNING_INFO or
-        CONSUME_MESSAGE_DIRECTLY, or an awaitable of it, which is cancelled when the connection closes; None: no response.
+        """Return the response to RESET_CONSUMER_CLIENT_OFFSET, GET_CONSUMER_STATUS_FROM_CLIENT, GET_CONSUMER_RUNNING_INFO or
+        CONSUME_MESSAGE_DIRECTLY, or an awaitable of it, which is cancelled when the connection closes. None: no response.
         """
 
 
@@ -49,12 +49,16 @@ class GroupRequests:
         self._listeners: dict[str, GroupListener] = {}
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Returns the handlers of these requests by code."""
+        """Return the handlers of these requests by code."""
         notify = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         return {code: self._notify if code == notify else self._serve for code in _GROUP_FIELDS}
 
     def add(self, group: str, listener: GroupListener) -> None:
-        """Adds the listener of a group. Raises ConfigError when the group has one already."""
+        """Add the listener of a group.
+
+        Raises:
+            ConfigError: When the group has one already.
+        """
         if group in self._listeners:
             raise ConfigError(
                 f"consumer group {group} is already in use by this client; share that consumer, or give another instance_name"
@@ -65,7 +69,7 @@ class GroupRequests:
         self._listeners.pop(group, None)
 
     def _notify(self, connection: Connection, command: RemotingCommand) -> None:
-        """Notifies the listener of the group, or all listeners if the request names no group."""
+        """Notify the listener of the group, or all listeners if the request names no group."""
         group = _group_of(command)
         listener = self._listeners.get(group)
         if group and listener is None:
@@ -90,7 +94,7 @@ def _group_of(command: RemotingCommand) -> str:
 
 
 def _unserved(command: RemotingCommand, group: str) -> RemotingCommand | None:
-    """Returns the response for a group without a listener, the same as that of Java's ``ClientRemotingProcessor``."""
+    """Return the response for a group without a listener, the same as that of Java's ``ClientRemotingProcessor``."""
     if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
         return None
     if command.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:

@@ -79,7 +79,11 @@ class HeartbeatState:
 class Heartbeats:
     """The groups of one client and the heartbeats that announce them.
 
-    ``masters()``: addresses of the brokers in use. ``interval``, ``timeout``: seconds. ``display_name``: a group's name in errors.
+    Args:
+        masters: Addresses of the brokers in use.
+        interval: seconds.
+        timeout: See ``interval``.
+        display_name: A group's name in errors.
     """
 
     def __init__(
@@ -124,57 +128,68 @@ class Heartbeats:
         return frozenset(self._consumers)
 
     def add_producer(self, group: str) -> None:
-        """Adds a producer group. Raises ConfigError when the group exists already."""
+        """Add a producer group.
+
+        Raises:
+            ConfigError: When the group exists already.
+        """
         if group in self._producers:
             raise _twice("producer", self._display_name(group))
         self._producers.add(group)
         self._groups_changed(announce=True)
 
     def add_consumer(self, data: ConsumerData) -> None:
-        """Adds a consumer group. Raises ConfigError when the group exists already."""
+        """Add a consumer group.
+
+        Raises:
+            ConfigError: When the group exists already.
+        """
         if data.group_name in self._consumers:
             raise _twice("consumer", self._display_name(data.group_name))
         self._consumers[data.group_name] = data
         self._groups_changed(announce=True)
 
     async def remove_producer(self, group: str, timeout: float) -> None:
-        """Removes the group and unregisters it at all connected brokers; waits for their answers, at most ``timeout``, the
-        request timeout or 1 s (``FAREWELL``), the shortest of them. Does nothing for a group that was not added."""
+        """Remove the group and unregister it at all connected brokers.
+
+        Wait for their answers, at most ``timeout``, the request timeout or 1 s (``FAREWELL``), the shortest of them. Do nothing
+        for a group that was not added.
+        """
         if group in self._producers:
             self._producers.discard(group)
             self._groups_changed(announce=False)
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=group), timeout)
 
     async def remove_consumer(self, group: str, timeout: float) -> None:
-        """Removes the group as ``remove_producer`` does."""
+        """Remove the group as ``remove_producer`` does."""
         if self._consumers.pop(group, None) is not None:
             self._groups_changed(announce=False)
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, consumerGroup=group), timeout)
 
     def on_connected(self, connection: Connection) -> None:
-        """Starts the first heartbeat of a new connection to a broker in use."""
+        """Start the first heartbeat of a new connection to a broker in use."""
         if connection.address in set(self._masters()):
             self._beat(connection)
 
     def on_closed(self, connection: Connection) -> None:
-        """Removes a connection that takes no more requests; the broker may drop the client's id when its socket closes."""
+        """Remove a connection that takes no more requests; the broker may drop the client's id when its socket closes."""
         if (state := self._states.pop(connection, None)) is not None:
             self._former.add(connection, state.reached_at or state.sent_at)
 
     def send_missing(self) -> None:
-        """Sends the first heartbeat on connections that were made before their brokers came into use."""
+        """Send the first heartbeat on connections that were made before their brokers came into use."""
         for address in self._masters():
             connection = self._pool.get(address)
             if connection is not None and connection not in self._states:
                 self._beat(connection)
 
     def announce(self) -> None:
-        """Schedules one heartbeat to each connected broker in use for the next turn of the loop, however often it is called."""
+        """Schedule one heartbeat to each connected broker in use for the next turn of the loop, however often it is called."""
         if self._soon is None and not self._closed:
             self._soon = asyncio.get_running_loop().call_soon(self._announce)
 
     async def run(self) -> None:
-        """Starts a round every ``interval`` seconds, and tries broken connections in between, for ever."""
+        """Start a round every ``interval`` seconds, and tries broken connections in between, for ever."""
         due = machine.monotonic() + self._interval
         while True:
             await asyncio.sleep(min(max(due - machine.monotonic(), 0.0), self._interval / RECONNECTS))
@@ -188,7 +203,7 @@ class Heartbeats:
                 logger.exception("heartbeats failed; the next round is within %s s", self._interval)
 
     def round(self) -> None:
-        """Starts a heartbeat to each master in use without a recent one; connects where necessary. Does nothing without groups."""
+        """Start a heartbeat to each master in use without a recent one; connect where necessary. Do nothing without groups."""
         if not self._has_groups():
             return
         recently = machine.monotonic() - self._interval / 2
@@ -204,7 +219,7 @@ class Heartbeats:
                     self._beat(connection)
 
     def reconnect(self) -> None:
-        """Starts to connect to masters in use that could not be reached, to notice when they are back; not without groups."""
+        """Start to connect to masters in use that could not be reached, to notice when they are back; not without groups."""
         if not self._has_groups():
             return
         for address in dict.fromkeys(self._masters()):
@@ -216,16 +231,16 @@ class Heartbeats:
                 self._spawn(self._connect(address), f"connect {address} again")
 
     async def send_first(self, timeout: float) -> None:
-        """Connects to every master in use and waits up to ``timeout`` seconds for the answers to their first heartbeats."""
+        """Connect to every master in use and wait up to ``timeout`` seconds for the answers to their first heartbeats."""
         self.round()
         deadline = machine.monotonic() + timeout
         while self._tasks and machine.monotonic() < deadline:  # a connect is followed by its heartbeat
             await asyncio.wait(tuple(self._tasks), timeout=deadline - machine.monotonic())
 
     async def introduce(self, addresses: Iterable[str], timeout: float) -> None:
-        """Waits until the brokers at ``addresses`` know the client on their present connections, ``timeout`` seconds at most.
+        """Wait until the brokers at ``addresses`` know the client on their present connections, ``timeout`` seconds at most.
 
-        Connects where necessary. Does not wait for an introduction that began more than 1 s ago (``INTRODUCED_WITHIN``), nor for a
+        Connect where necessary. Do not wait for an introduction that began more than 1 s ago (``INTRODUCED_WITHIN``), nor for a
         broker to which one has failed in the last 5 s (``UNREACHABLE_FOR``), and hardly for the next one (``BACK_WITHIN``).
         """
         self._introduces = True
@@ -246,13 +261,13 @@ class Heartbeats:
                 await asyncio.wait([introduction], timeout=left)
 
     async def wait_answer(self, address: str, timeout: float) -> None:
-        """Waits up to ``timeout`` seconds for the answer to a pending heartbeat to ``address``, if there is one."""
+        """Wait up to ``timeout`` seconds for the answer to a pending heartbeat to ``address``, if there is one."""
         state = self._state_at(address)
         if state is not None and state.task is not None:
             await asyncio.wait([state.task], timeout=timeout)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Cancels all tasks and timers; returns the tasks, which need an iteration of the loop to end."""
+        """Cancel all tasks and timers; return the tasks, which need an iteration of the loop to end."""
         self._closed = True
         if self._soon is not None:
             self._soon.cancel()
@@ -283,7 +298,7 @@ class Heartbeats:
         return self._body
 
     def _announce(self) -> None:
-        """Sends the heartbeats of ``announce``."""
+        """Send the heartbeats of ``announce``."""
         self._soon = None
         for address in dict.fromkeys(self._masters()):
             connection = self._pool.get(address)
@@ -334,7 +349,10 @@ class Heartbeats:
             log(text, address, response.code, printable(response.remark))
 
     async def _rejoin(self, connection: Connection, state: HeartbeatState) -> None:
-        """Unregisters one group. The next heartbeat then has a group that is new to the broker, which restores the client's id."""
+        """Unregister one group.
+
+        The next heartbeat then has a group that is new to the broker, which restores the client's id.
+        """
         times = state.drops
         header = UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=min(self._producers))
         command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
@@ -342,20 +360,20 @@ class Heartbeats:
         state.restored_drops = times
 
     def _count_drop(self, connection: Connection) -> None:
-        """Counts that the broker has dropped the client's id, or is about to."""
+        """Count that the broker has dropped the client's id, or is about to."""
         state = self._states.get(connection)
         if state is not None:
             state.known = False
             state.drops += 1
 
     def _restore(self, connection: Connection) -> None:
-        """Counts a drop of the client's id, and starts the heartbeat that restores it if a call has ever waited for a reply."""
+        """Count a drop of the client's id, and start the heartbeat that restores it if a call has ever waited for a reply."""
         self._count_drop(connection)
         if self._introduces and self._producers and connection.is_open and connection in self._states:
             self._beat(connection)
 
     def _forgotten(self, address: str) -> None:
-        """Restores the id at a broker that may have dropped it with a former connection."""
+        """Restore the id at a broker that may have dropped it with a former connection."""
         if (connection := self._pool.get(address)) is not None:
             self._restore(connection)
 
@@ -380,7 +398,7 @@ class Heartbeats:
         self._introductions.pop(address, None)
 
     async def _connect(self, address: str) -> None:
-        """Connects; the pool then calls ``on_connected``, which sends the heartbeat."""
+        """Connect; the pool then calls ``on_connected``, which sends the heartbeat."""
         try:
             await self._pool.connect(address, self._timeout)
         except RocketMQError as error:
@@ -389,7 +407,7 @@ class Heartbeats:
             log(text, address, printable(error))
 
     def _log_of(self, address: str) -> Callable[..., None]:
-        """Returns ``logger.warning`` for the first failure of a broker in use, else ``logger.debug``."""
+        """Return ``logger.warning`` for the first failure of a broker in use, else ``logger.debug``."""
         if address in self._reported or address not in set(self._masters()):
             return logger.debug
         self._reported.add(address)
@@ -440,7 +458,7 @@ class Heartbeats:
 
 
 async def _is_known(state: HeartbeatState) -> bool:
-    """Waits for pending heartbeats until one is accepted; returns whether the broker knows the client."""
+    """Wait for pending heartbeats until one is accepted; return whether the broker knows the client."""
     waited: asyncio.Task[None] | None = None
     while state.task is not None and state.task is not waited and not state.known:
         waited = state.task

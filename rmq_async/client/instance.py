@@ -82,11 +82,14 @@ class _State(Enum):
 
 
 class ClientInstance:
-    """The connections, routes and heartbeats of one client, shared by all with an equal config. Made by ``acquire`` and given
-    back by ``release``; other methods are for the time between.
+    """The connections, routes and heartbeats of one client, shared by all with an equal config.
 
-    ``handlers``: request code -> plain function that makes the response to a server's request, or an awaitable of it (None: no
-    response). ``group_requests``: the requests for consumer groups.
+    Made by ``acquire`` and given back by ``release``; other methods are for the time between.
+
+    Attributes:
+        handlers: Request code -> plain function that makes the response to a server's request, or an awaitable of it (None: no
+            response).
+        group_requests: The requests for consumer groups.
     """
 
     pool: ConnectionPool
@@ -130,12 +133,16 @@ class ClientInstance:
 
     @classmethod
     async def acquire(cls, config: ClientConfig) -> ClientInstance:
-        """Returns the running instance for ``config`` on this loop; the first user starts it.
+        """Return the running instance for ``config`` on this loop; the first user starts it.
 
-        Raises ConfigError for an invalid address in ``NAMESRV_ADDR``; NameServerError when no name server is configured, or none
-        answers within ``request_timeout`` and the client may not start without a cluster; RequestTimeoutError when the system's
-        certificate authorities are not read in that time; ClientStateError if the start was cancelled. After an error, or the
-        cancellation of the only user, no connection or task remains.
+        After an error, or the cancellation of the only user, no connection or task remains.
+
+        Raises:
+            ConfigError: For an invalid address in ``NAMESRV_ADDR``.
+            NameServerError: When no name server is configured, or none answers within ``request_timeout`` and the client may
+                not start without a cluster.
+            RequestTimeoutError: When the system's certificate authorities are not read in that time.
+            ClientStateError: If the start was cancelled.
         """
         resolved = config.resolved()
         key = (generation(), asyncio.get_running_loop(), resolved)
@@ -163,7 +170,7 @@ class ClientInstance:
         return instance
 
     async def release(self, timeout: float = 0.0) -> None:
-        """Gives the instance back; the last user closes it, after up to ``timeout`` seconds for pending requests.
+        """Give the instance back; the last user closes it, after up to ``timeout`` seconds for pending requests.
 
         Raises as ``check_usable`` does.
         """
@@ -175,7 +182,7 @@ class ClientInstance:
         return self._users
 
     def check_usable(self) -> None:
-        """Raises ForkedError in a forked child, WrongLoopError on another loop, ClientStateError when closed."""
+        """Raise ForkedError in a forked child, WrongLoopError on another loop, ClientStateError when closed."""
         if self._generation != generation():
             check_not_forked(self._generation)
         if asyncio.get_running_loop() is not self._loop:
@@ -184,34 +191,47 @@ class ClientInstance:
             raise ClientStateError("the client is stopped; start it again")
 
     def is_here(self) -> bool:
-        """Returns whether the caller is in the process and on the event loop that the instance was started in."""
+        """Return whether the caller is in the process and on the event loop that the instance was started in."""
         return self._generation == generation() and asyncio.get_running_loop() is self._loop
 
     # -- groups
 
     def register_producer(self, group: str) -> None:
-        """Adds the group to the heartbeats. Raises ConfigError when it is registered already."""
+        """Add the group to the heartbeats.
+
+        Raises:
+            ConfigError: When it is registered already.
+        """
         self.heartbeats.add_producer(group)
 
     async def unregister_producer(self, group: str, timeout: float) -> None:
-        """Unregisters the group at connected brokers, as ``Heartbeats.remove_producer`` does."""
+        """Unregister the group at connected brokers, as ``Heartbeats.remove_producer`` does."""
         await self.heartbeats.remove_producer(group, timeout)
 
     def register_consumer(self, data: ConsumerData) -> None:
-        """Adds the group to the heartbeats. Raises ConfigError when it is registered already."""
+        """Add the group to the heartbeats.
+
+        Raises:
+            ConfigError: When it is registered already.
+        """
         self.heartbeats.add_consumer(data)
 
     async def unregister_consumer(self, group: str, timeout: float) -> None:
-        """Unregisters the group as ``unregister_producer`` does."""
+        """Unregister the group as ``unregister_producer`` does."""
         await self.heartbeats.remove_consumer(group, timeout)
 
     # -- requests to brokers
 
     async def broker_address(self, broker_name: str, topic: str, timeout: float, *, any_replica: bool = False) -> str:
-        """Returns the address of a broker's master, from known routes or else from a new look-up of ``topic``.
+        """Return the address of a broker's master, from known routes or else from a new look-up of ``topic``.
 
-        ``any_replica``: without a known master, use the replica with the lowest id. Raises BrokerNotFoundError when no route
-        has such an address, and as ``RouteTable.get`` does.
+        Raises as ``RouteTable.get`` does, too.
+
+        Args:
+            any_replica: Without a known master, use the replica with the lowest id.
+
+        Raises:
+            BrokerNotFoundError: When no route has such an address.
         """
         address = self._known_address(broker_name, any_replica)
         if address is None:
@@ -236,7 +256,7 @@ class ClientInstance:
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
-        """Returns the name of the broker that holds a queue; looks up a static topic whose route is not known.
+        """Return the name of the broker that holds a queue; looks up a static topic whose route is not known.
 
         Raises as ``RouteTable.get`` does.
         """
@@ -254,10 +274,12 @@ class ClientInstance:
         any_replica: bool = False,
         **options: Unpack[RequestOptions],
     ) -> tuple[RemotingCommand, str]:
-        """Sends one request to a broker, after look-up and connect, within ``timeout`` seconds; returns answer and address.
+        """Send one request to a broker, after look-up and connect, within ``timeout`` seconds; return answer and address.
 
-        ``options``: those of ``ConnectionPool.request``. Raises as ``broker_address`` and ``ConnectionPool.request`` do; the
-        error names the broker.
+        Raises as ``broker_address`` and ``ConnectionPool.request`` do; the error names the broker.
+
+        Args:
+            **options: Those of ``ConnectionPool.request``.
         """
         deadline = machine.monotonic() + timeout
         try:
@@ -270,7 +292,7 @@ class ClientInstance:
         return response, address
 
     def plain_connection(self, broker_name: str) -> Connection | None:
-        """Returns the connection of ``open_connection`` if requests on it may be frames encoded in advance.
+        """Return the connection of ``open_connection`` if requests on it may be frames encoded in advance.
 
         None without a connection, and where hooks, credentials, ``namespace_v2`` or binary headers need a RemotingCommand.
         """
@@ -281,14 +303,18 @@ class ClientInstance:
         return connection
 
     def open_connection(self, broker_name: str, *, any_replica: bool = True) -> Connection | None:
-        """Returns the open connection to a broker's master; None if it is not open. ``any_replica``: without a known master,
-        that to the replica with the lowest id."""
+        """Return the open connection to a broker's master; None if it is not open.
+
+        Args:
+            any_replica: Without a known master, that to the replica with the lowest id.
+        """
         address = self._known_address(broker_name, any_replica)
         return None if address is None else self.pool.open.get(address)
 
     def is_replaced(self, broker_name: str, known: Connection | None) -> bool:
-        """Returns whether a broker's master is reached at another address or over another connection than ``known``, so that it may
-        be another process. False while no route names a master, or there is no connection to a known address."""
+        """Return whether a broker's master is reached at another address or over another connection than ``known``, so that it
+        may be another process. False while no route names a master, or there is no connection to a known address.
+        """
         address = self.routes.address_of(broker_name)
         if address is None:
             return False
@@ -298,7 +324,7 @@ class ClientInstance:
         return connection is not known
 
     def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
-        """Names the broker in the error of a request, and refreshes the topic's route if the broker may have moved."""
+        """Name the broker in the error of a request, and refresh the topic's route if the broker may have moved."""
         if error.broker is None:
             error.broker = broker_name
         if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
@@ -358,9 +384,12 @@ class ClientInstance:
         logger.debug("client %s started, name servers %s", self.client_id, ", ".join(self.name_servers.addresses))
 
     async def _local_ip(self) -> str:
-        """Returns this machine's address towards the name server that answers, or without an answer towards the first that a
-        network route leads to; "" if it is not known. Raises NameServerError without an answer, unless the client may start without
-        a cluster and the error is not permanent."""
+        """Return this machine's address towards the name server that answers, or without an answer towards the first that a
+        network route leads to. "" if it is not known.
+
+        Raises:
+            NameServerError: Without an answer, unless the client may start without a cluster and the error is not permanent.
+        """
         try:
             address = await self.cluster_probe.run_once()
         except NameServerError as error:
@@ -373,7 +402,7 @@ class ClientInstance:
         return connection.local_ip if connection is not None else ""
 
     def _start_over(self, starting: asyncio.Task[None]) -> None:
-        """Removes the instance after a failed start, so that the next caller starts a new one."""
+        """Remove the instance after a failed start, so that the next caller starts a new one."""
         if starting.cancelled() or starting.exception() is not None:
             self._unlist()
 
@@ -396,7 +425,7 @@ class ClientInstance:
             raise
 
     def _take_down(self) -> list[asyncio.Task[object]]:
-        """Ends the work of the instance without awaiting, and returns the tasks that it has cancelled; the connections are left."""
+        """End the work of the instance without awaiting, and return the tasks that it has cancelled; the connections are left."""
         self._state = _State.CLOSED
         self._unlist()
         tasks: list[asyncio.Task[object]] = [*self._tasks]
@@ -466,7 +495,7 @@ _instances: dict[_Key, ClientInstance] = {}
 
 
 def _forget_closed_loops() -> None:
-    """Removes this process's instances whose loops were closed before they were released."""
+    """Remove this process's instances whose loops were closed before they were released."""
     for key, instance in list(_instances.items()):
         if key[0] == generation() and instance._loop.is_closed():  # noqa: SLF001
             _instances.pop(key, None)

@@ -49,8 +49,11 @@ _NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
 class LifeCycle(Startable):
     """Acquires the instance for ``client_config`` at the start and releases it at the stop.
 
-    Subclasses register in ``_open`` and unregister in ``_close``. ``label``: the subject of errors. ``stop_timeout``: seconds, the
-    default of ``stop``.
+    Subclasses register in ``_open`` and unregister in ``_close``.
+
+    Args:
+        label: The subject of errors.
+        stop_timeout: Seconds, the default of ``stop``.
     """
 
     _waits_for_requests: ClassVar = False
@@ -78,16 +81,20 @@ class LifeCycle(Startable):
             warnings.warn(f"{self!r} was dropped without stop()", ResourceWarning, stacklevel=2, source=self)
 
     async def start(self) -> None:
-        """Connects to a name server; with ``start_without_cluster`` in the background, if none answers. Does nothing when already
-        running; may be called again after a failure and after ``stop``.
+        """Connect to a name server; with ``start_without_cluster`` in the background, if none answers.
 
-        Raises NameServerError when none is configured, none answers within ``request_timeout`` and ``start_without_cluster`` is
-        False, or all addresses are those of brokers; ConfigError for a group that this client has already, and for an invalid
-        address in ``NAMESRV_ADDR``; RequestTimeoutError when the system's certificate authorities are not read in that time;
-        ClientStateError during ``stop``, and when ``stop`` ends this start; WrongLoopError and ForkedError when it runs on
-        another loop or in the parent process. After a failure or a cancellation no connection or task remains, except those that
-        others share. A call during another ``start`` waits for its end and raises its error; if the other call is cancelled, this
-        one starts.
+        Do nothing when already running; may be called again after a failure and after ``stop``.
+
+        After a failure or a cancellation no connection or task remains, except those that others share. A call during another
+        ``start`` waits for its end and raises its error; if the other call is cancelled, this one starts.
+
+        Raises:
+            NameServerError: When none is configured, none answers within ``request_timeout`` and ``start_without_cluster`` is
+                False, or all addresses are those of brokers.
+            ConfigError: For a group that this client has already, and for an invalid address in ``NAMESRV_ADDR``.
+            RequestTimeoutError: When the system's certificate authorities are not read in that time.
+            ClientStateError: During ``stop``, and when ``stop`` ends this start.
+            WrongLoopError, ForkedError: When it runs on another loop or in the parent process.
         """
         while self._state is LifeState.STARTING:
             await self._join_start()
@@ -123,11 +130,19 @@ class LifeCycle(Startable):
             raise
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Unregisters, and closes the connections unless others share them. Does nothing when not started or already stopped.
+        """Unregister, and close the connections unless others share them.
 
-        Pending calls fail with ClientStateError immediately. ``timeout``: seconds for the brokers' answers, at least 0; default: 3
-        for PullConsumer and Admin. Raises TypeError or ValueError for another ``timeout``, WrongLoopError on another loop,
-        ForkedError in a forked child.
+        Do nothing when not started or already stopped.
+
+        Pending calls fail with ClientStateError immediately.
+
+        Args:
+            timeout: Seconds for the brokers' answers, at least 0; default: 3 for PullConsumer and Admin.
+
+        Raises:
+            TypeError, ValueError: For another ``timeout``.
+            WrongLoopError: On another loop.
+            ForkedError: In a forked child.
         """
         budget = stop_budget(timeout, self._stop_timeout)
         while self._is_in(LifeState.STARTING, LifeState.STOPPING):
@@ -157,22 +172,25 @@ class LifeCycle(Startable):
                 changing.set_result(None)
 
     async def aclose(self, timeout: float | None = None) -> None:
-        """Stops, as ``stop`` does."""
+        """Stop, as ``stop`` does."""
         await self.stop(timeout)
 
     def _is_in(self, *states: LifeState) -> bool:
         return self._state in states
 
     async def _join_change(self) -> None:
-        """Ends a start that waits, and waits for the end of the start or stop."""
+        """End a start that waits, and wait for the end of the start or stop."""
         changing = self._present_change()
         self._state = LifeState.STOPPING
         self._starting.stop()  # nothing has been accepted yet that a stop would have to wait for
         await asyncio.wait([changing])
 
     async def _join_start(self) -> None:
-        """Waits for the end of another call of ``start`` and raises a copy of its error; returns also if that call is cancelled.
-        Raises ClientStateError if the object has been stopped since."""
+        """Wait for the end of another call of ``start`` and raise a copy of its error; return also if that call is cancelled.
+
+        Raises:
+            ClientStateError: If the object has been stopped since.
+        """
         changing = self._present_change()
         await asyncio.wait([changing])
         error = changing.result()
@@ -182,7 +200,12 @@ class LifeCycle(Startable):
             raise _stopped_early(self._label)
 
     def _present_change(self) -> asyncio.Future[BaseException | None]:
-        """Returns the future of the present start or stop. Raises ForkedError in a child, WrongLoopError on another loop."""
+        """Return the future of the present start or stop.
+
+        Raises:
+            ForkedError: In a child.
+            WrongLoopError: On another loop.
+        """
         check_not_forked(self._generation)
         assert self._changing is not None
         if self._changing.get_loop() is not asyncio.get_running_loop():
@@ -192,13 +215,19 @@ class LifeCycle(Startable):
     # -- for subclasses
 
     async def _open(self, instance: ClientInstance) -> None:
-        """Registers with ``instance``; undoes that when it fails. Its waits go through ``_starting``."""
+        """Register with ``instance``; undoes that when it fails. Its waits go through ``_starting``."""
 
     async def _close(self, instance: ClientInstance, deadline: float) -> None:
-        """Ends calls and unregisters, by ``deadline`` (monotonic)."""
+        """End calls and unregisters, by ``deadline`` (monotonic)."""
 
     def _running_instance(self) -> ClientInstance:
-        """Returns the instance. Raises ClientStateError unless running, ForkedError in a child, WrongLoopError on another loop."""
+        """Return the instance.
+
+        Raises:
+            ClientStateError: Unless running.
+            ForkedError: In a child.
+            WrongLoopError: On another loop.
+        """
         instance = self._instance
         if instance is None or self._state is not LifeState.RUNNING:
             raise self._not_running()
@@ -206,9 +235,10 @@ class LifeCycle(Startable):
         return instance
 
     def _idle_problem(self, state: LifeState) -> Problem | None:
-        """Returns the problem that the object does not run, with the reason if its newest start failed; None while it runs.
+        """Return the problem that the object does not run, with the reason if its newest start failed; None while it runs.
 
-        ``state``: the state to report. It may be called from any thread.
+        Args:
+            state: The state to report. It may be called from any thread.
         """
         code, text = _NOT_RUNNING.get(state), f"{self._label} is {state.value}"
         if code is None:
@@ -218,7 +248,7 @@ class LifeCycle(Startable):
         return Problem(code, text)
 
     def _check_starting(self) -> None:
-        """Raises ClientStateError if the start was stopped."""
+        """Raise ClientStateError if the start was stopped."""
         if self._state is not LifeState.STARTING:
             raise _stopped_early(self._label)
 
@@ -226,7 +256,7 @@ class LifeCycle(Startable):
         return ClientStateError(f"{self._label} is {self._state.value}{self._advice()}")
 
     def _advice(self) -> str:
-        """Returns what a user can do about the state, as the end of an error's text."""
+        """Return what a user can do about the state, as the end of an error's text."""
         if self._state is LifeState.STARTING:
             return "; await that start() first"
         if self._state is LifeState.STOPPING:

@@ -34,7 +34,7 @@ class LoopMonitor:
         return self._loop.is_running() and not self._loop.is_closed()
 
     def late(self) -> float:
-        """Returns the seconds by which the timer is late; 0.0 if it is not."""
+        """Return the seconds by which the timer is late; 0.0 if it is not."""
         return max(0.0, machine.monotonic() - self._ran_at - INTERVAL)
 
     def _schedule(self) -> asyncio.TimerHandle:

@@ -41,12 +41,16 @@ async def lost_offsets(
     timeout: float | None = None,
     calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
 ) -> tuple[range, ...]:
-    """Returns the offsets in ``missing`` whose messages were deleted.
+    """Return the offsets in ``missing`` whose messages were deleted.
 
-    ``missing``: offsets that the answer to a pull without a filter left out. ``static``: whether the queue is one of a static
-    topic. ``timeout``: seconds for the request for the topic's settings, at most and by default ``request_timeout``. ``calls``:
-    as for ``ConnectionPool.request``. If the settings cannot be read, or this user may not see them, all missing offsets count as
-    deleted. Raises as ``ClientInstance.ask_broker`` does, and BrokerError if the broker refuses the settings for another reason.
+    Raises as ``ClientInstance.ask_broker`` does, and BrokerError if the broker refuses the settings for another reason.
+
+    Args:
+        missing: Offsets that the answer to a pull without a filter left out.
+        static: Whether the queue is one of a static topic.
+        timeout: Seconds for the request for the topic's settings, at most and by default ``request_timeout``.
+        calls: As for ``ConnectionPool.request``. If the settings cannot be read, or this user may not see them, all missing
+            offsets count as deleted.
     """
     broker_name = instance.routes.broker_of(queue)
     config = None if static else instance.gaps.get(broker_name, queue.topic)

@@ -1,4 +1,7 @@
-"""Checks whether a broker has a master now. A message that a master lacks was deleted; one that a replica lacks may still exist."""
+"""Checks whether a broker has a master now.
+
+A message that a master lacks was deleted; one that a replica lacks may still exist.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["has_master", "is_masterless", "known_master"]
 
 
 def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
-    """Returns whether the broker that holds ``queue`` has a master, as far as the routes in use show that.
+    """Return whether the broker that holds ``queue`` has a master, as far as the routes in use show that.
 
     None where they do not: the topic's route may name a replica as the master, or the topic has no route here and the broker's
     address is that of another topic's route.
@@ -32,7 +35,7 @@ def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
 
 
 async def is_masterless(instance: ClientInstance, broker_name: str, topic: str, timeout: float) -> bool:
-    """Returns whether all name servers say, within ``timeout`` seconds, that a broker has replicas for ``topic`` and no master.
+    """Return whether all name servers say, within ``timeout`` seconds, that a broker has replicas for ``topic`` and no master.
 
     One name server is no witness: it may have been restarted, or be separated from the master as this client is. One that does
     not answer may know a master.
@@ -47,7 +50,11 @@ async def is_masterless(instance: ClientInstance, broker_name: str, topic: str, 
 
 
 def _lists_only_replicas(answer: RemotingCommand, broker_name: str) -> bool:
-    """Returns whether a route lists a broker without a master. Raises RemoteProtocolError for a route that cannot be read."""
+    """Return whether a route lists a broker without a master.
+
+    Raises:
+        RemoteProtocolError: For a route that cannot be read.
+    """
     if answer.code != ResponseCode.SUCCESS or not answer.body:
         return False
     found = [data.broker_addrs for data in decode_route(answer.body).broker_datas if data.broker_name == broker_name]
@@ -55,7 +62,7 @@ def _lists_only_replicas(answer: RemotingCommand, broker_name: str) -> bool:
 
 
 async def has_master(instance: ClientInstance, queue: MessageQueue) -> bool:
-    """Returns whether the broker that holds ``queue`` has a master.
+    """Return whether the broker that holds ``queue`` has a master.
 
     With ``enableSlaveActingMaster`` a name server names a replica in the master's place. The cluster's broker list keeps the real
     broker ids, so it is requested where ``known_master`` returns None. Raises as ``NameServers.cluster_info`` does.

@@ -15,12 +15,18 @@ __all__ = ["group_members", "has_no_members"]
 
 
 async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
-    """Returns the members' client ids in no order, one for each connection: a client with an old connection that the broker has
+    """Return the members' client ids in no order, one for each connection: a client with an old connection that the broker has
     not closed is listed twice. Empty for a group without members: brokers then answer with code 1 (``has_no_members``). Only a
     master is asked, because members send no heartbeats to replicas.
 
-    ``topic``: a topic whose route names the broker. Raises BrokerError if the broker refuses the request; RemoteProtocolError for a
-    body that cannot be read; and as ``ClientInstance.ask_broker`` does.
+    Raises as ``ClientInstance.ask_broker`` does, too.
+
+    Args:
+        topic: A topic whose route names the broker.
+
+    Raises:
+        BrokerError: If the broker refuses the request.
+        RemoteProtocolError: For a body that cannot be read;.
     """
     header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={**to_ext(header)})
@@ -35,5 +41,5 @@ async def group_members(instance: ClientInstance, group: str, broker_name: str, 
 
 
 def has_no_members(code: int | None, remark: str | None) -> bool:
-    """Returns whether an answer to GET_CONSUMER_LIST_BY_GROUP says that the group has no members."""
+    """Return whether an answer to GET_CONSUMER_LIST_BY_GROUP says that the group has no members."""
     return code == ResponseCode.SYSTEM_ERROR and "no consumer for this group" in (remark or "")

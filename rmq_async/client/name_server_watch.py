@@ -33,7 +33,8 @@ LONGEST: Final = 8.0
 class NameServerWatch:
     """The watch over the connections to name servers.
 
-    ``ask``: sends one request to the name servers, and raises NameServerError where none answers.
+    Args:
+        ask: Sends one request to the name servers, and raises NameServerError where none answers.
     """
 
     def __init__(self, name_servers: NameServers, ask: Callable[[], Awaitable[object]]) -> None:
@@ -45,18 +46,20 @@ class NameServerWatch:
         name_servers.on_failure = self.begin
 
     def lost(self, address: str) -> None:
-        """Starts the requests if ``address``, to which a connection broke, is that of a name server."""
+        """Start the requests if ``address``, to which a connection broke, is that of a name server."""
         if address in self._name_servers.addresses:
             self.begin()
 
     def begin(self) -> None:
-        """Starts the requests unless they run. Does nothing before the first answer of any name server: ``ClusterProbe`` then
-        sends requests."""
+        """Start the requests unless they run.
+
+        Do nothing before the first answer of any name server: ``ClusterProbe`` then sends requests.
+        """
         if self._asking is None and self._name_servers.answered.is_set() and not self._closed:
             self._asking = self._loop.create_task(self._run(), name="rmq_async name servers", context=Context())
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Cancels the requests, without awaiting; returns the task that has not ended yet, if there is one."""
+        """Cancel the requests, without awaiting; return the task that has not ended yet, if there is one."""
         self._closed = True
         if self._asking is None:
             return []

@@ -63,7 +63,11 @@ wait for it."""
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What several servers said, by address. ``failures``: the errors of those without a usable answer."""
+    """What several servers said, by address.
+
+    Attributes:
+        failures: The errors of those without a usable answer.
+    """
 
     results: dict[str, T]
     failures: dict[str, RocketMQError]
@@ -76,7 +80,11 @@ class NoUsableAnswerError(NameServerError):
 class NameServers:
     """The name servers of a cluster, and the requests to them.
 
-    ``addresses``: "host:port" of each server. Raises NameServerError when there are none.
+    Args:
+        addresses: "host:port" of each server.
+
+    Raises:
+        NameServerError: When there are none.
     """
 
     def __init__(self, pool: ConnectionPool, addresses: Sequence[str]) -> None:
@@ -110,24 +118,28 @@ class NameServers:
         return self.failure is None and any(self._pool.get(address) is not None for address in self._addresses)
 
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """Returns the first answer, of any code, and the server's address.
+        """Return the first answer, of any code, and the server's address.
 
-        Raises NameServerError when none answers within ``timeout`` seconds.
+        Raises:
+            NameServerError: When none answers within ``timeout`` seconds.
         """
         return await self.ask(command, timeout, lambda response, _: response)
 
     async def ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
-        """Returns the first result of ``read(response, address)`` that is no error, and the server's address.
+        """Return the first result of ``read(response, address)`` that is no error, and the server's address.
 
-        A RocketMQError of ``read`` counts as a failure of that server. Raises NameServerError, or NoUsableAnswerError if some
-        server answered, after ``timeout`` seconds or when all servers have failed. It is permanent if brokers are at all addresses.
+        A RocketMQError of ``read`` counts as a failure of that server. It is permanent if brokers are at all addresses.
+
+        Raises:
+            NameServerError, NoUsableAnswerError: If some server answered, after ``timeout`` seconds or when all servers have
+                failed.
         """
         deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
         return await self._ask(command, deadline - machine.monotonic(), read)
 
     async def probe(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
-        """Sends a request as ``ask`` does, but never waits for the first answer."""
+        """Send a request as ``ask`` does, but never waits for the first answer."""
         return await self._ask(command, timeout, read)
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
@@ -169,8 +181,13 @@ class NameServers:
         raise self._failed(failures, answered, timeout)
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
-        """Returns the answers of all name servers, by address. Raises NameServerError unless all of them answer, each in its share
-        of ``timeout`` seconds. Each address that a name leads to counts as one, if a connection to it can be made."""
+        """Return the answers of all name servers, by address.
+
+        Each address that a name leads to counts as one, if a connection to it can be made.
+
+        Raises:
+            NameServerError: Unless all of them answer, each in its share of ``timeout`` seconds.
+        """
         answers: dict[str, RemotingCommand] = {}
         failures: dict[str, RocketMQError] = {}
         deadline = machine.monotonic() + timeout
@@ -205,8 +222,9 @@ class NameServers:
         read: Callable[[RemotingCommand, str], T],
         is_enough: Callable[[T], bool] | None = None,
     ) -> Answers[T]:
-        """Asks all servers but ``address`` at the same time, and returns what ``read`` made of their answers. Each address that a
-        name leads to counts as a server.
+        """Ask all servers but ``address`` at the same time, and return what ``read`` made of their answers.
+
+        Each address that a name leads to counts as a server.
 
         It ends when all have answered or failed, after ``OTHERS_SHARE`` of ``timeout`` seconds, or with the first result for which
         ``is_enough(result)`` is true. Raises nothing: errors are in the result.
@@ -235,7 +253,7 @@ class NameServers:
         return answers
 
     def _note(self, address: str, task: asyncio.Task[T], answers: Answers[T], siblings: Collection[str]) -> None:
-        """Notes the end of a request to another server in ``answers``."""
+        """Note the end of a request to another server in ``answers``."""
         try:
             answers.results[address] = task.result()
         except RocketMQError as error:
@@ -245,12 +263,12 @@ class NameServers:
                 self._silent[address] = machine.monotonic() + SILENT_FOR
 
     async def look_again(self, timeout: float) -> bool:
-        """Looks up the names of the servers again; returns whether one leads elsewhere, so that its next request goes there."""
+        """Look up the names of the servers again; return whether one leads elsewhere, so that its next request goes there."""
         found = await asyncio.gather(*[self._pool.look_again(address, timeout) for address in self._addresses])
         return any(found)
 
     def are_away(self, brokers: Iterable[str]) -> bool:
-        """Returns whether none of these addresses can be reached at the moment."""
+        """Return whether none of these addresses can be reached at the moment."""
         return all(self._pool.is_down(address) for address in brokers)
 
     async def fullest(
@@ -261,10 +279,11 @@ class NameServers:
         size: Callable[[T], int],
         is_former: Callable[[T], bool] | None = None,
     ) -> T:
-        """Returns the largest of all servers' results: one that was restarted knows less than the others for some seconds. Raises
-        as ``ask`` does if none answers within ``timeout`` seconds.
+        """Return the largest of all servers' results: one that was restarted knows less than the others for some seconds.
+        Raises as ``ask`` does if none answers within ``timeout`` seconds.
 
-        ``is_former``: returns whether a result may be that of servers to which the names do not lead any more.
+        Args:
+            is_former: Returns whether a result may be that of servers to which the names do not lead any more.
         """
         deadline = machine.monotonic() + timeout
         found = await self._fullest(command, deadline, read, size)
@@ -280,7 +299,7 @@ class NameServers:
         return max([found, *others.results.values()], key=size)
 
     async def cluster_info(self, timeout: float) -> ClusterInfo:
-        """Returns the clusters and brokers that the server lists which lists the most. Raises as ``fullest`` does."""
+        """Return the clusters and brokers that the server lists which lists the most. Raises as ``fullest`` does."""
         command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
 
         def is_former(info: ClusterInfo) -> bool:
@@ -289,8 +308,9 @@ class NameServers:
         return await self.fullest(command, timeout, _read_cluster, lambda info: len(_brokers_in(info)), is_former)
 
     async def listed_at(self, address: str, timeout: float) -> frozenset[tuple[str, bool]] | None:
-        """Returns the brokers that a server lists now, as ``listed_brokers`` does; None if it answers otherwise, as a proxy does.
-        Raises the errors of a request without an answer."""
+        """Return the brokers that a server lists now, as ``listed_brokers`` does; None if it answers otherwise, as a proxy
+        does. Raise the errors of a request without an answer.
+        """
         command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
             info = await self._read_from(address, command, timeout, _read_cluster)
@@ -299,8 +319,10 @@ class NameServers:
         return _brokers_in(info)
 
     async def knows_brokers(self, address: str, timeout: float) -> bool:
-        """Returns whether a server is a witness: whether it lists a broker now. True for an answer that does not say that, False
-        without an answer."""
+        """Return whether a server is a witness: whether it lists a broker now.
+
+        True for an answer that does not say that, False without an answer.
+        """
         try:
             listed = await self.listed_at(address, timeout)
         except RocketMQError:
@@ -308,7 +330,11 @@ class NameServers:
         return listed is None or bool(listed)
 
     def prefer(self, address: str, why: str) -> None:
-        """Stays with a server from now on. ``why``: the reason, for the log."""
+        """Stay with a server from now on.
+
+        Args:
+            why: The reason, for the log.
+        """
         named = self._pool.lead(address)
         if named != address:
             logger.info("name server %s is asked from now on at %s: %s", named, address, why)
@@ -320,7 +346,7 @@ class NameServers:
             self._addresses = self._addresses[index:] + self._addresses[:index]
 
     def unusable(self, answers: Mapping[str, str], failures: Mapping[str, RocketMQError]) -> NoUsableAnswerError:
-        """Returns the error of a request that has ``failures`` and ``answers`` (texts by address) that count for nothing."""
+        """Return the error of a request that has ``failures`` and ``answers`` (texts by address) that count for nothing."""
         asked = dict.fromkeys([*self._addresses, *answers, *failures])
         said = [f"{address}: {answers.get(address) or self._reason(address, failures.get(address))}" for address in asked]
         error = NoUsableAnswerError(f"no name server gave a usable answer: {'; '.join(said)}; try again, or look at their logs")
@@ -332,7 +358,7 @@ class NameServers:
     async def _read_from(
         self, address: str, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]
     ) -> T:
-        """Asks one server, once more if its connection breaks: it may have been restarted since the last request."""
+        """Ask one server, once more if its connection breaks: it may have been restarted since the last request."""
         deadline = machine.monotonic() + timeout
         try:
             return read(await self._one(address, command, timeout), address)
@@ -340,7 +366,11 @@ class NameServers:
             return read(await self._one(address, command, max(deadline - machine.monotonic(), 0.0)), address)
 
     async def _first_answer(self, timeout: float) -> None:
-        """Waits for the first answer if ``patient``. Raises NameServerError after ``timeout`` seconds."""
+        """Wait for the first answer if ``patient``.
+
+        Raises:
+            NameServerError: After ``timeout`` seconds.
+        """
         if not self.patient or self.answered.is_set():
             return
         try:
@@ -372,7 +402,7 @@ class NameServers:
         return printable(error)
 
     def _siblings(self) -> list[str]:
-        """Returns the other addresses that the names of the servers lead to."""
+        """Return the other addresses that the names of the servers lead to."""
         found = {each for address in self._addresses for each in self._pool.siblings(address)}
         return sorted(found.difference(self._addresses))
 
@@ -404,8 +434,12 @@ class NameServers:
 
 
 def listed_brokers(addresses: Mapping[str, Collection[int]]) -> frozenset[tuple[str, bool]]:
-    """Returns the brokers of an answer, so that two answers can be compared: (name, False) for each broker, and (name, True) for
-    each that has a master. ``addresses``: broker ids by broker name."""
+    """Return the brokers of an answer, so that two answers can be compared: (name, False) for each broker, and (name, True) for
+    each that has a master.
+
+    Args:
+        addresses: Broker ids by broker name.
+    """
     masters = {(name, True) for name, ids in addresses.items() if MASTER_ID in ids}
     return frozenset({*masters, *((name, False) for name in addresses)})
 
@@ -415,19 +449,23 @@ def _brokers_in(info: ClusterInfo) -> frozenset[tuple[str, bool]]:
 
 
 def _read_cluster(response: RemotingCommand, address: str) -> ClusterInfo:
-    """Reads the answer to GET_BROKER_CLUSTER_INFO. Raises BrokerError for a code other than success, RemoteProtocolError for a body
-    that cannot be read."""
+    """Read the answer to GET_BROKER_CLUSTER_INFO.
+
+    Raises:
+        BrokerError: For a code other than success.
+        RemoteProtocolError: For a body that cannot be read.
+    """
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="GET_BROKER_CLUSTER_INFO", address=address)
     return decode_cluster_info(response.body)
 
 
 def _nothing() -> None:
-    """Does nothing: the default of ``NameServers.on_failure``."""
+    """Do nothing: the default of ``NameServers.on_failure``."""
 
 
 def _is_of_broker(error: RocketMQError | None) -> bool:
-    """Returns whether the error is a broker's answer to a request for a route."""
+    """Return whether the error is a broker's answer to a request for a route."""
     return isinstance(error, RequestCodeNotSupportedError) and error.request == RequestCode.GET_ROUTEINFO_BY_TOPIC.name
 
 

@@ -19,7 +19,8 @@ __all__ = ["Names"]
 class Names:
     """The names of topics and groups as users and as brokers write them.
 
-    ``namespace``: None or empty for none; then names are not changed.
+    Args:
+        namespace: None or empty for none; then names are not changed.
     """
 
     __slots__ = ("namespace",)
@@ -28,21 +29,21 @@ class Names:
         self.namespace = namespace or ""
 
     def wire(self, name: str) -> str:
-        """Returns the name of a topic or group on the wire."""
+        """Return the name of a topic or group on the wire."""
         name = plain(name)
         return with_namespace(self.namespace, name) if self.namespace else name
 
     def shown(self, name: str) -> str:
-        """Returns the name of a topic or group for users."""
+        """Return the name of a topic or group for users."""
         return without_namespace(name, self.namespace) if self.namespace else name
 
     def display_name(self, name: str) -> str:
-        """Returns the name for the text of an error: the user's name, and its namespace."""
+        """Return the name for the text of an error: the user's name, and its namespace."""
         bare = self.shown(name)
         return name if bare == name else f"{bare} (of namespace {self.namespace})"
 
     def owns(self, topic: str) -> bool:
-        """Returns whether the topic belongs to this namespace or to the system; without a namespace all topics do."""
+        """Return whether the topic belongs to this namespace or to the system; without a namespace all topics do."""
         return not self.namespace or is_system_topic(topic) or has_namespace(topic, self.namespace)
 
     def wire_queue(self, queue: MessageQueue) -> MessageQueue:

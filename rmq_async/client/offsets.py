@@ -72,7 +72,7 @@ _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 async def max_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Returns the offset after the last readable message; a message stored a moment ago may not be readable yet.
+    """Return the offset after the last readable message; a message stored a moment ago may not be readable yet.
 
     ``any_replica``, here and below: True to use a replica, which may lack acknowledged messages, where no master is known;
     False raises BrokerNotFoundError there. ``timeout``, here and below: seconds, default: ``request_timeout``.
@@ -84,8 +84,9 @@ async def max_offset(
 async def until_readable(
     instance: ClientInstance, broker_name: str, topic: str, *, any_replica: bool = True, timeout: float | None = None
 ) -> bool:
-    """Waits until all messages that the broker acknowledged before this call can be read; returns False if that takes longer than
-    ``timeout`` seconds (default: ``request_timeout``).
+    """Wait until all messages that the broker acknowledged before this call can be read.
+
+    Return False if that takes longer than ``timeout`` seconds (default: ``request_timeout``).
 
     A broker acknowledges a message in its commit log and builds the queues from it a moment later (measured on 5.5.0: half of
     the ``max_offset`` requests right after an acknowledged send do not count its message, with and without their ``committed``
@@ -130,7 +131,7 @@ async def until_readable(
 async def min_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Returns the offset of the first message that is not deleted; the end of the queue if there is none."""
+    """Return the offset of the first message that is not deleted; the end of the queue if there is none."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, GetMinOffsetResponseHeader, any_replica, timeout)).offset
 
@@ -138,10 +139,12 @@ async def min_offset(
 async def search_offset(
     instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False, any_replica: bool = True
 ) -> int:
-    """Returns the offset of the first message stored at ``when`` or later, else the end of the queue; with ``upper`` that of
-    the last message stored at ``when`` or before, else that of the first message.
+    """Return the offset of the first message stored at ``when`` or later, else the end of the queue.
 
-    ``when``: epoch seconds or an aware datetime. The result does not depend on the broker's version, see ``time_search``.
+    With ``upper`` that of the last message stored at ``when`` or before, else that of the first message.
+
+    Args:
+        when: Epoch seconds or an aware datetime. The result does not depend on the broker's version, see ``time_search``.
     """
     time_ms = epoch_ms(when)
     header = SearchOffsetRequestHeader(
@@ -172,7 +175,7 @@ async def search_offset(
 
 
 async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Returns the store time of the first message, epoch ms; -1 for an empty queue."""
+    """Return the store time of the first message, epoch ms; -1 for an empty queue."""
     fields: dict[str, str | None] = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
     response, address = await _request(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
     text = (response.ext_fields or {}).get("timestamp") or ""
@@ -185,11 +188,13 @@ async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) 
 async def committed_offset(
     instance: ClientInstance, group: str, queue: MessageQueue, *, any_replica: bool = True
 ) -> int | None:
-    """Returns the offset that the broker keeps for ``group``; None when it keeps none. ``any_replica``: as for ``max_offset``; a
-    replica may have an old offset, or none.
+    """Return the offset that the broker keeps for ``group``; None when it keeps none.
 
     Brokers before 5.0 answer 0 when they keep none and the first message is not deleted; a second request then asks for the groups
     with offsets on the topic. So 0 is still returned for a group with an offset of another queue only.
+
+    Args:
+        any_replica: As for ``max_offset``; a replica may have an old offset, or none.
     """
     header = QueryConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, setZeroIfNotFound=False, bname=queue.broker_name
@@ -209,8 +214,9 @@ async def committed_offset(
 
 
 async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
-    """Stores ``offset`` for ``group`` on the broker's master; returns after its answer, within ``request_timeout``. A replica would
-    accept the offset, too, and lose it: its offsets are those of the master.
+    """Store ``offset`` for ``group`` on the broker's master; return after its answer, within ``request_timeout``.
+
+    A replica would accept the offset, too, and lose it: its offsets are those of the master.
 
     Of several concurrent commits of a group and topic the first is sent alone, see ``first_commits``. A broker creates a group
     at the first heartbeat that names it, and handles that heartbeat concurrently with later requests: if it does not know the
@@ -239,8 +245,11 @@ async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueu
 
 
 def epoch_ms(when: float | datetime) -> int:
-    """Returns epoch seconds or an aware datetime as milliseconds since the epoch. Raises ConfigError for anything else,
-    and for 2**53 seconds or more before or after the epoch."""
+    """Return epoch seconds or an aware datetime as milliseconds since the epoch.
+
+    Raises:
+        ConfigError: For anything else, and for 2^53 seconds or more before or after the epoch.
+    """
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise ConfigError(
@@ -255,8 +264,11 @@ def epoch_ms(when: float | datetime) -> int:
 
 
 def check_queue(queue: MessageQueue) -> MessageQueue:
-    """Returns ``queue`` as a MessageQueue. Raises ConfigError unless it is a tuple of topic, broker name and an id from 0
-    to 2**31 - 1."""
+    """Return ``queue`` as a MessageQueue.
+
+    Raises:
+        ConfigError: Unless it is a tuple of topic, broker name and an id from 0 to 2^31 - 1.
+    """
     if isinstance(queue, tuple) and len(queue) == 3:
         topic, broker_name, queue_id = queue
         if (
@@ -278,12 +290,16 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
-    """Returns ``queue`` with its topic's name on the wire, if the topic's route has it. Brokers do not check that: they answer
-    requests about a queue that they do not have as if it were empty.
+    """Return ``queue`` with its topic's name on the wire, if the topic's route has it.
 
-    Raises TopicNotFoundError for an unknown topic; InvalidMessageError for an invalid topic name; BrokerNotFoundError for a broker
-    without the topic; ConfigError for a queue id above the last one and for a value that is no queue; NameServerError if no name
-    server answers usably.
+    Brokers do not check that: they answer requests about a queue that they do not have as if it were empty.
+
+    Raises:
+        TopicNotFoundError: For an unknown topic.
+        InvalidMessageError: For an invalid topic name.
+        BrokerNotFoundError: For a broker without the topic.
+        ConfigError: For a queue id above the last one and for a value that is no queue.
+        NameServerError: If no name server answers usably.
     """
     queue = instance.names.wire_queue(check_queue(queue))
     check_topic(queue.topic)
@@ -346,8 +362,11 @@ async def _request(
     *,
     again: bool = True,
 ) -> tuple[RemotingCommand, str]:
-    """Returns the answer of the queue's broker, and the broker's address. ``again``: True repeats the request within its time while
-    the broker is too busy, as one that has just started."""
+    """Return the answer of the queue's broker, and the broker's address.
+
+    Args:
+        again: True repeats the request within its time while the broker is too busy, as one that has just started.
+    """
     command = RemotingCommand(code=code, ext_fields=fields)
     deadline = machine.monotonic() + (instance.config.request_timeout if timeout is None else timeout)
     pauses = Backoff(_FIRST_BUSY_PAUSE, _MAX_BUSY_PAUSE)

@@ -21,7 +21,11 @@ MOST_QUEUES: Final = 4096
 
 
 class PullSizes:
-    """The lowered numbers of messages by queue, with names as on the wire. ``max_frame_size``: bytes of an answer."""
+    """The lowered numbers of messages by queue, with names as on the wire.
+
+    Args:
+        max_frame_size: Bytes of an answer.
+    """
 
     def __init__(self, max_frame_size: int) -> None:
         self._quarter = max_frame_size // 4
@@ -29,13 +33,15 @@ class PullSizes:
         """The number to ask for, and the one that was asked for when an answer was too large first."""
 
     def limit(self, queue: MessageQueue, messages: int) -> int:
-        """Returns the number of messages to ask for, at most ``messages``."""
+        """Return the number of messages to ask for, at most ``messages``."""
         lowered = self.lowered.get(queue)
         return messages if lowered is None else min(messages, lowered[0])
 
     def lower(self, queue: MessageQueue, asked: int) -> bool:
-        """Lowers the number to half of ``asked``, for which the answer was too large, unless it is lower already; returns False
-        if ``asked`` is one message."""
+        """Lower the number to half of ``asked``, for which the answer was too large, unless it is lower already.
+
+        Return False if ``asked`` is one message.
+        """
         if asked <= 1:
             return False
         number, first = self.lowered.pop(queue, (asked, asked))
@@ -45,7 +51,7 @@ class PullSizes:
         return True
 
     def answered(self, queue: MessageQueue, asked: int, size: int) -> None:
-        """Doubles the number after an answer of ``size`` bytes to a pull for as many messages, if that is likely to fit."""
+        """Double the number after an answer of ``size`` bytes to a pull for as many messages, if that is likely to fit."""
         number, first = self.lowered.get(queue, (0, 0))
         if not number or asked < number or size > self._quarter:
             return
@@ -56,8 +62,9 @@ class PullSizes:
 
 
 def too_large_frame(error: RocketMQError) -> FrameTooLargeError | None:
-    """Returns the error of a frame above ``max_frame_size`` that made a request fail: that of its own answer, or of a frame that
-    closed the connection and may have been its answer; None for another error."""
+    """Return the error of a frame above ``max_frame_size`` that made a request fail: that of its own answer, or of a frame that
+    closed the connection and may have been its answer; None for another error.
+    """
     if isinstance(error, FrameTooLargeError):
         return error
     cause = error.__cause__ if isinstance(error, ConnectionLostError) else None
@@ -65,12 +72,12 @@ def too_large_frame(error: RocketMQError) -> FrameTooLargeError | None:
 
 
 def next_offset_in(error: FrameTooLargeError) -> int | None:
-    """Returns the next offset in the header of an answer to a pull that was too large; None if it has none."""
+    """Return the next offset in the header of an answer to a pull that was too large; None if it has none."""
     return _number(error, "nextBeginOffset")
 
 
 def end_in(error: FrameTooLargeError) -> int | None:
-    """Returns the queue's end in the header of an answer to a pull that was too large; None if it has none."""
+    """Return the queue's end in the header of an answer to a pull that was too large; None if it has none."""
     return _number(error, "maxOffset")
 
 

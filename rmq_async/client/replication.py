@@ -33,19 +33,22 @@ class Replication:
 
     @staticmethod
     def counts_first(connection: Connection) -> bool | None:
-        """Returns whether the broker is known to count its replicas before it stores a message; None if it was not asked."""
+        """Return whether the broker is known to count its replicas before it stores a message; None if it was not asked."""
         known: bool | None = connection.attributes.get(Replication)
         return known
 
     async def learn(self, connection: Connection, deadline: float) -> None:
-        """Asks the broker, at most until ``deadline`` (monotonic). Without an answer in time nothing is learned; an answer that
-        does not show it counts as False, since the user may not be permitted to read the configuration."""
+        """Ask the broker, at most until ``deadline`` (monotonic).
+
+        Without an answer in time nothing is learned; an answer that does not show it counts as False, since the user may not be
+        permitted to read the configuration.
+        """
         if self.counts_first(connection) is None:
             with suppress(TimeoutError, ClientStateError):
                 await self._asking.join(connection, lambda: self._ask(connection), deadline)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Cancels the requests; returns their tasks, which end later."""
+        """Cancel the requests; return their tasks, which end later."""
         return self._asking.close()
 
     async def _ask(self, connection: Connection) -> None:

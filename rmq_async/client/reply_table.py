@@ -34,7 +34,11 @@ MARKED: Final = 13
 
 
 class PushedReply(NamedTuple):
-    """A reply; ``body`` is not decompressed. ``properties``: those of the message and ARRIVE_TIME."""
+    """A reply; ``body`` is not decompressed.
+
+    Attributes:
+        properties: Those of the message and ARRIVE_TIME.
+    """
 
     header: ReplyMessageRequestHeader
     properties: dict[str, str]
@@ -42,8 +46,13 @@ class PushedReply(NamedTuple):
 
 
 class ReplyTable:
-    """The calls of one client instance that wait for a reply. A caller of ``expect`` also calls ``forget``. ``client_id``: that of
-    the instance."""
+    """The calls of one client instance that wait for a reply.
+
+    A caller of ``expect`` also calls ``forget``.
+
+    Attributes:
+        client_id: That of the instance.
+    """
 
     def __init__(self) -> None:
         self.client_id = ""
@@ -58,13 +67,13 @@ class ReplyTable:
         return len(self._waiting)
 
     def new_id(self) -> str:
-        """Returns a new correlation id."""
+        """Return a new correlation id."""
         if self._mark is None:
             self._mark = machine.entropy.getrandbits(48)
         return str(UUID(int=self._mark << 80 | machine.entropy.getrandbits(80), version=4))
 
     def expect(self, correlation_id: str) -> asyncio.Future[PushedReply]:
-        """Returns a future of the reply to the request with this id."""
+        """Return a future of the reply to the request with this id."""
         future: asyncio.Future[PushedReply] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         return future
@@ -73,7 +82,7 @@ class ReplyTable:
         self._waiting.pop(correlation_id, None)
 
     def mark_unrouted(self, topic: str) -> None:
-        """Records that the route of a reply topic was not found, so that calls do not wait for it for a while."""
+        """Record that the route of a reply topic was not found, so that calls do not wait for it for a while."""
         if len(self._unrouted) >= MAX_UNROUTED:
             self._unrouted.clear()
         self._unrouted[topic] = machine.monotonic() + UNROUTED_FOR
@@ -82,7 +91,7 @@ class ReplyTable:
         return self._unrouted.get(topic, 0.0) > machine.monotonic()
 
     def serve(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Handles PUSH_REPLY_MESSAGE_TO_CLIENT."""
+        """Handle PUSH_REPLY_MESSAGE_TO_CLIENT."""
         try:
             header = from_ext(ReplyMessageRequestHeader, command.ext_fields)
         except RemoteProtocolError as error:

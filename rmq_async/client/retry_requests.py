@@ -60,13 +60,16 @@ _STORED: Final = frozenset(
 async def send_back(
     instance: ClientInstance, group: str, topic: str, message: MessageExt, *, level: int, max_times: int | None
 ) -> None:
-    """Gives ``message`` back to the broker that it came from; returns when the broker has stored its copy.
-
-    ``group``, ``topic``: names on the wire, ``topic`` the one that the message was sent to first. ``level``: 1 to 18, 0 for the
-    broker's choice by attempts, -1 for a dead letter. ``max_times``: deliveries after the first; None for the group's setting.
+    """Give ``message`` back to the broker that it came from; return when the broker has stored its copy.
 
     Raises BrokerError (code 1 where the broker no longer stores the message) and the errors of a request; after
     RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the copy may be stored.
+
+    Args:
+        group: Names on the wire, ``topic`` the one that the message was sent to first.
+        topic: See ``group``.
+        level: 1 to 18, 0 for the broker's choice by attempts, -1 for a dead letter.
+        max_times: Deliveries after the first; None for the group's setting.
     """
     header = ConsumerSendMsgBackRequestHeader(
         offset=message.commit_log_offset,
@@ -84,13 +87,16 @@ async def send_back(
 async def send_copy(
     instance: ClientInstance, group: str, topic: str, message: MessageExt, *, broker: str, level: int, max_times: int
 ) -> None:
-    """Sends a copy of ``message`` to the retry topic of ``group`` at ``broker``; returns when the broker has stored it.
-
-    ``group``, ``topic``: as for ``send_back``. ``level``: delay level, 0 for a copy that the broker turns into a dead letter.
-    ``max_times``: deliveries after the first, which the copy names for those who read it.
+    """Send a copy of ``message`` to the retry topic of ``group`` at ``broker``; return when the broker has stored it.
 
     Raises BrokerError and the errors of a request; after RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the
     copy may be stored.
+
+    Args:
+        group: As for ``send_back``.
+        topic: See ``group``.
+        level: Delay level, 0 for a copy that the broker turns into a dead letter.
+        max_times: Deliveries after the first, which the copy names for those who read it.
     """
     times = message.reconsume_times + 1
     body, sys_flag = await body_as_stored(instance, message, machine.monotonic() + instance.config.request_timeout)
@@ -122,8 +128,10 @@ async def send_copy(
 
 
 async def retry_brokers(instance: ClientInstance, group: str, timeout: float) -> tuple[str, ...]:
-    """Returns the names of the brokers whose retry topic of ``group`` may be written to, as far as the routes show it; asks for
-    its route if none is known. Returns none where that fails."""
+    """Return the names of the brokers whose retry topic of ``group`` may be written to, as far as the routes show it.
+
+    Ask for its route if none is known. Return none where that fails.
+    """
     topic = RETRY_TOPIC_PREFIX + group
     route = instance.routes.cached(topic)
     if route is None:
@@ -135,7 +143,7 @@ async def retry_brokers(instance: ClientInstance, group: str, timeout: float) ->
 
 
 def broker_of_message(instance: ClientInstance, topic: str, message: MessageExt) -> str:
-    """Returns the name of the broker that stores ``message``, for a static topic as far as the routes show it."""
+    """Return the name of the broker that stores ``message``, for a static topic as far as the routes show it."""
     # The queue of a static topic does not name the broker, and another one may hold that queue by now.
     queue = message.queue
     if not queue.broker_name.startswith(LOGICAL_QUEUE_MOCK_BROKER_PREFIX):

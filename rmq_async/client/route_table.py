@@ -55,8 +55,12 @@ _SHARE: Final = 0.98
 
 
 class _Answer(NamedTuple):
-    """A name server's answer about a topic; ``route``: None for "no such topic", and for one that cannot be used. ``fault``: why it
-    cannot, with advice. ``witnessed``: whether a name server that knows a broker has said so."""
+    """A name server's answer about a topic; ``route``: None for "no such topic", and for one that cannot be used.
+
+    Attributes:
+        fault: Why it cannot, with advice.
+        witnessed: Whether a name server that knows a broker has said so.
+    """
 
     name_server: str
     digest: bytes
@@ -69,8 +73,11 @@ class _Answer(NamedTuple):
 class RouteTable:
     """The routes of the topics that the client uses.
 
-    ``request_timeout``, ``poll_interval``: seconds. ``display_name(topic)``: the topic's name for errors. ``cluster_found``:
-    look-ups wait for this event, if it is given.
+    Args:
+        request_timeout: seconds.
+        poll_interval: See ``request_timeout``.
+        display_name: The topic's name for errors.
+        cluster_found: Look-ups wait for this event, if it is given.
     """
 
     def __init__(
@@ -131,12 +138,15 @@ class RouteTable:
         default_queues: int = 4,
         wait: WaitFor[TopicRoute] = Flight.wait,
     ) -> TopicRoute:
-        """Returns the route of ``topic``, from the cache or by a look-up that callers share.
+        """Return the route of ``topic``, from the cache or by a look-up that callers share.
 
-        ``wait``: the function that waits for the look-up; default: ``Flight.wait``. ``create_key``: the topic (TBW102) whose
-        route stands in for one that does not exist, with at most ``default_queues`` queues per broker; the first send then
-        creates the topic. Raises within ``timeout`` seconds: TopicNotFoundError when a name server knows neither the
-        topic nor ``create_key``; NameServerError when none answered in time, or none usably; ClientStateError after ``close``.
+        Raises within ``timeout`` seconds: TopicNotFoundError when a name server knows neither the topic nor ``create_key``;
+        NameServerError when none answered in time, or none usably; ClientStateError after ``close``.
+
+        Args:
+            wait: The function that waits for the look-up; default: ``Flight.wait``.
+            create_key: The topic (TBW102) whose route stands in for one that does not exist, with at most ``default_queues``
+                queues per broker; the first send then creates the topic.
         """
         self.use.mark(topic)
         route = self._routes.get(topic)
@@ -150,10 +160,13 @@ class RouteTable:
             raise self._late(topic, timeout) from None
 
     async def refresh(self, topic: str, timeout: float | None = None, *, provisional: bool = True) -> TopicRoute:
-        """Requests the route now and returns the route that is in use after that: the old one if the answer is not usable.
+        """Request the route now and return the route that is in use after that: the old one if the answer is not usable.
 
-        Raises as ``get`` does when there is no old one. ``provisional``: whether the route of a topic that the first send
-        creates counts as an old one. ``timeout``: seconds; default: ``request_timeout``.
+        Raises as ``get`` does when there is no old one.
+
+        Args:
+            provisional: Whether the route of a topic that the first send creates counts as an old one.
+            timeout: Seconds; default: ``request_timeout``.
         """
         self.use.mark(topic)
         budget = self._request_timeout if timeout is None else timeout
@@ -173,8 +186,9 @@ class RouteTable:
         return old
 
     async def fetch(self, topic: str, timeout: float) -> TopicRoute:
-        """Requests the route now from all name servers and returns the fullest answer that they give. Does not count as a use of
-        the topic.
+        """Request the route now from all name servers and return the fullest answer that they give.
+
+        Do not count as a use of the topic.
 
         Raises as ``get`` does.
         """
@@ -187,9 +201,9 @@ class RouteTable:
         return answer.route
 
     def refresh_soon(self, topic: str) -> None:
-        """Starts a refresh in the background after an error, at most one per second for one topic.
+        """Start a refresh in the background after an error, at most one per second for one topic.
 
-        Does nothing after ``close``, which also causes errors of calls.
+        Do nothing after ``close``, which also causes errors of calls.
         """
         if self._closed:
             return
@@ -203,16 +217,17 @@ class RouteTable:
             self._timers[topic] = asyncio.get_running_loop().call_later(due - now, self._refresh_now, topic)
 
     async def renew(self, topic: str, deadline: float) -> None:
-        """Starts a refresh as ``refresh_soon`` does, and waits for it until ``deadline`` (monotonic) unless it begins later."""
+        """Start a refresh as ``refresh_soon`` does, and wait for it until ``deadline`` (monotonic) unless it begins later."""
         self.refresh_soon(topic)
         if topic in self._asking:
             with suppress(RocketMQError, TimeoutError):
                 await self._ask(topic, deadline)
 
     async def refresh_all(self) -> dict[str, bool]:
-        """Requests the routes of all topics in use, one after the other; ends the round when no name server answers.
+        """Request the routes of all topics in use, one after the other; end the round when no name server answers.
 
-        Returns topic -> whether the name servers know it, for each topic with an answer.
+        Returns:
+            Topic -> whether the name servers know it, for each topic with an answer.
         """
         answers: dict[str, bool] = {}
         for topic in list(self._routes):
@@ -236,7 +251,7 @@ class RouteTable:
         return answers
 
     async def poll(self) -> None:
-        """Refreshes all routes every ``poll_interval`` seconds, for ever, and drops unused ones."""
+        """Refresh all routes every ``poll_interval`` seconds, for ever, and drop unused ones."""
         while True:
             await asyncio.sleep(self._poll_interval)
             try:
@@ -245,35 +260,35 @@ class RouteTable:
                 logger.exception("refreshing the routes failed; the next attempt is in %s s", self._poll_interval)
 
     def address_of(self, broker_name: str) -> str | None:
-        """Returns the master's address in the newest route of any topic; None if it is not known."""
+        """Return the master's address in the newest route of any topic; None if it is not known."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def addresses_of(self, broker_name: str) -> Mapping[int, str]:
-        """Returns broker id -> address in the newest route of any topic; empty for an unknown broker."""
+        """Return broker id -> address in the newest route of any topic; empty for an unknown broker."""
         return self._brokers.get(broker_name, {})
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Returns the name of the broker that holds a queue; for a static topic by the route in use."""
+        """Return the name of the broker that holds a queue; for a static topic by the route in use."""
         self.use.mark(queue.topic)
         route = self._routes.get(queue.topic)
         return route.broker_of(queue) if route is not None else queue.broker_name
 
     def master_addresses(self) -> Iterable[str]:
-        """Returns the addresses of the masters of all topics in use, each once, in the order in which they came into use."""
+        """Return the addresses of the masters of all topics in use, each once, in the order in which they came into use."""
         return dict.fromkeys(addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses)
 
     def masters(self) -> dict[str, str]:
-        """Returns broker name -> address of the masters of all topics in use; may be called from any thread."""
+        """Return broker name -> address of the masters of all topics in use; may be called from any thread."""
         brokers = self._brokers.copy()
         return {name: addresses[MASTER_ID] for name, addresses in brokers.items() if MASTER_ID in addresses}
 
     def broker_lost(self, address: str) -> None:
-        """Schedules a refresh of all routes after the loss of a connection to a broker in use."""
+        """Schedule a refresh of all routes after the loss of a connection to a broker in use."""
         if self._sweep is None and any(address in addresses.values() for addresses in self._brokers.values()):
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_AFTER, self._sweep_now)
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Cancels all look-ups; returns their tasks, which need an iteration of the loop to end."""
+        """Cancel all look-ups; return their tasks, which need an iteration of the loop to end."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -286,7 +301,7 @@ class RouteTable:
     # -- looking up
 
     async def _find(self, topic: str, create_key: str | None, default_queues: int) -> TopicRoute:
-        """Finds a route where there is none yet; runs in a task of its own, with ``request_timeout`` for each request."""
+        """Find a route where there is none yet; run in a task of its own, with ``request_timeout`` for each request."""
         await self._cluster()
         answer = await self._ask(topic, self._patience())
         if answer.route is not None:
@@ -303,24 +318,26 @@ class RouteTable:
         return await self._asking.join(topic, lambda: self._request(topic), deadline)
 
     async def _ask_aside(self, topic: str, deadline: float) -> _Answer:
-        """Requests a route without entering the answer into the table."""
+        """Request a route without entering the answer into the table."""
         return await self._asking.join((topic,), lambda: self._request(topic, enter=False), deadline)
 
     async def _request(self, topic: str, *, enter: bool = True) -> _Answer:
-        """Requests a route and enters a good answer into the table if ``enter``."""
+        """Request a route and enter a good answer into the table if ``enter``."""
         answer = await self._answer(topic)
         return self._enter(topic, answer) if enter else answer
 
     async def _request_all(self, topic: str) -> _Answer:
-        """Requests a route from all name servers, and enters a good answer into the table if the topic is in use."""
+        """Request a route from all name servers, and enter a good answer into the table if the topic is in use."""
         answer = await self._answer(topic, from_all=True)
         return self._enter(topic, answer) if topic in self._routes else answer
 
     async def _answer(self, topic: str, *, from_all: bool = False) -> _Answer:
-        """Returns the answer of the name server in use, or that of another one if it is the better one. ``from_all``: True asks
-        the others in any case.
+        """Return the answer of the name server in use, or that of another one if it is the better one.
 
         If there is no route, or all its brokers are away, the names of the name servers may lead elsewhere by now.
+
+        Args:
+            from_all: True asks the others in any case.
         """
         await self._cluster()
         deadline = machine.monotonic() + self._request_timeout * _SHARE
@@ -333,7 +350,7 @@ class RouteTable:
         return answer
 
     async def _answer_here(self, topic: str, deadline: float, from_all: bool) -> _Answer:
-        """Returns the answer of the name servers at the addresses that their names lead to now."""
+        """Return the answer of the name servers at the addresses that their names lead to now."""
         names = self._name_servers
         answer, _ = await names.ask(_question(topic), _left(deadline), partial(self._read, topic))
         if answer.route is None:
@@ -355,10 +372,12 @@ class RouteTable:
         )
 
     async def _confirmed(self, topic: str, answer: _Answer, deadline: float) -> _Answer:
-        """Returns another name server's route of a topic that one does not know, or the answer that there is none.
+        """Return another name server's route of a topic that one does not know, or the answer that there is none.
 
-        One that knows no broker, as after a restart, is no witness. Raises NoUsableAnswerError if no witness is among those that
-        answer while others do not.
+        One that knows no broker, as after a restart, is no witness.
+
+        Raises:
+            NoUsableAnswerError: If no witness is among those that answer while others do not.
         """
         names = self._name_servers
         heard = await self._others(topic, answer, deadline, _has_route)
@@ -376,10 +395,11 @@ class RouteTable:
         return answer._replace(witnessed=False)
 
     async def _fullest(self, topic: str, answer: _Answer, deadline: float, known: TopicRoute | None = None) -> _Answer:
-        """Returns another name server's route if it names a broker or a master that this one's lacks, and that this one does not
+        """Return another name server's route if it names a broker or a master that this one's lacks, and that this one does not
         list at all: then it knows less, as after a restart. Of a broker that it lists it knows all topics.
 
-        ``known``: the route in use. The first one that lacks nothing of it is enough, and preferred among equally full ones.
+        Args:
+            known: The route in use. The first one that lacks nothing of it is enough, and preferred among equally full ones.
         """
         names = self._name_servers
         is_enough = None if known is None else partial(_has_route, known=known)
@@ -396,16 +416,20 @@ class RouteTable:
         return best
 
     async def _cluster(self) -> None:
-        """Waits for a cluster that was missing at the start. Callers wait for the look-up, each with its own timeout."""
+        """Wait for a cluster that was missing at the start. Callers wait for the look-up, each with its own timeout."""
         if self._cluster_found is not None and not self._cluster_found.is_set():
             await self._cluster_found.wait()
 
     def _patience(self) -> float:
-        """Returns a deadline for the wait for one request, later than the request's own end."""
+        """Return a deadline for the wait for one request, later than the request's own end."""
         return machine.monotonic() + self._request_timeout + 1.0
 
     def _read(self, topic: str, response: RemotingCommand, address: str) -> _Answer:
-        """Reads an answer; changes no route. Raises BrokerError or RemoteProtocolError if it says nothing about the topic."""
+        """Read an answer; change no route.
+
+        Raises:
+            BrokerError, RemoteProtocolError: If it says nothing about the topic.
+        """
         remark = response.remark or ""
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return _Answer(address, b"", None, remark)
@@ -429,7 +453,7 @@ class RouteTable:
     # -- the table
 
     def _enter(self, topic: str, answer: _Answer) -> _Answer:
-        """Enters a good answer into the table; returns the answer, a good one with the route that is in use then."""
+        """Enter a good answer into the table; return the answer, a good one with the route that is in use then."""
         old, new = self._routes.get(topic), answer.route
         if new is None:
             if old is not None and not old.provisional:
@@ -486,7 +510,7 @@ class RouteTable:
             logger.warning("route of topic %s: no client can connect to %s; %s", topic, wrong, _CORRECT)
 
     def _forget_unused(self, answers: Mapping[str, bool]) -> None:
-        """Drops topics that were not used for some polls, but keeps a known one for each broker that no other topic names."""
+        """Drop topics that were not used for some polls, but keeps a known one for each broker that no other topic names."""
         due = self.use.count_poll(answers)
         if due:
             gone = {topic for topic in due if self.use.is_unknown(topic)}
@@ -511,7 +535,7 @@ class RouteTable:
         self.use.forget(topic)
 
     def _forget_brokers(self) -> None:
-        """Drops brokers that no route names."""
+        """Drop brokers that no route names."""
         named = {name for route in self._routes.values() for name in route.addresses}
         for name in [name for name in self._brokers if name not in named]:
             del self._brokers[name]
@@ -557,13 +581,13 @@ class RouteTable:
 
 
 def _fault(route: TopicRoute) -> str:
-    """Returns why no client can use a route whose brokers have addresses of another form; "" if they do not."""
+    """Return why no client can use a route whose brokers have addresses of another form; "" if they do not."""
     wrong = malformed_addresses(route.data)
     return f"no client can connect to {wrong}; {_CORRECT}" if wrong else ""
 
 
 def _moved(old: TopicRoute, new: TopicRoute) -> list[tuple[str, Mapping[int, str]]]:
-    """Returns the brokers whose master has another address than in the old route."""
+    """Return the brokers whose master has another address than in the old route."""
     return [
         (name, ids)
         for name, ids in sorted(new.addresses.items())
@@ -585,15 +609,15 @@ def _brokers(route: TopicRoute | None) -> frozenset[tuple[str, bool]]:
 
 
 def _weight(route: TopicRoute | None) -> tuple[int, bool]:
-    """Returns what makes a route fuller than another one: brokers and masters, then an order of queues."""
+    """Return what makes a route fuller than another one: brokers and masters, then an order of queues."""
     return len(_brokers(route)), route is not None and bool(route.data.order_topic_conf)
 
 
 def _lacks(route: TopicRoute, known: TopicRoute) -> bool:
-    """Returns whether a route lacks a broker, a master or the order of queues of the known one."""
+    """Return whether a route lacks a broker, a master or the order of queues of the known one."""
     return bool(_brokers(known) - _brokers(route)) or bool(known.data.order_topic_conf and not route.data.order_topic_conf)
 
 
 def _has_route(answer: _Answer, known: TopicRoute | None = None) -> bool:
-    """Returns whether an answer has a route, one that lacks nothing of ``known``."""
+    """Return whether an answer has a route, one that lacks nothing of ``known``."""
     return answer.route is not None and (known is None or not _lacks(answer.route, known))

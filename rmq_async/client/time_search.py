@@ -34,9 +34,12 @@ _DELETED: Final = frozenset({ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.P
 
 
 async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int], Awaitable[bool]]) -> int:
-    """Returns the first offset in ``low``..``high`` for which ``late(offset)`` holds; ``high`` counts as late without a call.
+    """Return the first offset in ``low``..``high`` for which ``late(offset)`` holds; ``high`` counts as late without a call.
 
-    ``late`` is monotonic: it holds above any offset for which it holds. ``hint``: the first offset to try.
+    ``late`` is monotonic: it holds above any offset for which it holds.
+
+    Args:
+        hint: The first offset to try.
     """
     step = 1
     probe = min(max(hint, low), high - 1)
@@ -70,10 +73,15 @@ async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int]
 async def store_time_ms(
     instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float, *, any_replica: bool = True
 ) -> int:
-    """Returns the store time of the message at ``offset``, epoch ms; -1 if the message is deleted, also while the broker has
-    not yet corrected the queue's minimum, and if the answer has another message.
+    """Return the store time of the message at ``offset``, epoch ms.
 
-    ``timeout``: seconds. Raises BrokerError and the errors of a request, RemoteProtocolError for a record that cannot be read.
+    -1 if the message is deleted, also while the broker has not yet corrected the queue's minimum, and if the answer has another
+    message.
+
+    Raises BrokerError and the errors of a request, RemoteProtocolError for a record that cannot be read.
+
+    Args:
+        timeout: seconds.
     """
     header = PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,

@@ -43,9 +43,11 @@ _READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
 class TopicRoute:
     """The route of a topic, with queues and addresses derived from it.
 
-    ``addresses``: broker name -> broker id -> "host:port", without malformed ones. ``version``: grows with each
-    change, over all topics of a client. ``provisional``: the topic does not exist; the first send creates it on these brokers.
-    ``holders``: for a static topic, whose queues all name a pseudo broker, queue -> name of the broker that holds it now.
+    Attributes:
+        addresses: Broker name -> broker id -> "host:port", without malformed ones.
+        version: Grows with each change, over all topics of a client.
+        provisional: The topic does not exist; the first send creates it on these brokers.
+        holders: For a static topic, whose queues all name a pseudo broker, queue -> name of the broker that holds it now.
     """
 
     topic: str
@@ -69,11 +71,11 @@ class TopicRoute:
         return tuple([queue for queue in self.publish_queues if self.master_address(self.broker_of(queue)) is not None])
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Returns the name of the broker that holds a queue of this topic."""
+        """Return the name of the broker that holds a queue of this topic."""
         return self.holders.get(queue, queue.broker_name)
 
     def master_address(self, broker_name: str) -> str | None:
-        """Returns the "host:port" of a broker's master; None if the route has none."""
+        """Return the "host:port" of a broker's master; None if the route has none."""
         return self.addresses.get(broker_name, {}).get(MASTER_ID)
 
 
@@ -88,7 +90,7 @@ class BrokerLists:
         self._brokers = 0
 
     def shared(self, brokers: tuple[BrokerData, ...]) -> tuple[tuple[BrokerData, ...], _Addresses]:
-        """Returns the equal list of an earlier route if there is one, else ``brokers``, and the usable addresses in it."""
+        """Return the equal list of an earlier route if there is one, else ``brokers``, and the usable addresses in it."""
         names = frozenset([item.broker_name for item in brokers])
         known = self._lists.get(names)
         if known is None or known[0] != brokers:
@@ -101,7 +103,11 @@ class BrokerLists:
 
 
 def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRoute:
-    """Makes the route that ``data`` describes. Raises RemoteProtocolError for queues that cannot be read or are too many."""
+    """Make the route that ``data`` describes.
+
+    Raises:
+        RemoteProtocolError: For queues that cannot be read or are too many.
+    """
     brokers, addresses = lists.shared(data.broker_datas)
     if brokers is not data.broker_datas:
         data = msgspec.structs.replace(data, broker_datas=brokers)
@@ -112,7 +118,7 @@ def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRo
 
 
 def queue_counts(route: TopicRoute) -> str:
-    """Returns the number of queues on each broker for a log record, as in "broker-a 4, broker-b 0 to write, 4 to read"."""
+    """Return the number of queues on each broker for a log record, as in "broker-a 4, broker-b 0 to write, 4 to read"."""
     written = Counter(route.broker_of(queue) for queue in route.publish_queues)
     read = Counter(route.broker_of(queue) for queue in route.subscribe_queues)
     texts = []
@@ -123,7 +129,7 @@ def queue_counts(route: TopicRoute) -> str:
 
 
 def malformed_addresses(data: TopicRouteData) -> str:
-    """Returns broker and address for each address of a route that no client can connect to; "" if there is none."""
+    """Return broker and address for each address of a route that no client can connect to; "" if there is none."""
     wrong = [
         f"{item.broker_name} at {address!r}"
         for item in data.broker_datas
@@ -134,7 +140,7 @@ def malformed_addresses(data: TopicRouteData) -> str:
 
 
 def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
-    """Returns usable addresses by broker name and id; of brokers with one name the first counts."""
+    """Return usable addresses by broker name and id; of brokers with one name the first counts."""
     first = {item.broker_name: item for item in reversed(brokers)}
     found: dict[str, dict[int, str]] = {}
     for item in brokers:
@@ -145,7 +151,7 @@ def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
 
 
 def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
-    """Returns True only if the queues to send to are also those to read from, in the same order."""
+    """Return True only if the queues to send to are also those to read from, in the same order."""
     if data.order_topic_conf or data.topic_queue_mapping_by_broker:
         return False
     names = {item.broker_name for item in data.queue_datas}

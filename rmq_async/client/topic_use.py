@@ -37,11 +37,11 @@ class TopicUse:
         return len(self._unused)
 
     def hold(self, topic: str) -> None:
-        """Keeps the topic until ``release`` has been called as often."""
+        """Keep the topic until ``release`` has been called as often."""
         self._held[topic] = self._held.get(topic, 0) + 1
 
     def release(self, topic: str) -> None:
-        """Ends one ``hold``; the topic counts as used at this moment."""
+        """End one ``hold``; the topic counts as used at this moment."""
         self._marked.add(topic)
         if self._held[topic] > 1:
             self._held[topic] -= 1
@@ -49,9 +49,10 @@ class TopicUse:
             del self._held[topic]
 
     def count_poll(self, answers: Mapping[str, bool]) -> list[str]:
-        """Counts one poll; returns the topics that are due to be dropped, the longest unused first.
+        """Count one poll; return the topics that are due to be dropped, the longest unused first.
 
-        ``answers``: topic -> whether the name servers know it, for each topic with an answer.
+        Args:
+            answers: Topic -> whether the name servers know it, for each topic with an answer.
         """
         used = self._held.keys() | self._marked
         self._marked.clear()
@@ -71,7 +72,7 @@ class TopicUse:
         return sorted(due, key=lambda topic: -self._unused[topic])
 
     def is_unknown(self, topic: str) -> bool:
-        """Returns whether the topic was unused at the last poll, and the name servers did not know it."""
+        """Return whether the topic was unused at the last poll, and the name servers did not know it."""
         return self._unknown.get(topic, 0) > 0
 
     def forget(self, topic: str) -> None:
@@ -82,11 +83,14 @@ class TopicUse:
 def topics_to_keep(
     due: Iterable[str], kept: Iterable[str], brokers: Collection[str], brokers_of: Callable[[str], Collection[str]]
 ) -> set[str]:
-    """Returns the topics of ``due`` to keep, so that at least one topic names each of ``brokers``; prefers the last ones of
-    ``due``.
+    """Return the topics of ``due`` to keep, so that at least one topic names each of ``brokers``.
 
-    ``kept``: topics that stay in any case. ``brokers_of(topic)``: names of the brokers in its route. A broker that no topic
-    names gets no heartbeats, although it may have a half message of this client and have to check its transaction.
+    Prefers the last ones of ``due``.
+
+    Args:
+        kept: Topics that stay in any case.
+        brokers_of: Names of the brokers in its route. A broker that no topic names gets no heartbeats, although it may have a
+            half message of this client and have to check its transaction.
     """
     unnamed = set(brokers)
     for topic in kept:

@@ -43,7 +43,12 @@ TRACE_TIMEOUT: Final = 5.0
 
 
 class Record(NamedTuple):
-    """An encoded trace record. ``keys``: keys that its trace message gets for it; ``keys_size``: their size in bytes."""
+    """An encoded trace record.
+
+    Attributes:
+        keys: Keys that its trace message gets for it.
+        keys_size: Their size in bytes.
+    """
 
     data: bytes
     keys: Collection[str]
@@ -53,8 +58,13 @@ class Record(NamedTuple):
 class TraceRecords:
     """The records of a message trace that wait to be sent.
 
-    ``topic``: as users name it. ``deliver``: sends one trace message by a monotonic deadline, and raises RocketMQError where it
-    was not stored. ``owner``: "producer" or "consumer". ``lost``: number of records that were dropped or not sent.
+    Args:
+        topic: As users name it.
+        deliver: Sends one trace message by a monotonic deadline, and raises RocketMQError where it was not stored.
+        owner: "producer" or "consumer".
+
+    Attributes:
+        lost: Number of records that were dropped or not sent.
     """
 
     def __init__(
@@ -74,8 +84,10 @@ class TraceRecords:
         self._sending: OrderedSet[asyncio.Task[None]] = OrderedSet()
 
     def append(self, context: TraceContext) -> None:
-        """Queues the record. Drops and counts it if the queue is full or has ended, and if the record is too large or cannot be
-        encoded."""
+        """Queue the record.
+
+        Drops and counts it if the queue is full or has ended, and if the record is too large or cannot be encoded.
+        """
         try:
             data = encode_trace(context).encode()
         except (LocalProtocolError, UnicodeEncodeError) as error:
@@ -93,7 +105,7 @@ class TraceRecords:
     # -- sending
 
     def _send_more(self) -> None:
-        """Sends full or due trace messages, and sets the timer for the rest."""
+        """Send full or due trace messages, and set the timer for the rest."""
         full = len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE
         while self._waiting and (full or self._due or self._hurry) and len(self._sending) < AT_ONCE:
             sending = self._send(self._take())
@@ -115,7 +127,7 @@ class TraceRecords:
         self._send_more()
 
     def _take(self) -> list[Record]:
-        """Removes and returns the records of the next trace message."""
+        """Remove and return the records of the next trace message."""
         taken = [self._waiting.popleft()]
         size, keys_size = len(taken[0].data), taken[0].keys_size
         while self._waiting and len(taken) < RECORDS:
@@ -147,7 +159,7 @@ class TraceRecords:
             raise
 
     def _lose(self, count: int, why: object) -> None:
-        """Counts lost records; logs when the count reaches or passes the next power of two."""
+        """Count lost records; log when the count reaches or passes the next power of two."""
         before, self.lost = self.lost, self.lost + count
         if before.bit_length() != self.lost.bit_length():
             self._logger.warning(
@@ -157,18 +169,18 @@ class TraceRecords:
     # -- the end
 
     def hurry(self) -> None:
-        """Sends records without delay from now on."""
+        """Send records without delay from now on."""
         self._hurry = True
         self._send_more()
 
     async def flush(self, deadline: float) -> None:
-        """Waits until all records are sent, at most until ``deadline`` (monotonic)."""
+        """Wait until all records are sent, at most until ``deadline`` (monotonic)."""
         self.hurry()
         while self._sending and (remaining := deadline - machine.monotonic()) > 0:
             await asyncio.wait(self._sending, timeout=remaining)
 
     def end(self) -> None:
-        """Drops all remaining and later records, and cancels the Tasks that send."""
+        """Drop all remaining and later records, and cancel the Tasks that send."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -181,13 +193,13 @@ class TraceRecords:
             task.cancel()
 
     async def ended(self) -> None:
-        """Waits for the Tasks that ``end`` has cancelled."""
+        """Wait for the Tasks that ``end`` has cancelled."""
         if self._sending:
             await asyncio.wait(self._sending)
 
 
 def _keys_of(context: TraceContext) -> tuple[Collection[str], int]:
-    """Returns the keys that a trace message gets for the record, and their size in bytes."""
+    """Return the keys that a trace message gets for the record, and their size in bytes."""
     bean = context.beans[0]
     if bean.keys is None and bean.msg_id and "\x00" not in bean.msg_id:
         return (bean.msg_id,), len(bean.msg_id.encode()) + 1
@@ -200,7 +212,7 @@ def _keys_of(context: TraceContext) -> tuple[Collection[str], int]:
 
 
 def _may_be_key(key: str) -> bool:
-    """Returns whether a message may carry the key. The message of a transaction check may have keys of any other client."""
+    """Return whether a message may carry the key. The message of a transaction check may have keys of any other client."""
     return "\x00" not in key
 
 

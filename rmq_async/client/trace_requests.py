@@ -31,11 +31,17 @@ QUEUES: Final = 4
 
 
 async def send_trace(instance: ClientInstance, group: str, message: Message, deadline: float) -> None:
-    """Sends a trace message by ``deadline`` (monotonic), in at most two attempts, on two brokers if the topic has them.
+    """Send a trace message by ``deadline`` (monotonic), in at most two attempts, on two brokers if the topic has them.
 
-    ``group``: the header's producer group, by its name on the wire. Raises TopicNotFoundError if the topic does not exist and
-    no broker offers to create it, and if no master has it with write permission; NameServerError if no name server answers
-    usably; and as ``ClientInstance.ask_broker`` does.
+    Raises as ``ClientInstance.ask_broker`` does, too.
+
+    Args:
+        group: The header's producer group, by its name on the wire.
+
+    Raises:
+        TopicNotFoundError: If the topic does not exist and no broker offers to create it, and if no master has it with write
+            permission.
+        NameServerError: If no name server answers usably;.
     """
     topic = instance.names.wire(message.topic)
     route = await instance.routes.get(

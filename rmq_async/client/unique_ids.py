@@ -27,7 +27,11 @@ _HEX: Final = tuple(f"{number:02X}" for number in range(256))
 
 
 class UniqueIds:
-    """A maker of unique message ids. ``ip``: the client's address, 4 or 16 bytes. Belongs to one thread."""
+    """A maker of unique message ids.
+
+    Args:
+        ip: The client's address, 4 or 16 bytes. Belongs to one thread.
+    """
 
     __slots__ = (
         "__weakref__", "_begins", "_ends", "_from", "_ip", "_millisecond", "_month_begins", "_month_ends", "_number", "_page",
@@ -52,7 +56,7 @@ class UniqueIds:
         _instances.add(self)
 
     def next(self) -> str:
-        """Returns a new id."""
+        """Return a new id."""
         number = self._number
         if number == self._page_stop or not self._begins <= machine.time() < self._ends:
             self._turn_page()
@@ -60,9 +64,12 @@ class UniqueIds:
         return self._page + _HEX[number & 0xFF]
 
     def next_at(self, now: float) -> str:
-        """Returns a new id. ``now``: the present machine.monotonic(), which saves a clock read.
+        """Return a new id.
 
         A change of the wall clock takes effect up to a millisecond later.
+
+        Args:
+            now: The present machine.monotonic(), which saves a clock read.
         """
         number = self._number
         if number == self._page_stop or not self._from <= now < self._until:
@@ -71,7 +78,7 @@ class UniqueIds:
         return self._page + _HEX[number & 0xFF]
 
     def take(self, count: int) -> list[str]:
-        """Returns ``count`` new ids."""
+        """Return ``count`` new ids."""
         ids: list[str] = []
         while (left := count - len(ids)) > 0:
             number = self._number
@@ -84,13 +91,13 @@ class UniqueIds:
         return ids
 
     def now(self) -> bytes:
-        """Returns the time as ``born_ms``, formatted once per millisecond."""
+        """Return the time as ``born_ms``, formatted once per millisecond."""
         if not self._begins <= machine.time() < self._ends:
             self._turn_page()
         return self.born_ms
 
     def given(self, unique_id: str) -> str:
-        """Returns ``unique_id``, an id that a message already has, and brings ``born_ms`` up to date as a new id would."""
+        """Return ``unique_id``, an id that a message already has, and bring ``born_ms`` up to date as a new id would."""
         self.now()
         return unique_id
 
@@ -102,8 +109,9 @@ class UniqueIds:
         self._page = self._time_text = ""
 
     def _turn_page(self) -> None:
-        """Starts the next page, of up to 256 numbers: in the clock's millisecond, or in a later one if the ids have got ahead
-        of it."""
+        """Start the next page, of up to 256 numbers: in the clock's millisecond, or in a later one if the ids have got ahead of
+        it.
+        """
         clock, since = machine.time(), machine.monotonic()
         wall = int(clock * 1000)
         if wall != self._wall:
@@ -123,7 +131,7 @@ class UniqueIds:
 
 
 def packed_ip(text: str) -> bytes | None:
-    """Returns the 4 or 16 bytes of an address, without its zone ("%eth0"); None for a text that is no address."""
+    """Return the 4 or 16 bytes of an address, without its zone ("%eth0"); None for a text that is no address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -133,8 +141,7 @@ def packed_ip(text: str) -> bytes | None:
 
 
 def _local_month(now_ms: int) -> tuple[int, int]:
-    """Returns the beginnings of the local month that contains ``now_ms`` and of the next month, in milliseconds since the
-    epoch."""
+    """Return the beginnings of the local month that contains ``now_ms`` and of the next month, in milliseconds since the epoch."""
     year, month = localtime(now_ms // 1000)[:2]
     begins = mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
     ends = mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1))
@@ -145,7 +152,7 @@ _instances: weakref.WeakSet[UniqueIds] = weakref.WeakSet()
 
 
 def longest_id() -> int:
-    """Returns the maximum length of an id of any client in this process."""
+    """Return the maximum length of an id of any client in this process."""
     return max([ID_LENGTH, *(ids.length for ids in _instances)])
 
 

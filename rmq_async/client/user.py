@@ -23,8 +23,10 @@ STOP_TIMEOUT: Final = 3.0
 
 
 class ClientUser(LifeCycle):
-    """A user of the shared instance whose ``stop`` ends its calls. Subclasses register with the instance in ``_join`` and
-    unregister in ``_leave``."""
+    """A user of the shared instance whose ``stop`` ends its calls.
+
+    Subclasses register with the instance in ``_join`` and unregister in ``_leave``.
+    """
 
     def __init__(self, config: ClientConfig) -> None:
         super().__init__(config, label=f"this {type(self).__name__}", stop_timeout=STOP_TIMEOUT)
@@ -41,8 +43,9 @@ class ClientUser(LifeCycle):
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[ClientInstance]:
-        """Yields the running instance for a call of several steps. Raises as ``_client`` does, and ClientStateError when ``stop``
-        ends the call."""
+        """Yield the running instance for a call of several steps. Raises as ``_client`` does, and ClientStateError when
+        ``stop`` ends the call.
+        """
         instance = self._client()
         scope = asyncio.timeout(None)  # a cancellation scope: other cancellations pass through
         try:
@@ -57,10 +60,10 @@ class ClientUser(LifeCycle):
             self._scopes.discard(scope)
 
     def _join(self, instance: ClientInstance) -> None:
-        """Joins the instance; called once, when it runs."""
+        """Join the instance; called once, when it runs."""
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
-        """Leaves the instance within ``timeout`` seconds; called once, before its release."""
+        """Leave the instance within ``timeout`` seconds; called once, before its release."""
 
     async def _open(self, instance: ClientInstance) -> None:
         self._join(instance)

@@ -1,5 +1,7 @@
-"""The second port of a broker, two below the first (``MixAll.brokerVIPChannel``). It takes sends, queries and heartbeats, but
-no pulls (``BrokerController.registerProcessor``)."""
+"""The second port of a broker, two below the first (``MixAll.brokerVIPChannel``).
+
+It takes sends, queries and heartbeats, but no pulls (``BrokerController.registerProcessor``).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ _BELOW: Final = 2
 
 
 def vip_address(address: str) -> str:
-    """Returns the second port's address of the broker at ``address``; ``address`` itself if its port is 1 or 2."""
+    """Return the second port's address of the broker at ``address``; ``address`` itself if its port is 1 or 2."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - _BELOW}" if int(port) > _BELOW else address
 
 
 def first_port(address: str) -> str:
-    """Returns the first port's address of the broker whose second port is at ``address``."""
+    """Return the first port's address of the broker whose second port is at ``address``."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + _BELOW}"

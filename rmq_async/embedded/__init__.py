@@ -64,11 +64,14 @@ MAX_DELAY: Final = 10 * 365 * 24 * 3600
 class ServerStatistics(NamedTuple):
     """The counters of one server.
 
-    ``requests``: number of received requests by request code; unknown codes are counted only while there are fewer than 1024
-    codes. ``connections``: number of connections that are open now. ``accepted``: number of accepted connections, refused ones
-    included. ``refused``: number of connections that the server has closed because of invalid bytes, because it was stopping,
-    or because a limit was exceeded: of connections, of bytes of unfinished frames, of bytes of answers that the peer did not
-    read. All but ``connections`` count since the ``EmbeddedRocketMQ`` was made.
+    Attributes:
+        requests: Number of received requests by request code; unknown codes are counted only while there are fewer than 1024
+            codes.
+        connections: Number of connections that are open now.
+        accepted: Number of accepted connections, refused ones included.
+        refused: Number of connections that the server has closed because of invalid bytes, because it was stopping, or because
+            a limit was exceeded: of connections, of bytes of unfinished frames, of bytes of answers that the peer did not read.
+            All but ``connections`` count since the ``EmbeddedRocketMQ`` was made.
     """
 
     requests: Counter[int]
@@ -78,44 +81,54 @@ class ServerStatistics(NamedTuple):
 
 
 def _letters(index: int) -> str:
-    """Returns the letters of a broker's name: a to z, then aa, ab and so on."""
+    """Return the letters of a broker's name: a to z, then aa, ab and so on."""
     first, last = divmod(index, 26)
     return (_letters(first - 1) if first else "") + chr(ord("a") + last)
 
 
 class EmbeddedRocketMQ(PopSwitches):
-    """A name server and brokers in memory, on real sockets. ``host``: address or name to listen on. ``port``: the name
-    server's, 0 for a free one. ``brokers``: 1 to 64; they are called "broker-a", "broker-b", ... ``broker_port``: the port of the
-    first broker, each further one's is ten higher; 0: free ones. Each broker also listens on the port two below its own.
-    ``auto_create_topics``: whether the first send to a topic creates it. ``auto_create_groups``: whether the first request of a
-    group creates it. ``max_memory``: bytes of messages, with their overhead; above it the oldest messages are deleted (the
-    newest one never is), and minimum offsets increase.
-
-    ``clock``: the clock of store times, delays, timers, transaction checks and pops; a ``ManualClock`` moves only when a test
-    advances it. ``delay_levels``: seconds of the delay levels from 1 on, 1 to 256 of them. ``transaction_timeout``: seconds
-    after which the broker asks the producer about an unfinished transaction, unless its message has a time of its own
-    (CHECK_IMMUNITY_TIME_IN_SECONDS); ``transaction_check_interval``: seconds between two rounds of such questions; after
-    ``transaction_check_max`` of them the message goes to TRANS_CHECK_MAX_TIME_TOPIC.
-    The defaults of the last four are those of a 5.5.0 broker.
-
-    ``server_side_reset``: whether a broker keeps a reset of a group's offsets (222) for the next pull or pop of each queue, as
-    5.x does; False: it sends the offsets to the members (220), as 4.9 does. ``property_filter``: whether brokers filter by
-    SQL92 conditions; a real broker does with ``enablePropertyFilter=true``, which is not its default. ``order_conf``: whether
-    routes carry the order of queues that ``create_topic(order=True)`` writes; a real name server adds it with
-    ``orderMessageEnable=true``, which is not its default.
-
-    ``version``: "5.5.0" or "4.9.7"; as 4.9.7, brokers answer pops and other requests of 5.x with code 3, and send resets of
-    offsets to the members. ``pop_store``: the store of popped messages that brokers imitate: "log", the revive log, or "kv", the
-    key-value store (``popConsumerKVServiceEnable``). ``pop_retry_v2``: whether retry topics of pops have their newer name
-    (``enableRetryTopicV2``). ``pop_revive_delay``: seconds from the end of an invisible time to the redelivery; None: as on a
-    real broker, about 2 with "log" and 0.5 with "kv".
+    """A name server and brokers in memory, on real sockets.
 
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
 
-    Raises ValueError for a number out of range and for an unknown ``version`` or ``pop_store``, TypeError where a number, a
-    clock or a sequence is required and something else is given; methods raise the same for their arguments. Methods with an
-    argument ``broker`` raise ValueError for an unknown broker; ``delay``, ``slice``, ``stall``, ``resume``, ``shuffle`` and
-    ``drop_connections`` also take "namesrv", the name server.
+    Methods with an argument ``broker`` raise ValueError for an unknown broker; ``delay``, ``slice``, ``stall``, ``resume``,
+    ``shuffle`` and ``drop_connections`` also take "namesrv", the name server.
+
+    Args:
+        host: Address or name to listen on.
+        port: The name server's, 0 for a free one.
+        brokers: 1 to 64; they are called "broker-a", "broker-b", ...
+        broker_port: The port of the first broker, each further one's is ten higher; 0: free ones. Each broker also listens on
+            the port two below its own.
+        auto_create_topics: Whether the first send to a topic creates it.
+        auto_create_groups: Whether the first request of a group creates it.
+        max_memory: Bytes of messages, with their overhead; above it the oldest messages are deleted (the newest one never is),
+            and minimum offsets increase.
+        clock: The clock of store times, delays, timers, transaction checks and pops; a ``ManualClock`` moves only when a test
+            advances it.
+        delay_levels: Seconds of the delay levels from 1 on, 1 to 256 of them.
+        transaction_timeout: Seconds after which the broker asks the producer about an unfinished transaction, unless its
+            message has a time of its own (CHECK_IMMUNITY_TIME_IN_SECONDS).
+        transaction_check_interval: Seconds between two rounds of such questions; after ``transaction_check_max`` of them the
+            message goes to TRANS_CHECK_MAX_TIME_TOPIC. The defaults of the last four are those of a 5.5.0 broker.
+        server_side_reset: Whether a broker keeps a reset of a group's offsets (222) for the next pull or pop of each queue, as
+            5.x does; False: it sends the offsets to the members (220), as 4.9 does.
+        property_filter: Whether brokers filter by SQL92 conditions; a real broker does with ``enablePropertyFilter=true``,
+            which is not its default.
+        order_conf: Whether routes carry the order of queues that ``create_topic(order=True)`` writes; a real name server adds
+            it with ``orderMessageEnable=true``, which is not its default.
+        version: "5.5.0" or "4.9.7"; as 4.9.7, brokers answer pops and other requests of 5.x with code 3, and send resets of
+            offsets to the members.
+        pop_store: The store of popped messages that brokers imitate: "log", the revive log, or "kv", the key-value store
+            (``popConsumerKVServiceEnable``).
+        pop_retry_v2: Whether retry topics of pops have their newer name (``enableRetryTopicV2``).
+        pop_revive_delay: Seconds from the end of an invisible time to the redelivery; None: as on a real broker, about 2 with
+            "log" and 0.5 with "kv".
+
+    Raises:
+        ValueError: For a number out of range and for an unknown ``version`` or ``pop_store``.
+        TypeError: Where a number, a clock or a sequence is required and something else is given; methods raise the same for
+            their arguments.
     """
 
     def __init__(
@@ -194,10 +207,13 @@ class EmbeddedRocketMQ(PopSwitches):
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 
     async def start(self) -> None:
-        """Starts the name server and the brokers. Raises OSError if ``host`` cannot be resolved or a port is not available, and
-        then leaves no socket open; RuntimeError if it runs already.
+        """Start the name server and the brokers.
 
         Concurrent calls of ``start`` and ``stop`` run one after the other, in the order of the calls.
+
+        Raises:
+            OSError: If ``host`` cannot be resolved or a port is not available, and then leaves no socket open.
+            RuntimeError: If it runs already.
         """
         async with self._turns.here():
             if self._name_server.listener.running:
@@ -222,8 +238,10 @@ class EmbeddedRocketMQ(PopSwitches):
             )
 
     async def stop(self) -> None:
-        """Closes every socket and connection, and ends ``delay``, ``slice``, ``stall``, ``shuffle`` and ``throttle``. To
-        stop a server that does not run is no error."""
+        """Close every socket and connection, and end ``delay``, ``slice``, ``stall``, ``shuffle`` and ``throttle``.
+
+        To stop a server that does not run is no error.
+        """
         async with self._turns.here():
             await self._close()
 
@@ -241,46 +259,50 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def namesrv(self) -> str:
-        """Address ("ip:port") of the name server; loopback if it listens on every address. Raises RuntimeError before the first
-        start."""
+        """Address ("ip:port") of the name server; loopback if it listens on every address.
+
+        Raises:
+            RuntimeError: Before the first start.
+        """
         if not self._name_server.listener.port:
             raise RuntimeError("this server was not started; await start() first")
         return self._name_server.listener.address()
 
     @property
     def brokers(self) -> dict[str, str]:
-        """Addresses ("ip:port") of the brokers by name; loopback if they listen on every address; empty before the first
-        start."""
+        """Address ("ip:port") of the brokers by name; loopback if they listen on every address; empty before the first start."""
         return {broker.name: broker.listener.address() for broker in self._brokers if broker.listener.port}
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Returns the messages that are stored in the topic, over all queues and brokers, in store order.
+        """Return the messages that are stored in the topic, over all queues and brokers, in store order.
 
         Records that are damaged (say, a body that claims to be compressed and is not) are left out.
         """
         return stored_messages(self._log, topic)
 
     def progress(self, group: str) -> Mapping[MessageQueue, int]:
-        """Returns the group's committed offsets by queue, of all topics, its retry topic included."""
+        """Return the group's committed offsets by queue, of all topics, its retry topic included."""
         return {queue: offset for broker in self._brokers for queue, offset in broker.progress(group).items()}
 
     def retries(self, group: str) -> list[MessageExt]:
-        """Returns the messages that are stored for another attempt of the group, one for each attempt. Their order on each
-        broker: messages in the group's retry topic, in store order; messages in the retry topics of its pops; messages that wait
-        for their delay level, soonest first, with queue offset -1."""
+        """Return the messages that are stored for another attempt of the group, one for each attempt.
+
+        Their order on each broker: messages in the group's retry topic, in store order; messages in the retry topics of its
+        pops; messages that wait for their delay level, soonest first, with queue offset -1.
+        """
         return [message for broker in self._brokers for message in broker.retries(group)]
 
     def dead_letters(self, group: str) -> list[MessageExt]:
-        """Returns the messages in the group's dead-letter topic (``%DLQ%group``), in store order."""
+        """Return the messages in the group's dead-letter topic (``%DLQ%group``), in store order."""
         return self.messages(DLQ_TOPIC_PREFIX + group)
 
     def rebalance(self, group: str) -> None:
-        """Notifies the members of the group (40) that its members have changed, even if they have not."""
+        """Notify the members of the group (40) that its members have changed, even if they have not."""
         for broker in self._brokers:
             broker.rebalance(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each broker) list these ids as the members of the group, repeated ids included; None as
+        """Make the broker (None: each broker) list these ids as the members of the group, repeated ids included; None as
         ``client_ids`` ends it.
 
         Members ask for the list (38) to share the queues; with an empty list they get an error. No notice goes out: see
@@ -292,8 +314,10 @@ class EmbeddedRocketMQ(PopSwitches):
             each.list_members(group, client_ids)
 
     def clear(self) -> None:
-        """Deletes every message. Topics and committed offsets stay; the minimum offset of each queue becomes its maximum
-        offset."""
+        """Delete every message.
+
+        Topics and committed offsets stay; the minimum offset of each queue becomes its maximum offset.
+        """
         self._log.clear()
         for broker in self._brokers:
             for topic in broker.state.topics:
@@ -301,13 +325,16 @@ class EmbeddedRocketMQ(PopSwitches):
                     queue.correct()
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
-        """Deletes the messages of ``queue`` below offset ``before``, as a broker does whose oldest files are removed.
+        """Delete the messages of ``queue`` below offset ``before``, as a broker does whose oldest files are removed.
 
         As at a real broker, the queue's minimum offset stays unchanged until it is corrected (here: until a call with
         ``corrected``, until ``clear``, or until ``max_memory`` deletes another message of the queue). Until then a pull from
         below ``before`` passes over the deleted messages: it returns messages from ``before`` on, or only a later
-        ``next_offset`` if these are 800 offsets away or more, with a long SQL92 condition 32 or more. Raises ValueError for an
-        unknown queue, for one that was never used, and for an offset that is negative or beyond the end of the queue.
+        ``next_offset`` if these are 800 offsets away or more, with a long SQL92 condition 32 or more.
+
+        Raises:
+            ValueError: For an unknown queue, for one that was never used, and for an offset that is negative or beyond the end
+                of the queue.
         """
         check_queue(queue)
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
@@ -316,31 +343,40 @@ class EmbeddedRocketMQ(PopSwitches):
         broker.expire(queue, before, corrected=corrected)
 
     def truncate(self, broker: str, count: int) -> int:
-        """Removes the last ``count`` messages that the broker has stored, or all if it has fewer, as happens when a replica with
-        a lag becomes the master. Returns the number of removed messages.
+        """Remove the last ``count`` messages that the broker has stored, or all if it has fewer, as happens when a replica with
+        a lag becomes the master.
 
         Maximum offsets of their queues decrease, and the broker assigns these offsets again; committed offsets stay, and may
         be ahead of their queues. Messages that wait in topics of the broker (delays, transactions) count too.
+
+        Returns:
+            The number of removed messages.
         """
         return self._broker(broker).truncate(count)
 
     def lose_master(self, broker: str) -> None:
-        """Makes the broker a replica whose master is gone: its connections end, and until ``elect_master`` the name server lists it
-        with id 1. It serves reads, and refuses messages (14)."""
+        """Make the broker a replica whose master is gone: its connections end, and until ``elect_master`` the name server lists
+        it with id 1. It serves reads, and refuses messages (14).
+        """
         self._broker(broker).lose_master()
 
     def elect_master(self, broker: str, *, offsets: bool = False) -> None:
-        """Makes the broker a master again, as an election does with a replica: it has all messages, and no lock. ``offsets``:
-        whether it has the offsets of groups, which replicas of 5.5.0 do not copy in time."""
+        """Make the broker a master again, as an election does with a replica: it has all messages, and no lock.
+
+        Args:
+            offsets: Whether it has the offsets of groups, which replicas of 5.5.0 do not copy in time.
+        """
         check_flags(offsets=offsets)
         self._broker(broker).elect_master(offsets=offsets)
 
     def resize(self, topic: str, queues: int, *, broker: str | None = None) -> None:
-        """Gives the topic ``queues`` read and write queues, 0 to 16,384, on the broker (None: on each broker that has it), as an
+        """Give the topic ``queues`` read and write queues, 0 to 16,384, on the broker (None: on each broker that has it), as an
         administrator does.
 
-        Messages in removed queues can be read again when the topic grows. Raises ValueError for an unknown topic and for one of
-        the broker's own.
+        Messages in removed queues can be read again when the topic grows.
+
+        Raises:
+            ValueError: For an unknown topic and for one of the broker's own.
         """
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a string, not {shown(topic)}")
@@ -352,54 +388,65 @@ class EmbeddedRocketMQ(PopSwitches):
             each.resize(topic, queues)
 
     def throttle(self, rate: float | None, *, warm: float | None = None, broker: str | None = None) -> None:
-        """Makes the broker (None: each broker) serve ``rate`` sends per second, one after the other; None as ``rate`` ends it.
+        """Make the broker (None: each broker) serve ``rate`` sends per second, one after the other; None as ``rate`` ends it.
+
         Messages that consumers send back (36) count as sends.
 
-        ``warm``: the broker has just started: its rate rises by two with each send that it serves, up to ``warm``.
-
         A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, with the remark of a stock
-        broker, and not stored; such a one-way send is dropped. Raises ValueError for a rate that is not positive and finite, and
-        for ``warm`` below ``rate``.
+        broker, and not stored; such a one-way send is dropped.
+
+        Args:
+            warm: The broker has just started: its rate rises by two with each send that it serves, up to ``warm``.
+
+        Raises:
+            ValueError: For a rate that is not positive and finite, and for ``warm`` below ``rate``.
         """
         for each in self._chosen(broker):
             each.throttle(rate, warm)
 
     def refuse_give_backs(self, code: int | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each broker) refuse with response ``code`` what consumers give back: CONSUMER_SEND_MSG_BACK (36),
-        and sends to retry topics. None as ``code`` ends it."""
+        """Make the broker (None: each broker) refuse with response ``code`` what consumers give back: CONSUMER_SEND_MSG_BACK
+        (36), and sends to retry topics. None as ``code`` ends it.
+        """
         if code is not None:
             check_code("code", code, "ResponseCode.SYSTEM_BUSY")
         for each in self._chosen(broker):
             each.refuse_give_backs(code)
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
-        """Makes the servers answer the next ``n`` requests with response ``code`` without serving them; one-way requests are
-        dropped.
+        """Make the servers answer the next ``n`` requests with response ``code`` without serving them.
 
-        ``request``: only requests of this RequestCode, at name server or brokers; None means any request to a broker except
-        heartbeats and unregistrations. A send that is answered with code 10, 11 or 12 is stored, because these codes mean
-        "stored". A send that ``throttle`` refuses counts as none of the ``n``. ``n`` = 0 cancels what earlier calls with
-        the same ``request`` have left.
+        One-way requests are dropped.
+
+        Args:
+            request: Only requests of this RequestCode, at name server or brokers; None means any request to a broker except
+                heartbeats and unregistrations. A send that is answered with code 10, 11 or 12 is stored, because these codes
+                mean "stored". A send that ``throttle`` refuses counts as none of the ``n``. ``n`` = 0 cancels what earlier
+                calls with the same ``request`` have left.
         """
         self._failures.add(code, n, request)
 
     def lose_answers(self, n: int = 1, *, request: int) -> None:
-        """Makes the servers serve the next ``n`` requests of this RequestCode without answering them. Calls add up; ``n`` = 0
-        ends it. A send that ``throttle`` refuses is answered, and counts as none of them."""
+        """Make the servers serve the next ``n`` requests of this RequestCode without answering them.
+
+        Calls add up; ``n`` = 0 ends it. A send that ``throttle`` refuses is answered, and counts as none of them.
+        """
         self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
-        """Delays each frame that the broker (None: each broker) sends by ``seconds``; 0 ends it.
+        """Delay each frame that the broker (None: each broker) sends by ``seconds``; 0 ends it.
 
-        ``jitter``: maximum of a random delay in seconds that each frame gets in addition, so that later frames can overtake
-        earlier ones. The same ``seed`` draws the same random numbers again.
+        Args:
+            jitter: Maximum of a random delay in seconds that each frame gets in addition, so that later frames can overtake
+                earlier ones. The same ``seed`` draws the same random numbers again.
         """
         for service in self._named(broker):
             service.delay(seconds, jitter, seed)
 
     def slice(self, seed: int | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: all brokers) send its frames in slices of random size, a millisecond apart; ``seed`` None
-        ends it.
+        """Make the broker (None: all brokers) send its frames in slices of random size, a millisecond apart.
+
+        ``seed`` None ends it.
 
         The same ``seed`` draws the same random numbers again.
         """
@@ -407,17 +454,17 @@ class EmbeddedRocketMQ(PopSwitches):
             service.slice(seed)
 
     def stall(self, broker: str | None = None) -> None:
-        """Stalls the broker (None: all brokers): it reads and answers nothing until ``resume``, like a stopped process."""
+        """Stall the broker (None: all brokers): it reads and answers nothing until ``resume``, like a stopped process."""
         for listener in self._listeners(broker):
             listener.set_stalled(True)
 
     def resume(self, broker: str | None = None) -> None:
-        """Ends ``stall`` for the broker (None: all brokers), which then serves the requests that have arrived."""
+        """End ``stall`` for the broker (None: all brokers), which then serves the requests that have arrived."""
         for listener in self._listeners(broker):
             listener.set_stalled(False)
 
     def shuffle(self, seed: int | None, *, broker: str | None = None) -> None:
-        """Makes the broker (None: all brokers) serve concurrent requests of one connection in random order.
+        """Make the broker (None: all brokers) serve concurrent requests of one connection in random order.
 
         Real brokers serve requests in several threads: two concurrent sends may be stored in either order, and some of the
         concurrent first commits of a group are lost. The same ``seed`` draws the same random numbers again; None ends it.
@@ -426,13 +473,13 @@ class EmbeddedRocketMQ(PopSwitches):
             listener.shuffle(None if seed is None else random.Random(seed))
 
     def drop_connections(self, broker: str | None = None) -> None:
-        """Resets every connection to the broker (None: to all brokers); new ones are accepted."""
+        """Reset every connection to the broker (None: to all brokers); new ones are accepted."""
         for listener in self._listeners(broker):
             listener.drop_connections()
 
     @property
     def requests(self) -> Counter[int]:
-        """Returns the numbers of requests that name server and brokers have received together, by request code."""
+        """The numbers of requests that name server and brokers have received together, by request code."""
         total: Counter[int] = Counter()
         for service in self._services:
             total.update(service.requests)
@@ -440,11 +487,15 @@ class EmbeddedRocketMQ(PopSwitches):
 
     @property
     def connections(self) -> int:
-        """Returns the number of open connections to name server and brokers together."""
+        """The number of open connections to name server and brokers together."""
         return sum(len(service.listener.connections) for service in self._services)
 
     def statistics(self, server: str) -> ServerStatistics:
-        """Returns the statistics of one server: "namesrv" or a broker's name. Raises ValueError for another name."""
+        """Return the statistics of one server: "namesrv" or a broker's name.
+
+        Raises:
+            ValueError: For another name.
+        """
         service = next((each for each in self._services if each.name == server), None)
         if service is None:
             raise self._unknown(server)

@@ -39,7 +39,9 @@ _NO_REMARK: Final = "not set any response code"
 class AckProcessor:
     """The answers to acks and to changes of invisible times.
 
-    ``changed``: called when check points were added. ``freed``: called with a queue that ordered pops may read again.
+    Attributes:
+        changed: Called when check points were added.
+        freed: Called with a queue that ordered pops may read again.
     """
 
     def __init__(self, state: BrokerState, ordered: OrderedQueues, clock: Clock, faults: PopFaults) -> None:
@@ -70,7 +72,10 @@ class AckProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def ack_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Acknowledges many messages. Ignores unknown queues, and offsets below the minimum or above the maximum of their queue."""
+        """Acknowledge many messages.
+
+        Ignores unknown queues, and offsets below the minimum or above the maximum of their queue.
+        """
         acks = decode_body(BatchAckMessageRequestBody, command.body).acks if command.body else ()
         if not acks:
             return make_response(command, ResponseCode.NO_MESSAGE)
@@ -103,8 +108,11 @@ class AckProcessor:
         return make_response(command, ResponseCode.SUCCESS, _NO_REMARK, fields_of(answer))
 
     def _bounds(self, connection: Connection, name: str, queue_id: int) -> tuple[int, int]:
-        """Returns the minimum and maximum offset of a queue. Raises Refused: 17 for an unknown topic; 13 for a queue id that the
-        topic does not have."""
+        """Return the minimum and maximum offset of a queue.
+
+        Raises:
+            Refused: 17 for an unknown topic; 13 for a queue id that the topic does not have.
+        """
         topic = self._state.topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:160]}] not exist, apply first please! \n{FAQ}")
@@ -125,7 +133,11 @@ class AckProcessor:
             self._state.check_points.ack(handle, offset)
 
     def _ack_queue(self, connection: Connection, ack: BatchAck) -> None:
-        """Acknowledges messages of one queue. Raises Refused: 1 for an invalid retry flag; 13 as ``_ack_ordered`` does."""
+        """Acknowledge messages of one queue.
+
+        Raises:
+            Refused: 1 for an invalid retry flag; 13 as ``_ack_ordered`` does.
+        """
         try:
             topic = real_topic(ack.retry, ack.topic, ack.consumer_group)
         except RemoteProtocolError as error:
@@ -139,7 +151,11 @@ class AckProcessor:
                 self._ack(connection, handle, ack.start_offset + bit, ack.revive_queue_id)
 
     def _ack_ordered(self, connection: Connection, handle: Handle, offset: int) -> None:
-        """Acknowledges a message of an ordered pop. Raises Refused (13) if ``OrderedQueues.ack`` raises LookupError."""
+        """Acknowledge a message of an ordered pop.
+
+        Raises:
+            Refused: 13 if ``OrderedQueues.ack`` raises LookupError.
+        """
         queue = OrderedQueue(handle.group, handle.topic, handle.queue_id)
         offsets = self._state.offsets
         committed = offsets.find(*queue)
@@ -159,8 +175,11 @@ class AckProcessor:
                 self.freed(queue)
 
     def _change(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """Changes the invisible time of a message, if its group exists. Raises Refused (1) if the broker has its maximum of
-        messages without an ack."""
+        """Change the invisible time of a message, if its group exists.
+
+        Raises:
+            Refused: 1 if the broker has its maximum of messages without an ack.
+        """
         points = self._state.check_points
         now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
@@ -176,8 +195,11 @@ class AckProcessor:
         return ChangeInvisibleTimeResponseHeader(popTime=now, invisibleTime=header.invisibleTime, reviveQid=info.revive_qid)
 
     def _change_ordered(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """Changes the invisible time of an ordered message. Returns the time from its pop to its new end; no values if the
-        offset is below the committed one."""
+        """Change the invisible time of an ordered message.
+
+        Returns:
+            The time from its pop to its new end; no values if the offset is below the committed one.
+        """
         queue = OrderedQueue(header.consumerGroup, header.topic, header.queueId)
         if header.offset < self._state.offsets.find(*queue):
             return ChangeInvisibleTimeResponseHeader()
@@ -189,7 +211,11 @@ class AckProcessor:
 
 
 def _extra_info(text: str) -> ExtraInfo:
-    """Parses the text of a handle. Raises Refused (1) for an invalid one."""
+    """Parse the text of a handle.
+
+    Raises:
+        Refused: 1 for an invalid one.
+    """
     try:
         return parse_extra_info(text)
     except RemoteProtocolError as error:

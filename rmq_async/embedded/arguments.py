@@ -27,7 +27,7 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_within(name: str, value: int, least: int, most: int) -> None:
-    """Checks a whole number and its range."""
+    """Check a whole number and its range."""
     check_whole(name, value)
     if not least <= value <= most:
         raise ValueError(f"{name} must be from {least} to {most}, not {value}")
@@ -60,7 +60,11 @@ def check_queue(queue: object) -> None:
 
 
 def check_clock(clock: object) -> Clock:
-    """Returns ``clock``. Raises TypeError if it is a class, or lacks a method of a ``Clock``."""
+    """Return ``clock``.
+
+    Raises:
+        TypeError: If it is a class, or lacks a method of a ``Clock``.
+    """
     if isinstance(clock, type):
         raise TypeError(f"clock must be an object with the methods of a Clock; {shown(clock)} is a class, give an object of it")
     lacking = [name for name in ("now_ms", "call_at") if not callable(getattr(clock, name, None))]

@@ -1,5 +1,6 @@
 """Queues allocated to consumers by the broker (400): the strategies AVG and AVG_BY_CIRCLE over the queues of all brokers,
-and their results for a group that pops."""
+and their results for a group that pops.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class AssignmentProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def _queues(self, name: str) -> list[MessageQueue] | None:
-        """Returns the readable queues of the topic on all brokers; None for a topic that no broker has."""
+        """Return the readable queues of the topic on all brokers; None for a topic that no broker has."""
         found: list[MessageQueue] | None = None
         for broker in self._state.peers:
             topic = broker.topics.get(name)
@@ -70,8 +71,10 @@ class AssignmentProcessor:
 
 
 def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str) -> list[MessageQueue] | None:
-    """Returns the client's part of ``queues``; None for an unknown strategy. The order of ``queues`` and ``clients`` must be the
-    same for each client that asks."""
+    """Return the client's part of ``queues``; None for an unknown strategy.
+
+    The order of ``queues`` and ``clients`` must be the same for each client that asks.
+    """
     share = _STRATEGIES.get(strategy)
     return None if share is None else list(share(client_id, queues, clients))
 
@@ -79,7 +82,7 @@ def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], clie
 def allocate_for_pops(
     strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str, share: int
 ) -> list[MessageQueue] | None:
-    """Returns the queues of a client that pops (``QueryAssignmentProcessor.allocate4Pop``); None for an unknown strategy.
+    """Return the queues of a client that pops (``QueryAssignmentProcessor.allocate4Pop``); None for an unknown strategy.
 
     If ``share`` is 0 or less, or not less than the number of other clients, the client pops from any queue of each broker
     (``ANY_QUEUE``). Otherwise it pops from no queue if it is not one of ``clients``; from one queue if there are more clients

@@ -100,7 +100,7 @@ class BrokerSettings(NamedTuple):
     pops: PopSettings = PopSettings()
 
     def as_config(self) -> dict[str, bool]:
-        """Returns the settings that are on or off, by their names on a real broker."""
+        """Return the settings that are on or off, by their names on a real broker."""
         return {
             "useServerSideResetOffset": self.server_side_reset,
             "enablePropertyFilter": self.property_filter,
@@ -111,7 +111,9 @@ class BrokerSettings(NamedTuple):
 
 
 class Broker(BaseService):
-    """A broker on its disk. The use of one, with a name server at which it is registered::
+    """A broker on its disk.
+
+    The use of one, with a name server at which it is registered::
 
         log = DiskLog(64 * 1024 * 1024, SystemClock().now_ms)
         disk = BrokerDisk("broker-a", log)
@@ -126,9 +128,10 @@ class Broker(BaseService):
         disk.power_loss()  # if the machine lost its power, too
         broker = Broker(disk)  # and so on
 
-    ``disk``: no other broker object may use it at the same time. ``failures``: the script of requests that fail; by default a
-    new one. ``topics_changed`` is called each time a topic was made, changed or deleted; if a request did that, before its
-    answer.
+    Args:
+        disk: No other broker object may use it at the same time.
+        failures: The script of requests that fail; by default a new one. ``topics_changed`` is called each time a topic was
+            made, changed or deleted; if a request did that, before its answer.
     """
 
     def __init__(self, disk: BrokerDisk, settings: BrokerSettings | None = None, failures: FailureScript | None = None) -> None:
@@ -187,7 +190,11 @@ class Broker(BaseService):
             self.handlers = {code: handler for code, handler in self.handlers.items() if code not in _SINCE_5}
 
     def registration(self) -> Registration:
-        """Returns the data that the broker registers with its name servers now. Raises RuntimeError before the first start."""
+        """Return the data that the broker registers with its name servers now.
+
+        Raises:
+            RuntimeError: Before the first start.
+        """
         if not self.state.address:
             raise RuntimeError(f"{self.name} has no address before its first start; start it, then register it")
         return Registration(
@@ -198,34 +205,34 @@ class Broker(BaseService):
         )
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Returns the messages that the broker has stored in the topic, in store order; damaged records are left out."""
+        """Return the messages that the broker has stored in the topic, in store order; damaged records are left out."""
         return stored_messages(self.state.log, topic, self.name)
 
     def progress(self, group: str) -> dict[MessageQueue, int]:
-        """Implements ``EmbeddedRocketMQ.progress``."""
+        """Implement ``EmbeddedRocketMQ.progress``."""
         offsets = self.state.offsets.of_group(group)
         return {MessageQueue(topic, self.name, queue_id): offset for (topic, queue_id), offset in offsets.items()}
 
     def retries(self, group: str) -> list[MessageExt]:
-        """Implements ``EmbeddedRocketMQ.retries``."""
+        """Implement ``EmbeddedRocketMQ.retries``."""
         topic = RETRY_TOPIC_PREFIX + group
         popped = (message for name in self.popping.retry_topics(group) for message in self.messages(name))
         return [*self.messages(topic), *popped, *self._schedule.waiting(topic)]
 
     def lose_offsets(self) -> None:
-        """Implements ``EmbeddedRocketMQ.lose_offsets``."""
+        """Implement ``EmbeddedRocketMQ.lose_offsets``."""
         self.state.offsets.restore(self.state.disk.offsets)
         self.state.pop_offsets.restore(self.state.disk.pop_offsets)
 
     def lose_master(self) -> None:
-        """Implements ``EmbeddedRocketMQ.lose_master``."""
+        """Implement ``EmbeddedRocketMQ.lose_master``."""
         self.broker_id = _REPLICA_ID
         self.listener.drop_connections()
         self._forget_process()
         self.topics_changed()
 
     def elect_master(self, *, offsets: bool = False) -> None:
-        """Implements ``EmbeddedRocketMQ.elect_master``."""
+        """Implement ``EmbeddedRocketMQ.elect_master``."""
         if not offsets:
             self.state.offsets.forget_all()
             self.state.pop_offsets.forget_all()
@@ -234,11 +241,11 @@ class Broker(BaseService):
         self.topics_changed()
 
     def rebalance(self, group: str) -> None:
-        """Implements ``EmbeddedRocketMQ.rebalance``."""
+        """Implement ``EmbeddedRocketMQ.rebalance``."""
         self._clients.notify_members(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None) -> None:
-        """Implements ``EmbeddedRocketMQ.list_members``."""
+        """Implement ``EmbeddedRocketMQ.list_members``."""
         if client_ids is None:
             self._clients.listed.pop(group, None)
         else:
@@ -250,11 +257,11 @@ class Broker(BaseService):
         return 0 if self._throttled is None else self._throttled.refused
 
     def throttle(self, rate: float | None, warm: float | None = None) -> None:
-        """Implements ``EmbeddedRocketMQ.throttle``."""
+        """Implement ``EmbeddedRocketMQ.throttle``."""
         self._queue = self._throttled = None if rate is None else SendQueue(rate, warm)
 
     def refuse_give_backs(self, code: int | None) -> None:
-        """Implements ``EmbeddedRocketMQ.refuse_give_backs``."""
+        """Implement ``EmbeddedRocketMQ.refuse_give_backs``."""
         self._send_back.refusal = code
 
     @property
@@ -263,7 +270,7 @@ class Broker(BaseService):
         return self._send_back.refused
 
     def store_give_backs_silently(self, silently: bool) -> None:
-        """Determines whether what consumers give back, in both ways, is stored and not answered."""
+        """Determine whether what consumers give back, in both ways, is stored and not answered."""
         self._send_back.is_silent = silently
 
     @property
@@ -272,7 +279,7 @@ class Broker(BaseService):
         return self._send_back.unanswered
 
     def resize(self, topic: str, queues: int) -> None:
-        """Implements ``EmbeddedRocketMQ.resize``."""
+        """Implement ``EmbeddedRocketMQ.resize``."""
         check_within("queues", queues, 0, MAX_QUEUES)
         found = self.state.topics.get(topic)
         if found is None:
@@ -284,7 +291,7 @@ class Broker(BaseService):
         )
 
     def truncate(self, count: int) -> int:
-        """Implements ``EmbeddedRocketMQ.truncate``."""
+        """Implement ``EmbeddedRocketMQ.truncate``."""
         check_whole("count", count)
         if count < 0:
             raise ValueError(f"count must not be negative, it is {count}")
@@ -297,7 +304,7 @@ class Broker(BaseService):
         return taken
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
-        """Implements ``EmbeddedRocketMQ.expire``."""
+        """Implement ``EmbeddedRocketMQ.expire``."""
         check_queue(queue)
         check_whole("before", before)
         found = self.state.topics.find_queue(queue.topic, queue.queue_id)
@@ -310,7 +317,7 @@ class Broker(BaseService):
             found.correct()
 
     async def start(self, host: str, port: int) -> None:
-        """Starts as ``Listener.start`` does, with a second port, and starts deliveries, transaction checks and redeliveries."""
+        """Start as ``Listener.start`` does, with a second port, and start deliveries, transaction checks and redeliveries."""
         await self.listener.start(host, port, second=True)
         self.state.address = self.listener.address()
         self._sends.listening()
@@ -319,8 +326,10 @@ class Broker(BaseService):
         self.popping.start()
 
     async def stop(self) -> None:
-        """Stops gracefully: saves its progress and flushes its log. Saves nothing if the broker does not run, for example after
-        ``crash``."""
+        """Stop gracefully: save its progress and flush its log.
+
+        Save nothing if the broker does not run, for example after ``crash``.
+        """
         running = self.listener.running
         self._end()
         await super().stop()
@@ -330,7 +339,7 @@ class Broker(BaseService):
             self.state.log.flush()
 
     def crash(self) -> None:
-        """Ends the broker as a kill of its process does, without saving. Its event loop may be closed already."""
+        """End the broker as a kill of its process does, without saving. Its event loop may be closed already."""
         self._end()
         super().crash()
         self.state.log.halt()
@@ -363,7 +372,7 @@ class Broker(BaseService):
         self._forget_process()
 
     def _forget_process(self) -> None:
-        """Drops what another process in this one's place would not know."""
+        """Drop what another process in this one's place would not know."""
         self.state.locks.clear()
         self.state.offsets.clear_resets()
 
@@ -425,8 +434,10 @@ class Broker(BaseService):
         self._save(offsets=self._ticks >= _FIRST_OFFSETS, levels=self._ticks % _LEVELS_EVERY == 0)
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
-        """Sends the response to a request that was not answered at once; drops it for a one-way request, if the peer does not
-        read its answers, and if ``lose_answers`` takes it."""
+        """Send the response to a request that was not answered at once.
+
+        Drop it for a one-way request, if the peer does not read its answers, and if ``lose_answers`` takes it.
+        """
         if self.failures.pending and self.failures.takes_answer(command.code):
             return
         if not command.is_oneway and not connection.congested:
@@ -434,8 +445,10 @@ class Broker(BaseService):
 
 
 def stored_messages(log: CommitLog, topic: str, broker_name: str | None = None) -> list[MessageExt]:
-    """Returns the messages that one broker, or (None) all brokers of the log, have stored in the topic, in store order;
-    damaged records are left out."""
+    """Return the messages that one broker, or (None) all brokers of the log, have stored in the topic, in store order.
+
+    Damaged records are left out.
+    """
     found: list[MessageExt] = []
     for record, queue in log.records():
         if queue.topic == topic and broker_name in (None, queue.broker_name):

@@ -54,7 +54,11 @@ class ClientCalls:
         return len(self._calls)
 
     def oneway(self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes = b"") -> bool:
-        """Sends a one-way request; returns whether it was sent. Raises ProtocolError for values that cannot be encoded."""
+        """Send a one-way request; return whether it was sent.
+
+        Raises:
+            ProtocolError: For values that cannot be encoded.
+        """
         if connection.closed or connection.congested:
             return False
         connection.send(encode_command(self._command(code, ext_fields, body, ONEWAY_FLAG)))
@@ -63,8 +67,13 @@ class ClientCalls:
     def call(
         self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes, on_answer: OnAnswer
     ) -> None:
-        """Sends a request to a client. Calls ``on_answer`` at most once: before it returns if no request is sent, else on the
-        answer, the end of the connection, or the timeout. Raises ProtocolError for values that cannot be encoded.
+        """Send a request to a client.
+
+        Call ``on_answer`` at most once: before it returns if no request is sent, else on the answer, the end of the connection,
+        or the timeout.
+
+        Raises:
+            ProtocolError: For values that cannot be encoded.
         """
         own = self._by_connection.get(connection, {})
         if connection.closed or connection.congested or len(self._calls) >= MAX_CALLS or len(own) >= MAX_CALLS_PER_CONNECTION:
@@ -78,7 +87,7 @@ class ClientCalls:
         connection.send(parts)
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
-        """Passes a response to its pending call; drops a response that belongs to no call on this connection."""
+        """Pass a response to its pending call; drop a response that belongs to no call on this connection."""
         call = self._calls.get(response.opaque)
         if call is not None and call.connection is connection:
             self._end(response.opaque, response)
@@ -88,7 +97,7 @@ class ClientCalls:
             self._end(opaque, Failure.DISCONNECTED)
 
     def close(self) -> None:
-        """Drops all pending calls without calling back."""
+        """Drop all pending calls without calling back."""
         for call in self._calls.values():
             call.timer.cancel()
         self._calls.clear()

@@ -21,8 +21,12 @@ _Key = tuple[str, str, int, int, int]
 
 
 class Handle(NamedTuple):
-    """The handle of a popped message, which identifies its pop or a change of its invisible time. ``start``: queue offset at
-    which the pop began to read, or after a change that of the message. Points in time are in epoch ms, durations in ms."""
+    """The handle of a popped message, which identifies its pop or a change of its invisible time.
+
+    Attributes:
+        start: Queue offset at which the pop began to read, or after a change that of the message. Points in time are in epoch
+            ms, durations in ms.
+    """
 
     group: str
     topic: str
@@ -39,7 +43,11 @@ class Handle(NamedTuple):
 class CheckPoint:
     """Messages of one queue with the same end of their invisible time.
 
-    ``left``: queue offsets without an ack. ``suspended``: True if the next delivery does not count as an attempt.
+    Args:
+        suspended: True if the next delivery does not count as an attempt.
+
+    Attributes:
+        left: Queue offsets without an ack.
     """
 
     __slots__ = ("handle", "left", "suspended")
@@ -53,8 +61,12 @@ class CheckPoint:
 class CheckPoints:
     """The check points of a broker.
 
-    ``single``: whether each message has its own check point, as in the key-value store; else a pop's messages of one queue
-    share one. ``messages``: number of messages without an ack.
+    Args:
+        single: Whether each message has its own check point, as in the key-value store; else a pop's messages of one queue
+            share one.
+
+    Attributes:
+        messages: Number of messages without an ack.
     """
 
     def __init__(self, *, single: bool = False) -> None:
@@ -71,13 +83,13 @@ class CheckPoints:
         return len(self._ends)
 
     def add(self, handle: Handle, offsets: Iterable[int], *, suspended: bool = False) -> None:
-        """Adds check points for messages of one queue that were popped, or whose invisible time was changed."""
+        """Add check points for messages of one queue that were popped, or whose invisible time was changed."""
         groups = [[offset] for offset in offsets] if self.single else [list(offsets)]
         for each in groups:
             self._put(CheckPoint(handle, each, suspended=suspended))
 
     def ack(self, handle: Handle, offset: int) -> bool:
-        """Removes one message from its check point; returns whether there was one."""
+        """Remove one message from its check point; return whether there was one."""
         key = self._key(handle, offset)
         point = self._points.get(key)
         if point is None or offset not in point.left:
@@ -89,7 +101,7 @@ class CheckPoints:
         return True
 
     def take(self, until: int, most: int) -> list[CheckPoint]:
-        """Removes and returns at most ``most`` check points that end at ``until`` or before, soonest first."""
+        """Remove and return at most ``most`` check points that end at ``until`` or before, soonest first."""
         due: list[CheckPoint] = []
         while self._ends and self._ends[0][0] <= until and len(due) < most:
             _, _, point = heapq.heappop(self._ends)
@@ -98,19 +110,18 @@ class CheckPoints:
         return due
 
     def next_end(self) -> int | None:
-        """Returns the epoch ms at which the next check point ends; None without one."""
+        """Return the epoch ms at which the next check point ends; None without one."""
         while self._ends and not self._ends[0][2].left:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
     def of_group(self, group: str) -> list[tuple[Handle, int]]:
-        """Returns handle and queue offset of each message in the group's check points, in the order in which these were
-        added."""
+        """Return handle and queue offset of each message in the group's check points, in the order in which these were added."""
         points = sorted(self._ends, key=lambda entry: entry[1])
         return [(point.handle, offset) for _, _, point in points if point.handle.group == group for offset in point.left]
 
     def forget(self, gone: Callable[[Handle, int], bool]) -> None:
-        """Removes each message for which ``gone(handle, queue offset)`` is true."""
+        """Remove each message for which ``gone(handle, queue offset)`` is true."""
         for key, point in list(self._points.items()):
             left = [offset for offset in point.left if not gone(point.handle, offset)]
             self.messages -= len(point.left) - len(left)
@@ -133,7 +144,7 @@ class CheckPoints:
         self._sweep(_SWEEP_FROM)
 
     def _remove(self, point: CheckPoint) -> bool:
-        """Removes a check point from the table; returns whether it was there."""
+        """Remove a check point from the table; return whether it was there."""
         if not point.left:
             return False
         key = self._key(point.handle, point.left[0])

@@ -34,7 +34,11 @@ _TAG_OVERHEAD: Final = 100
 
 
 class Client:
-    """One member of one group. ``seen``: ``machine.monotonic`` of its last heartbeat."""
+    """One member of one group.
+
+    Attributes:
+        seen: ``machine.monotonic`` of its last heartbeat.
+    """
 
     __slots__ = ("client_id", "connection", "language", "seen", "version")
 
@@ -47,9 +51,12 @@ class Client:
 
 
 class ConsumerGroup:
-    """The members of a group. ``members``: by client id and connection; a client with two connections, for example after a
-    broken one, is listed twice, as on a real broker. ``subscriptions``: by topic. The other settings are those of the last
-    heartbeat.
+    """The members of a group.
+
+    Attributes:
+        members: By client id and connection; a client with two connections, for example after a broken one, is listed twice, as
+            on a real broker.
+        subscriptions: By topic. The other settings are those of the last heartbeat.
     """
 
     __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "size", "subscriptions")
@@ -68,16 +75,17 @@ class ConsumerGroup:
         return self.message_model == MessageModel.BROADCASTING
 
     def ids(self) -> tuple[str, ...]:
-        """Returns the ids of the members, each once for each of its connections."""
+        """Return the ids of the members, each once for each of its connections."""
         return tuple(client_id for client_id, _ in self.members)
 
     def find(self, client_id: str) -> Client | None:
-        """Returns the member with this id, on its newest connection; None if there is none."""
+        """Return the member with this id, on its newest connection; None if there is none."""
         return next((member for member in reversed(self.members.values()) if member.client_id == client_id), None)
 
     def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
-        """Returns the subscriptions after a heartbeat: for each topic of the heartbeat the existing one, or that of the
-        heartbeat if it is newer or the topic is new."""
+        """Return the subscriptions after a heartbeat: for each topic of the heartbeat the existing one, or that of the
+        heartbeat if it is newer or the topic is new.
+        """
         new = {each.topic: each for each in data.subscription_data_set}
         for topic, subscription in new.items():
             known = self.subscriptions.get(topic)
@@ -106,7 +114,11 @@ class ClientTable:
         self._turn = 0
 
     def add_producer(self, group: str, client: Client) -> None:
-        """Adds a producer, or renews its entry. Raises Refused (1) beyond a limit of the table, and for a closed connection."""
+        """Add a producer, or renew its entry.
+
+        Raises:
+            Refused: 1 beyond a limit of the table, and for a closed connection.
+        """
         members = self.producers.get(group, {})
         old = members.get(client.client_id)
         self._enter(group, client, old)
@@ -115,8 +127,12 @@ class ClientTable:
             self._reachable[client.client_id] = client
 
     def add_consumer(self, data: ConsumerData, client: Client, *, without_subscriptions: bool) -> None:
-        """Adds a consumer, or renews its entry, and changes its group's subscriptions unless the heartbeat came
-        ``without_subscriptions``. Raises Refused (1) beyond a limit of the table, and for a closed connection."""
+        """Add a consumer, or renew its entry, and change its group's subscriptions unless the heartbeat came
+        ``without_subscriptions``.
+
+        Raises:
+            Refused: 1 beyond a limit of the table, and for a closed connection.
+        """
         name = data.group_name
         group = self.consumers.get(name) or ConsumerGroup()
         subscriptions = group.subscriptions if without_subscriptions else group.merged(data)
@@ -142,21 +158,22 @@ class ClientTable:
             self._announce(name, group)
 
     def fingerprint_changed(self, group: str, fingerprint: int) -> bool:
-        """Stores the fingerprint of a heartbeat; returns whether the group's previous heartbeat had another one."""
+        """Store the fingerprint of a heartbeat; return whether the group's previous heartbeat had another one."""
         old = self._fingerprints.get(group)
         self._fingerprints[group] = fingerprint
         return old is not None and old != fingerprint
 
     def find_producer(self, client_id: str) -> Client | None:
-        """Returns the client to which a reply is pushed; None if it is not known."""
+        """Return the client to which a reply is pushed; None if it is not known."""
         # As in a real broker's ProducerManager: the first heartbeat of a producer group on a connection adds the client. It is
         # removed when any of its producer groups unregisters or expires, or when any connection ends on which one of them sent a
         # heartbeat; heartbeats of its other groups do not add it again.
         return self._reachable.get(client_id)
 
     def producer_connection(self, group: str) -> Connection | None:
-        """Returns the next connection of the producer group, in turn, for a request to it; None if no connection is open and
-        read by its peer."""
+        """Return the next connection of the producer group, in turn, for a request to it; None if no connection is open and
+        read by its peer.
+        """
         members = list(self.producers.get(group, {}).values())
         for _ in members:
             self._turn += 1
@@ -179,7 +196,7 @@ class ClientTable:
             del self.producers[group]
 
     def remove_consumer(self, group: str, client_id: str, connection: Connection) -> None:
-        """Removes the client on this connection; on another one it stays."""
+        """Remove the client on this connection; on another one it stays."""
         found = self.consumers.get(group)
         client = found.members.pop((client_id, connection), None) if found is not None else None
         if found is None or client is None:
@@ -200,7 +217,7 @@ class ClientTable:
         self._groups_of.pop(connection, None)
 
     def expire(self) -> None:
-        """Removes clients without a heartbeat for ``EXPIRY``; closes their connections unless other members use them."""
+        """Remove clients without a heartbeat for ``EXPIRY``; close their connections unless other members use them."""
         oldest = machine.monotonic() - EXPIRY
         silent = [
             (group, member)
@@ -216,7 +233,7 @@ class ClientTable:
                 connection.close()
 
     def _is_member(self, group: str, client_id: str, connection: Connection) -> bool:
-        """Returns whether the client produces or consumes in the group on this connection."""
+        """Return whether the client produces or consumes in the group on this connection."""
         producer = self.producers.get(group, {}).get(client_id)
         consumers = self.consumers.get(group)
         return (producer is not None and producer.connection is connection) or (
@@ -230,8 +247,11 @@ class ClientTable:
         self.remove_consumer(group, client_id, connection)
 
     def _enter(self, group: str, client: Client, old: Client | None) -> None:
-        """Counts one more member, unless it takes the place of ``old``. Raises Refused (1) beyond a limit, and for a closed
-        connection."""
+        """Count one more member, unless it takes the place of ``old``.
+
+        Raises:
+            Refused: 1 beyond a limit, and for a closed connection.
+        """
         connection = client.connection
         for name in (group, client.client_id):
             if len(name) > MAX_NAME_LENGTH:

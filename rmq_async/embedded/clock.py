@@ -33,24 +33,28 @@ class Clock(Protocol):
     """The protocol of ``EmbeddedRocketMQ(clock=...)``."""
 
     def now_ms(self) -> int:
-        """Returns the milliseconds since the epoch."""
+        """Return the milliseconds since the epoch."""
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Calls ``call`` once, in the running event loop, when the clock reaches ``when_ms`` (epoch ms), or soon if that time has
-        passed. A clock may call earlier, as ``SystemClock`` does after an hour: ``call`` has to look at ``now_ms()``. Returns a
-        timer, whose ``cancel()`` prevents the call."""
+        """Call ``call`` once, in the running event loop, when the clock reaches ``when_ms`` (epoch ms), or soon if that time
+        has passed. A clock may call earlier, as ``SystemClock`` does after an hour: ``call`` has to look at ``now_ms()``.
+
+        Returns:
+            A timer, whose ``cancel()`` prevents the call.
+        """
 
 
 class SystemClock:
     """The machine's clock, which is the default of ``EmbeddedRocketMQ``."""
 
     def now_ms(self) -> int:
-        """Returns the milliseconds since the epoch."""
+        """Return the milliseconds since the epoch."""
         return int(machine.time() * 1000)
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Calls ``call`` as ``Clock.call_at`` does, but at the latest after one hour, also before ``when_ms``: the machine's
-        clock may be set meanwhile, so ``call`` has to compare ``now_ms()`` with its time."""
+        """Call ``call`` as ``Clock.call_at`` does, but at the latest after one hour, also before ``when_ms``: the machine's
+        clock may be set meanwhile, so ``call`` has to compare ``now_ms()`` with its time.
+        """
         wait = min(max(when_ms - self.now_ms(), 0) / 1000, MAX_WAIT)
         return asyncio.get_running_loop().call_later(wait, call)
 
@@ -66,10 +70,12 @@ class _Pending:
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it. ``start_ms``: its first time in milliseconds since the epoch, by
-    default that of the machine's clock.
+    """A clock that stands still until a test moves it.
 
     It may serve several servers, of one event loop.
+
+    Args:
+        start_ms: Its first time in milliseconds since the epoch, by default that of the machine's clock.
     """
 
     def __init__(self, start_ms: int | None = None) -> None:
@@ -79,12 +85,15 @@ class ManualClock:
         self._soon: asyncio.Handle | None = None
 
     def now_ms(self) -> int:
-        """Returns the clock's time in milliseconds since the epoch."""
+        """Return the clock's time in milliseconds since the epoch."""
         return self._now
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Calls ``call`` within the ``advance()`` that reaches ``when_ms`` (epoch ms); soon if the clock has reached that time.
-        Returns a timer, whose ``cancel()`` prevents the call."""
+        """Call ``call`` within the ``advance()`` that reaches ``when_ms`` (epoch ms); soon if the clock has reached that time.
+
+        Returns:
+            A timer, whose ``cancel()`` prevents the call.
+        """
         timer = _Pending(call)
         heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
         if when_ms <= self._now:
@@ -92,9 +101,14 @@ class ManualClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Moves the clock by ``seconds``, to a whole millisecond. Returns when all calls that became due have run and the event
-        loop has run a few more iterations, so that answers to held requests are sent. Raises ValueError for negative, infinite
-        and NaN seconds."""
+        """Move the clock by ``seconds``, to a whole millisecond.
+
+        Return when all calls that became due have run and the event loop has run a few more iterations, so that answers to held
+        requests are sent.
+
+        Raises:
+            ValueError: For negative, infinite and NaN seconds.
+        """
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"seconds must be a finite number from 0 on, not {seconds}")
         end = self._now + round(seconds * 1000)
@@ -112,8 +126,10 @@ class ManualClock:
             self._soon = asyncio.get_running_loop().call_soon(self._due_already)
 
     def _due_already(self) -> None:
-        """Makes the calls that were already due when they were requested. Calls that these request wait for the next iteration
-        of the event loop."""
+        """Make the calls that were already due when they were requested.
+
+        Calls that these request wait for the next iteration of the event loop.
+        """
         self._soon = None
         last = next(self._numbers)
         while self._timers and self._timers[0] < (self._now + 1, 0) and self._timers[0][1] < last:
@@ -125,7 +141,11 @@ class ManualClock:
 
 
 class Alarm:
-    """A timer that is set to the earliest of the requested times. ``ring``: called at that time; requests the next one."""
+    """A timer that is set to the earliest of the requested times.
+
+    Args:
+        ring: Called at that time; requests the next one.
+    """
 
     def __init__(self, clock: Clock, ring: Callable[[], object]) -> None:
         self._clock = clock
@@ -135,11 +155,11 @@ class Alarm:
         self._on = False
 
     def start(self) -> None:
-        """Enables the alarm; before, and after ``stop``, ``by`` has no effect."""
+        """Enable the alarm; before, and after ``stop``, ``by`` has no effect."""
         self._on = True
 
     def by(self, when_ms: int) -> None:
-        """Makes the enabled alarm ring at ``when_ms`` at the latest."""
+        """Make the enabled alarm ring at ``when_ms`` at the latest."""
         if not self._on or (self._timer is not None and self._when <= when_ms):
             return
         if self._timer is not None:

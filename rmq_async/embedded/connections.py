@@ -1,5 +1,6 @@
 """Serves heartbeats, unregistrations and checks of subscriptions (34, 35, 46) and lists of clients (38, 203, 204), and notifies
-members of changes (40)."""
+members of changes (40).
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ __all__ = ["ClientProcessor"]
 
 
 class ClientProcessor:
-    """Serves the requests of clients about groups. After any number of changes in one loop iteration, a group's members are
-    notified once, unless the group's settings disable that or it consumes by broadcast."""
+    """Serves the requests of clients about groups.
+
+    After any number of changes in one loop iteration, a group's members are notified once, unless the group's settings disable
+    that or it consumes by broadcast.
+    """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, property_filter: bool) -> None:
         self._state = state
@@ -63,7 +67,7 @@ class ClientProcessor:
         }
 
     def close(self) -> None:
-        """Drops the notices that wait to be sent."""
+        """Drop the notices that wait to be sent."""
         self._changed.clear()
         if self._notify_handle is not None:
             self._notify_handle.cancel()
@@ -88,8 +92,10 @@ class ClientProcessor:
     def _add_consumer(
         self, consumer: ConsumerData, data: HeartbeatData, connection: Connection, command: RemotingCommand
     ) -> bool:
-        """Adds a consumer; returns whether the group's previous heartbeat had another fingerprint. A group with an invalid name
-        is ignored, as on real brokers; so is a new group for which there is no room."""
+        """Add a consumer; return whether the group's previous heartbeat had another fingerprint.
+
+        A group with an invalid name is ignored, as on real brokers; so is a new group for which there is no room.
+        """
         state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
         config = state.groups.find(name)
         if config is None:
@@ -167,7 +173,7 @@ class ClientProcessor:
                 self.notify_members(name)
 
     def notify_members(self, name: str) -> None:
-        """Notifies the members of the group, if there are any."""
+        """Notify the members of the group, if there are any."""
         group = self._state.clients.consumers.get(name)
         for connection in () if group is None else dict.fromkeys(member.connection for member in group.members.values()):
             self._calls.oneway(connection, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})

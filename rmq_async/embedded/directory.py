@@ -20,8 +20,13 @@ EXPIRY: Final = 120.0
 
 
 class Registration(NamedTuple):
-    """The data that a broker registers with a name server (REGISTER_BROKER). ``address``: "ip:port" for clients.
-    ``topics``: by name. ``broker_id``: 0 for a master."""
+    """The data that a broker registers with a name server (REGISTER_BROKER).
+
+    Attributes:
+        address: "ip:port" for clients.
+        topics: By name.
+        broker_id: 0 for a master.
+    """
 
     broker_name: str
     address: str
@@ -31,7 +36,13 @@ class Registration(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A broker that has a topic. ``address``: "ip:port". ``config``: the topic's settings there. ``broker_id``: 0 for a master."""
+    """A broker that has a topic.
+
+    Attributes:
+        address: "ip:port".
+        config: The topic's settings there.
+        broker_id: 0 for a master.
+    """
 
     broker_name: str
     address: str
@@ -43,19 +54,19 @@ class BrokerDirectory(Protocol):
     """The brokers that a name server knows at the moment. ``connection``: of the client that asks."""
 
     def holders(self, topic: str, connection: Connection) -> Sequence[Holder]:
-        """Returns the brokers that have ``topic``."""
+        """Return the brokers that have ``topic``."""
 
     def brokers(self, connection: Connection) -> Mapping[str, dict[int, str]]:
-        """Returns broker id -> address ("ip:port") of the brokers by name."""
+        """Return broker id -> address ("ip:port") of the brokers by name."""
 
     def topics(self) -> Iterable[str]:
-        """Returns the names of all topics, each once, broker by broker."""
+        """Return the names of all topics, each once, broker by broker."""
 
     def forget(self, topic: str) -> None:
-        """Deletes the topic from the directory, not from brokers (DELETE_TOPIC_IN_NAMESRV)."""
+        """Delete the topic from the directory, not from brokers (DELETE_TOPIC_IN_NAMESRV)."""
 
     def expire(self) -> None:
-        """Removes expired entries; called every few seconds."""
+        """Remove expired entries; called every few seconds."""
 
 
 class _Entry:
@@ -88,7 +99,7 @@ class Registrations:
         entry.topics.update(registration.topics)
 
     def unregister(self, broker_name: str) -> None:
-        """Removes the broker at once; call it when the broker stops gracefully or the connection of its registration ends."""
+        """Remove the broker at once; call it when the broker stops gracefully or the connection of its registration ends."""
         self._entries.pop(broker_name, None)
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:

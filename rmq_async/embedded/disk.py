@@ -25,8 +25,10 @@ __all__ = ["BrokerDisk", "DiskLog", "ScheduleProgress", "TransactionProgress"]
 class ScheduleProgress(NamedTuple):
     """The progress of delayed messages, for the disk.
 
-    ``levels``: per delay level the offset of the next message to deliver. ``timers``: timers with due times below it, epoch
-    ms, are done. ``entered``: offset behind the last timer that was in the wheel.
+    Attributes:
+        levels: Per delay level the offset of the next message to deliver.
+        timers: Timers with due times below it, epoch ms, are done.
+        entered: Offset behind the last timer that was in the wheel.
     """
 
     levels: tuple[int, ...] = ()
@@ -37,9 +39,11 @@ class ScheduleProgress(NamedTuple):
 class TransactionProgress(NamedTuple):
     """The progress of transactions, for the disk.
 
-    ``open``: offset of the oldest half message without an end. ``ended``: from there on, a byte per offset, 1 for an end.
-    ``ends``: for each end that a loss of messages may undo, in order: the log position after the end, and the offset of the
-    half message.
+    Attributes:
+        open: Offset of the oldest half message without an end.
+        ended: From there on, a byte per offset, 1 for an end.
+        ends: For each end that a loss of messages may undo, in order: the log position after the end, and the offset of the
+            half message.
     """
 
     open: int = 0
@@ -48,12 +52,14 @@ class TransactionProgress(NamedTuple):
 
 
 class DiskLog(CommitLog):
-    """The commit log of one broker. An appended record survives a crash of the process, and after its flush also one of the
-    machine.
+    """The commit log of one broker.
 
-    ``flush_interval``: seconds from the first message that is not flushed to the flush (ASYNC_FLUSH); 0 flushes each message
-    before it is acknowledged (SYNC_FLUSH). It may be set at any time; a flush that is pending keeps its time. Unless it is 0,
-    appending needs a running event loop.
+    An appended record survives a crash of the process, and after its flush also one of the machine.
+
+    Args:
+        flush_interval: Seconds from the first message that is not flushed to the flush (ASYNC_FLUSH); 0 flushes each message
+            before it is acknowledged (SYNC_FLUSH). It may be set at any time; a flush that is pending keeps its time. Unless it
+            is 0, appending needs a running event loop.
     """
 
     def __init__(self, max_memory: int, clock: Callable[[], int], *, flush_interval: float = 0.5) -> None:
@@ -89,10 +95,14 @@ class DiskLog(CommitLog):
 
 
 class BrokerDisk:
-    """The disk of broker ``name``. It survives the ``Broker``: after ``crash()`` or ``stop()``, a new ``Broker`` is made with it.
+    """The disk of broker ``name``.
 
-    ``log``: its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records. ``auto_create_topics``,
-    ``auto_create_groups``: as for ``EmbeddedRocketMQ``.
+    It survives the ``Broker``: after ``crash()`` or ``stop()``, a new ``Broker`` is made with it.
+
+    Args:
+        log: Its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records.
+        auto_create_topics: As for ``EmbeddedRocketMQ``.
+        auto_create_groups: See ``auto_create_topics``.
     """
 
     def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool = True, auto_create_groups: bool = True) -> None:
@@ -110,14 +120,14 @@ class BrokerDisk:
         self.transactions = TransactionProgress()
 
     def power_loss(self) -> int:
-        """Removes the records that were not flushed, from queues too; returns their number. No broker may be using the disk."""
+        """Remove the records that were not flushed, from queues too; return their number. No broker may be using the disk."""
         self.log.halt()
         taken = self.log.truncate(self.log.flushed, self.name)
         self.forget_check_points()
         return taken
 
     def forget_check_points(self) -> None:
-        """Removes the check points of lost messages, because other messages will have their offsets."""
+        """Remove the check points of lost messages, because other messages will have their offsets."""
 
         def gone(handle: Handle, offset: int) -> bool:
             queue = self.topics.find_queue(handle.topic, handle.queue_id)
@@ -126,8 +136,9 @@ class BrokerDisk:
         self.check_points.forget(gone)
 
     def mount(self) -> None:
-        """Prepares the disk for a new broker object: data that an earlier one has written count as flushed, and its numbers of
-        waiting pulls are reset."""
+        """Prepare the disk for a new broker object: data that an earlier one has written count as flushed, and its numbers of
+        waiting pulls are reset.
+        """
         self.log.flush()
         for topic in self.topics:
             for queue in topic.queues():

@@ -30,8 +30,11 @@ _NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNRE
 
 
 class Failure:
-    """One entry of a script: the next ``left`` requests are answered with ``code``. ``request``: only those of this
-    RequestCode; None for those that ``FailureScript.add`` describes."""
+    """One entry of a script: the next ``left`` requests are answered with ``code``.
+
+    Args:
+        request: Only those of this RequestCode; None for those that ``FailureScript.add`` describes.
+    """
 
     __slots__ = ("code", "left", "request")
 
@@ -53,11 +56,15 @@ class FailureScript:
         return bool(self._failures or self._lost)
 
     def add(self, code: int, n: int, request: int | None) -> Failure:
-        """Adds a failure of the next ``n`` requests, and returns it. Raises TypeError for an argument that is no whole number
-        (``request`` may be None), ValueError for a negative ``n``.
+        """Add a failure of the next ``n`` requests, and return it.
 
-        ``request``: a RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0 adds no
-        failure and cancels those that were added with the same ``request``.
+        Args:
+            request: A RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0 adds no
+                failure and cancels those that were added with the same ``request``.
+
+        Raises:
+            TypeError: For an argument that is no whole number (``request`` may be None).
+            ValueError: For a negative ``n``.
         """
         check_whole("n", n)
         if n < 0:
@@ -73,10 +80,14 @@ class FailureScript:
         return failure
 
     def lose(self, n: int, request: int) -> int:
-        """Loses the answers to ``n`` more requests of this RequestCode, which are served; 0 cancels all losses of it.
+        """Lose the answers to ``n`` more requests of this RequestCode, which are served; 0 cancels all losses of it.
 
-        Returns the number of losses that earlier calls had left. Raises TypeError for an argument that is no whole number,
-        ValueError for a negative ``n``.
+        Returns:
+            The number of losses that earlier calls had left.
+
+        Raises:
+            TypeError: For an argument that is no whole number.
+            ValueError: For a negative ``n``.
         """
         check_whole("n", n)
         if n < 0:
@@ -88,7 +99,7 @@ class FailureScript:
         return left
 
     def takes_answer(self, request: int) -> bool:
-        """Returns whether the answer to a request of this RequestCode is lost, and uses one loss up if it is."""
+        """Return whether the answer to a request of this RequestCode is lost, and use one loss up if it is."""
         if not self._lost[request]:
             return False
         self._lost[request] -= 1
@@ -97,13 +108,17 @@ class FailureScript:
         return True
 
     def take_back(self, failure: Failure) -> None:
-        """Removes what is left of one failure."""
+        """Remove what is left of one failure."""
         if failure in self._failures:
             self._failures.remove(failure)
 
     def take(self, request: int, *, named_only: bool) -> int | None:
-        """Uses up one failure of a request with RequestCode ``request``: returns the code of the answer; None if it is to be
-        served. ``named_only``: only failures that were added with this RequestCode apply."""
+        """Use up one failure of a request with RequestCode ``request``: return the code of the answer; None if it is to be
+        served.
+
+        Args:
+            named_only: Only failures that were added with this RequestCode apply.
+        """
         for failure in self._failures:
             if failure.request == request or (failure.request is None and not named_only and request not in _NEVER_BY_DEFAULT):
                 failure.left -= 1
@@ -121,14 +136,17 @@ Write = Callable[[Sequence[bytes]], None]
 
 
 class Gate:
-    """Holds the answers of one server back. Held answers keep their order, except those with a random delay or with further
-    seconds of their own (``hold``); answers that are made after the end of a delay may overtake them.
+    """Holds the answers of one server back.
 
-    ``open``: whether new answers are sent without this gate; the server checks it before it sends. ``apart``: whether each
-    answer is held separately, not those of one read together. ``chance``: the random source that selects the requests to
-    serve next; None to serve them in the order of arrival. ``turn``: the number of selections so far; the requests of one
-    selection were in flight together. ``slices``: the random source of the parts in which answers are sent; None to send them
-    whole.
+    Held answers keep their order, except those with a random delay or with further seconds of their own (``hold``); answers
+    that are made after the end of a delay may overtake them.
+
+    Attributes:
+        open: Whether new answers are sent without this gate; the server checks it before it sends.
+        apart: Whether each answer is held separately, not those of one read together.
+        chance: The random source that selects the requests to serve next; None to serve them in the order of arrival.
+        turn: The number of selections so far; the requests of one selection were in flight together.
+        slices: The random source of the parts in which answers are sent; None to send them whole.
     """
 
     def __init__(self) -> None:
@@ -148,9 +166,14 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_delay(self, seconds: float, jitter: float = 0.0, chance: random.Random | None = None) -> None:
-        """Sets the seconds that each later answer waits, and the maximum of further seconds that ``chance`` draws for it;
-        waiting answers keep their time. Raises TypeError for a value that is no number, ValueError for negative, infinite and
-        NaN seconds."""
+        """Set the seconds that each later answer waits, and the maximum of further seconds that ``chance`` draws for it.
+
+        Waiting answers keep their time.
+
+        Raises:
+            TypeError: For a value that is no number.
+            ValueError: For negative, infinite and NaN seconds.
+        """
         for name, value in (("delay", seconds), ("jitter of a delay", jitter)):
             check_number(f"a {name}", value)
             if not 0 <= value < float("inf"):
@@ -171,7 +194,7 @@ class Gate:
             self._arm()
 
     def hold(self, write: Write, parts: Sequence[bytes], seconds: float = 0.0) -> None:
-        """Calls ``write(parts)`` after the delay, its jitter and ``seconds``, but not while the server is stalled."""
+        """Call ``write(parts)`` after the delay, its jitter and ``seconds``, but not while the server is stalled."""
         when = asyncio.get_running_loop().time() + self._delay + seconds
         if self._jitter:
             when += self._jitters.random() * self._jitter
@@ -185,7 +208,7 @@ class Gate:
         self._arm()
 
     def close(self) -> None:
-        """Drops the held answers and resets the switches."""
+        """Drop the held answers and reset the switches."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -212,7 +235,7 @@ class Gate:
 
 
 def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
-    """Removes and returns some items of ``waiting`` in random order, each with a probability of one half; mixes the rest."""
+    """Remove and return some items of ``waiting`` in random order, each with a probability of one half; mixes the rest."""
     mixed = list(waiting)
     chance.shuffle(mixed)
     number = sum(chance.random() < 0.5 for _ in mixed)

@@ -24,7 +24,12 @@ _PARTS_PER_PULL: Final = 40_000
 
 
 class Filter(NamedTuple):
-    """A filter of messages. ``codes``: hash codes of the tags wanted, None for all. ``condition``: None for no condition."""
+    """A filter of messages.
+
+    Attributes:
+        codes: Hash codes of the tags wanted, None for all.
+        condition: None for no condition.
+    """
 
     codes: frozenset[int] | None = None
     condition: Condition | None = None
@@ -37,16 +42,20 @@ class Filter(NamedTuple):
         return max(_LEAST_SCAN, min(MIN_SCAN, _PARTS_PER_PULL // self.condition.size))
 
     def accepts(self, record: bytes) -> bool:
-        """Returns whether the condition is true for a record; True without a condition. Does not compare tags."""
+        """Return whether the condition is true for a record; True without a condition. Do not compare tags."""
         return self.condition is None or self.condition.matches(properties_of(record))
 
 
 def filter_of(expression: str, kind: str, *, property_filter: bool, brought: bool) -> Filter:
-    """Returns the filter of a pull. ``brought``: whether the pull contains its subscription; then an invalid condition, as at
-    a real broker, lets every message pass.
+    """Return the filter of a pull.
 
-    Raises Refused: 23 for invalid tags, and for an empty condition that was brought; 27 for an invalid condition of a
-    heartbeat; 1 for any other condition if the broker does not filter by conditions.
+    Args:
+        brought: Whether the pull contains its subscription; then an invalid condition, as at a real broker, lets every message
+            pass.
+
+    Raises:
+        Refused: 23 for invalid tags, and for an empty condition that was brought; 27 for an invalid condition of a heartbeat; 1
+            for any other condition if the broker does not filter by conditions.
     """
     if kind in ("", TAG):
         if expression in ("", "*"):
@@ -70,8 +79,11 @@ def filter_of(expression: str, kind: str, *, property_filter: bool, brought: boo
 
 
 def check_condition(expression: str, kind: str, *, property_filter: bool) -> None:
-    """Checks the condition of a CHECK_CLIENT_CONFIG (46) or of a pop. Raises Refused: 1 for any condition if the
-    broker does not filter by conditions; 23 for an invalid one."""
+    """Check the condition of a CHECK_CLIENT_CONFIG (46) or of a pop.
+
+    Raises:
+        Refused: 1 for any condition if the broker does not filter by conditions; 23 for an invalid one.
+    """
     if kind in ("", TAG):
         return
     if not property_filter:

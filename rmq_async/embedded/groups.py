@@ -33,8 +33,14 @@ MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 
 
 class SubscriptionGroups:
-    """The settings of groups. ``auto_create``: whether the first heartbeat or request of a group makes it. ``changes``: how many
-    times a group was made, changed or deleted."""
+    """The settings of groups.
+
+    Args:
+        auto_create: Whether the first heartbeat or request of a group makes it.
+
+    Attributes:
+        changes: How many times a group was made, changed or deleted.
+    """
 
     def __init__(self, *, auto_create: bool = True) -> None:
         self._auto_create = auto_create
@@ -53,8 +59,10 @@ class SubscriptionGroups:
         return dict(self._groups)
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
-        """Returns the group's settings; creates a group that does not exist. None for an invalid name, if there is no room, and
-        where groups are not created."""
+        """Return the group's settings; create a group that does not exist.
+
+        None for an invalid name, if there is no room, and where groups are not created.
+        """
         config = self._groups.get(name)
         if config is None and self._auto_create and group_refusal(name) is None and not self._is_full():
             config = SubscriptionGroupConfig(name)
@@ -62,7 +70,11 @@ class SubscriptionGroups:
         return config
 
     def use(self, name: str) -> SubscriptionGroupConfig:
-        """Returns the group's settings as ``find`` does. Raises Refused (26) where ``find`` returns None."""
+        """Return the group's settings as ``find`` does.
+
+        Raises:
+            Refused: 26 where ``find`` returns None.
+        """
         config = self.find(name)
         if config is None:
             full = self._auto_create and group_refusal(name) is None
@@ -73,8 +85,10 @@ class SubscriptionGroups:
         return config
 
     def put_all(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
-        """Stores settings of new or existing groups. Raises Refused, and stores none of them: 29 for an invalid name, 1 if there
-        is no room."""
+        """Store settings of new or existing groups.
+
+        Raises Refused, and stores none of them: 29 for an invalid name, 1 if there is no room.
+        """
         checked = [(config, self._check(config)) for config in configs]
         new = [config for config, _ in checked if config.group_name not in self._groups]
         there = len(self._groups) - len(SYSTEM_GROUPS)

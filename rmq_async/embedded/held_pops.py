@@ -36,8 +36,12 @@ class PopKey(NamedTuple):
 
 
 class Pop:
-    """A POP_MESSAGE or NOTIFICATION request. ``count``: maximum number of messages. ``deadline``: epoch ms until which it may
-    be held; 0 if it may not be held. ``invisible_time`` and ``poll_time`` are in ms."""
+    """A POP_MESSAGE or NOTIFICATION request.
+
+    Attributes:
+        count: Maximum number of messages.
+        deadline: Epoch ms until which it may be held; 0 if it may not be held. ``invisible_time`` and ``poll_time`` are in ms.
+    """
 
     __slots__ = (
         "attempt", "command", "connection", "count", "deadline", "filter", "from_oldest", "invisible_time", "key", "notified",
@@ -60,8 +64,11 @@ class Pop:
 class HeldPops:
     """The pops that wait for messages.
 
-    ``serve``: called with a pop, and with True if its wait ends; returns the answer, or None if the pop stays held. ``reply``:
-    writes a response.
+    Args:
+        reply: Writes a response.
+
+    Attributes:
+        serve: Called with a pop, and with True if its wait ends; returns the answer, or None if the pop stays held.
     """
 
     def __init__(self, clock: Clock, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
@@ -85,12 +92,14 @@ class HeldPops:
         return len(self._by_key.get(key, ()))
 
     def has_room(self, key: PopKey) -> bool:
-        """Returns whether one more pop with this key can be held."""
+        """Return whether one more pop with this key can be held."""
         return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
 
     def hold(self, pop: Pop) -> None:
-        """Holds a pop until ``EARLY_MS`` before its deadline at the latest, an hour at most; drops it if its connection is
-        closed."""
+        """Hold a pop until ``EARLY_MS`` before its deadline at the latest, an hour at most.
+
+        Drop it if its connection is closed.
+        """
         if pop.connection.closed:
             return
         self._enter(pop)
@@ -101,12 +110,12 @@ class HeldPops:
         pop.timers.append(asyncio.get_running_loop().call_later(wait / 1000, self._expired, pop))
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Wakes pops after a message has arrived in a queue of a topic for which pops wait (``topics``)."""
+        """Wake pops after a message has arrived in a queue of a topic for which pops wait (``topics``)."""
         self._arrived[topic, queue_id] = self._arrived.get((topic, queue_id), 0) + 1
         self._wake_soon()
 
     def notify(self, key: PopKey, count: int = 1) -> None:
-        """Makes the pop that has waited longest read again, and the next one if that pop is answered: ``count`` pops at most."""
+        """Make the pop that has waited longest read again, and the next one if that pop is answered: ``count`` pops at most."""
         if key in self._by_key:
             self._woken[key] = self._woken.get(key, 0) + count
             self._wake_soon()
@@ -116,13 +125,13 @@ class HeldPops:
             self._leave(pop)
 
     def resumed(self, connection: Connection) -> None:
-        """Wakes a pop of the same key for each pop of a connection that accepts answers again."""
+        """Wake a pop of the same key for each pop of a connection that accepts answers again."""
         # messages may have arrived in the meantime
         for pop in self._by_connection.get(connection, ()):
             self.notify(pop.key)
 
     def close(self) -> None:
-        """Drops all held pops without an answer."""
+        """Drop all held pops without an answer."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
         if self._wake_handle is not None:

@@ -1,4 +1,6 @@
-"""The index of keys for QUERY_MESSAGE. Queries, not sends, add its entries.
+"""The index of keys for QUERY_MESSAGE.
+
+Queries, not sends, add its entries.
 
 An entry is two 8-byte numbers: a hash over broker, topic and key, and the message's physical offset, in store order. A look-up
 searches the column of hashes as bytes, from its end. Different keys may have one hash, so the caller compares the message itself.
@@ -24,7 +26,11 @@ def key_hash(broker: str, topic: str, key: str) -> int:
 
 
 class KeyIndex:
-    """The index of messages by their keys. ``end``: physical offset up to which messages have been looked at."""
+    """The index of messages by their keys.
+
+    Attributes:
+        end: Physical offset up to which messages have been looked at.
+    """
 
     def __init__(self) -> None:
         self.end = 0
@@ -40,7 +46,7 @@ class KeyIndex:
         self._positions.append(position)
 
     def forget(self, before: int) -> int:
-        """Drops the entries of positions below ``before``; returns their number."""
+        """Drop the entries of positions below ``before``; return their number."""
         positions, old = self._positions, self._first
         first, end = old, len(positions)
         while first < end and positions[first] < before:
@@ -52,7 +58,7 @@ class KeyIndex:
         return first - old
 
     def truncate(self, end: int) -> int:
-        """Drops the entries of positions from ``end`` on, which other messages will have; returns their number."""
+        """Drop the entries of positions from ``end`` on, which other messages will have; return their number."""
         at = bisect_left(self._positions, end, self._first)
         gone = len(self._positions) - at
         del self._hashes[at:], self._positions[at:]
@@ -60,7 +66,7 @@ class KeyIndex:
         return gone
 
     def find(self, wanted: int, low: int, high: int) -> Iterator[int]:
-        """Yields the positions from ``low`` to ``high`` (exclusive) that were added with the hash ``wanted``, newest first."""
+        """Yield the positions from ``low`` to ``high`` (exclusive) that were added with the hash ``wanted``, newest first."""
         first = bisect_left(self._positions, low, self._first)
         at = bisect_left(self._positions, high, first)
         with memoryview(self._hashes) as view:

@@ -12,8 +12,10 @@ __all__ = ["LiveBrokers"]
 
 
 class LiveBrokers:
-    """The directory of the brokers of one process. It lists each broker while the broker listens, with the address by which
-    the client that asks can reach it."""
+    """The directory of the brokers of one process.
+
+    It lists each broker while the broker listens, with the address by which the client that asks can reach it.
+    """
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers
@@ -32,10 +34,10 @@ class LiveBrokers:
         return dict.fromkeys(topic.config.topic_name for broker in self._running() for topic in broker.state.topics)
 
     def forget(self, topic: str) -> None:
-        """Does nothing: a broker that has the topic would register it again."""
+        """Do nothing: a broker that has the topic would register it again."""
 
     def expire(self) -> None:
-        """Does nothing: no entry expires."""
+        """Do nothing: no entry expires."""
 
     def _running(self) -> list[Broker]:
         return [broker for broker in self._brokers if broker.listener.running]

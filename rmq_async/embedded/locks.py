@@ -1,5 +1,6 @@
 """Locks of queues for orderly consumption (41, 42): one client of a group holds a queue, until it unlocks it, or
-``LOCK_LIFE`` after the last renewal."""
+``LOCK_LIFE`` after the last renewal.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ class QueueLocks:
         return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
-        """Locks or renews queues; returns those of them that the client holds now. Raises Refused (1) if a queue needs a new
-        lock and the table is full; the locks of the queues before it stay."""
+        """Lock or renews queues; return those of them that the client holds now.
+
+        Raises:
+            Refused: 1 if a queue needs a new lock and the table is full; the locks of the queues before it stay.
+        """
         now = machine.monotonic()
         taken: list[MessageQueue] = []
         for queue in queues:
@@ -57,7 +61,7 @@ class QueueLocks:
         return taken
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
-        """Unlocks the client's own queues; queues of another client stay locked."""
+        """Unlock the client's own queues; queues of another client stay locked."""
         locks = self._groups.get(group, {})
         for queue in queues:
             if queue in locks and locks[queue][0] == client_id:
@@ -71,24 +75,32 @@ class QueueLocks:
         self._count = 0
 
     def holder(self, group: str, queue: MessageQueue, now: float | None = None) -> str | None:
-        """Returns the client that holds a queue; None for a queue without a lock. ``now``: ``machine.monotonic`` by default."""
+        """Return the client that holds a queue; None for a queue without a lock.
+
+        Args:
+            now: ``machine.monotonic`` by default.
+        """
         found = self.holding(group, queue, now)
         return None if found is None else found[0]
 
     def holding(self, group: str, queue: MessageQueue, now: float | None = None) -> tuple[str, float] | None:
-        """Returns the client that holds a queue, and the seconds since it has locked or renewed it; None for a queue without a
-        lock. ``now``: as for ``holder``."""
+        """Return the client that holds a queue, and the seconds since it has locked or renewed it; None for a queue without a
+        lock.
+
+        Args:
+            now: As for ``holder``.
+        """
         now = machine.monotonic() if now is None else now
         client_id, until = self._groups.get(group, {}).get(queue, ("", 0.0))
         return (client_id, now - (until - LOCK_LIFE)) if until > now else None
 
     def any_of(self, group: str) -> bool:
-        """Returns whether a client of the group holds a queue."""
+        """Return whether a client of the group holds a queue."""
         now = machine.monotonic()
         return any(until > now for _, until in self._groups.get(group, {}).values())
 
     def _expire(self, now: float) -> bool:
-        """Drops locks that have ended; returns whether there is room for one more."""
+        """Drop locks that have ended; return whether there is room for one more."""
         kept = {group: {queue: lock for queue, lock in locks.items() if lock[1] > now} for group, locks in self._groups.items()}
         self._groups = {group: locks for group, locks in kept.items() if locks}
         self._count = sum(map(len, self._groups.values()))

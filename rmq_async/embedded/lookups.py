@@ -36,7 +36,11 @@ Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
 
 
 class _Query(NamedTuple):
-    """A query. ``log_end``: physical offset up to which the index must cover the log."""
+    """A query.
+
+    Attributes:
+        log_end: Physical offset up to which the index must cover the log.
+    """
 
     connection: Connection
     command: RemotingCommand
@@ -49,8 +53,13 @@ class _Query(NamedTuple):
 
 
 class LookupProcessor:
-    """Answers queries. A look-up waits for those before it, and until the index contains the messages stored before it.
-    ``reply``: sends the answers of queries that have waited."""
+    """Answers queries.
+
+    A look-up waits for those before it, and until the index contains the messages stored before it.
+
+    Args:
+        reply: Sends the answers of queries that have waited.
+    """
 
     def __init__(self, state: BrokerState, reply: Reply) -> None:
         self._state = state
@@ -62,7 +71,7 @@ class LookupProcessor:
         return {RequestCode.QUERY_MESSAGE: self.query}
 
     def close(self) -> None:
-        """Drops the waiting queries."""
+        """Drop the waiting queries."""
         self._waiting.clear()
         if self._handle is not None:
             self._handle.cancel()
@@ -102,7 +111,7 @@ class LookupProcessor:
             self._handle = asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
-        """Adds a step to the index, and serves one query if the index contains the messages stored before it."""
+        """Add a step to the index, and serves one query if the index contains the messages stored before it."""
         self._handle = None
         log, waiting = self._state.log, self._waiting
         if waiting and (log.index(INDEX_STEP) or log.keys.end >= waiting[0].log_end):
@@ -124,7 +133,7 @@ class LookupProcessor:
         return make_response(query.command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
 
     def _find(self, query: _Query) -> list[bytes]:
-        """Returns matching records, newest first, within the limits of one answer."""
+        """Return matching records, newest first, within the limits of one answer."""
         log, name = self._state.log, self._state.name
         low, high = log.between(query.begin_ms, query.end_ms)
         found: list[bytes] = []

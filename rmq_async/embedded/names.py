@@ -23,7 +23,7 @@ _SHOWN: Final = 300
 
 
 def topic_refusal(name: str) -> str | None:
-    """Returns the remark that refuses the name of a topic; None for a valid name."""
+    """Return the remark that refuses the name of a topic; None for a valid name."""
     if broker_topic_remark(name) is None:
         return None
     inherited = name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
@@ -31,7 +31,7 @@ def topic_refusal(name: str) -> str | None:
 
 
 def group_refusal(name: str) -> str | None:
-    """Returns the remark that refuses the name of a group; None for a valid name."""
+    """Return the remark that refuses the name of a group; None for a valid name."""
     return None if broker_group_remark(name) is None else _refusal("group", name, MAX_GROUP_LENGTH)
 
 

@@ -44,11 +44,17 @@ _STANDARD_JSON_FROM: Final = 401
 
 
 class NameServer(BaseService):
-    """A name server. ``directory``: the brokers that it knows. ``failures``: the script of requests that fail; by default a new
-    one. ``name``: for log records. ``order_conf``: whether routes carry the order of queues that ``create_topic(order=True)``
-    writes (``orderMessageEnable``). ``settings``: the key-value settings, by namespace and key, as a name server's file has
-    them; by default none. The docstring of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash, make a new
-    object with a new directory, and the settings of the old one."""
+    """A name server.
+
+    Args:
+        directory: The brokers that it knows.
+        failures: The script of requests that fail; by default a new one.
+        name: For log records.
+        order_conf: Whether routes carry the order of queues that ``create_topic(order=True)`` writes (``orderMessageEnable``).
+        settings: The key-value settings, by namespace and key, as a name server's file has them; by default none. The docstring
+            of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash, make a new object with a new directory,
+            and the settings of the old one.
+    """
 
     named_failures_only = True
 
@@ -102,7 +108,7 @@ class NameServer(BaseService):
         return _topic_list(command, self._directory.topics())
 
     def _topics_by_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the topics of a cluster; none for an unknown cluster."""
+        """Return the topics of a cluster; none for an unknown cluster."""
         header = from_ext(GetTopicsByClusterRequestHeader, command.ext_fields, lenient=True)
         return _topic_list(command, self._directory.topics() if header.cluster == CLUSTER else ())
 
@@ -129,8 +135,13 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS)
 
     def _change_setting(self, namespace: str, key: str, value: str | None) -> None:
-        """Stores a setting; ``value`` None deletes it. Empty namespaces stay, as in a real name server, and stay counted.
-        Raises Refused (1) if there is no room for the setting."""
+        """Store a setting; ``value`` None deletes it.
+
+        Empty namespaces stay, as in a real name server, and stay counted.
+
+        Raises:
+            Refused: 1 if there is no room for the setting.
+        """
         table = self._settings.get(namespace, {})
         old = table.get(key)
         new = namespace not in self._settings

@@ -24,7 +24,11 @@ SavedOffsets = dict[tuple[str, str], dict[int, int]]
 
 
 class OffsetTable:
-    """The committed offsets of groups. ``saved``: the offsets to begin with."""
+    """The committed offsets of groups.
+
+    Args:
+        saved: The offsets to begin with.
+    """
 
     def __init__(self, saved: SavedOffsets | None = None) -> None:
         self._committed: dict[tuple[str, str], _Offsets] = {key: dict(offsets) for key, offsets in (saved or {}).items()}
@@ -34,7 +38,7 @@ class OffsetTable:
         self._count = sum(map(len, self._committed.values()))
 
     def save(self, saved: SavedOffsets) -> None:
-        """Writes the changes since the last save into ``saved``."""
+        """Write the changes since the last save into ``saved``."""
         for key in self._unsaved:
             if key in self._committed:
                 saved[key] = dict(self._committed[key])
@@ -43,27 +47,30 @@ class OffsetTable:
         self._unsaved.clear()
 
     def restore(self, saved: SavedOffsets) -> None:
-        """Returns to the saved offsets; pending resets stay."""
+        """Return to the saved offsets; pending resets stay."""
         self._count -= sum(map(len, self._committed.values()))
         self._committed = {key: dict(offsets) for key, offsets in saved.items()}
         self._count += sum(map(len, self._committed.values()))
         self._unsaved.clear()
 
     def find(self, group: str, topic: str, queue_id: int) -> int:
-        """Returns the offset of a pending reset, else the group's committed offset, -1 without one."""
+        """Return the offset of a pending reset, else the group's committed offset, -1 without one."""
         key = (group, topic)
         if self._reset and queue_id in self._reset.get(key, ()):
             return self._reset[key][queue_id]
         return self._committed.get(key, {}).get(queue_id, -1)
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
-        """Returns the offset of the group's last pull that was noted; without one, that of ``find``."""
+        """Return the offset of the group's last pull that was noted; without one, that of ``find``."""
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.find(group, topic, queue_id) if offset is None else offset
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Commits an offset; returns False, and commits nothing, while a reset is pending. Raises Refused (1) if the table is
-        full."""
+        """Commit an offset; return False, and commit nothing, while a reset is pending.
+
+        Raises:
+            Refused: 1 if the table is full.
+        """
         if self.is_reset(group, topic, queue_id):
             return False
         if not self._set(self._committed, group, topic, queue_id, offset):
@@ -72,21 +79,25 @@ class OffsetTable:
         return True
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Keeps the offset that a pull asked for, if the table has room: only statistics show it."""
+        """Keep the offset that a pull asked for, if the table has room: only statistics show it."""
         self._set(self._pulled, group, topic, queue_id, offset)
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
         return bool(self._reset) and queue_id in self._reset.get((group, topic), ())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Commits the offset, and makes it a pending reset. Raises Refused (1) if the table is full."""
+        """Commit the offset, and make it a pending reset.
+
+        Raises:
+            Refused: 1 if the table is full.
+        """
         self._unsaved[group, topic] = None
         for table in (self._committed, self._reset):
             if not self._set(table, group, topic, queue_id, offset):
                 raise _full()
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Removes and returns the offset of a pending reset; None if there is none."""
+        """Remove and return the offset of a pending reset; None if there is none."""
         if not self.is_reset(group, topic, queue_id):
             return None
         offsets = self._reset[group, topic]
@@ -101,21 +112,21 @@ class OffsetTable:
         self._reset.clear()
 
     def of_group(self, group: str) -> dict[tuple[str, int], int]:
-        """Returns the group's committed offsets by topic and queue id."""
+        """Return the group's committed offsets by topic and queue id."""
         topics = sorted(topic for name, topic in self._committed if name == group)
         tables = {topic: self._committed[group, topic] for topic in topics}
         return {(topic, queue_id): offsets[queue_id] for topic, offsets in tables.items() for queue_id in sorted(offsets)}
 
     def groups_of(self, topic: str) -> dict[str, None]:
-        """Returns the groups with a committed offset in the topic."""
+        """Return the groups with a committed offset in the topic."""
         return dict.fromkeys(group for group, name in self._committed if name == topic)
 
     def topics_of(self, group: str) -> dict[str, None]:
-        """Returns the topics in which the group has a committed offset."""
+        """Return the topics in which the group has a committed offset."""
         return dict.fromkeys(topic for name, topic in self._committed if name == group)
 
     def all(self) -> dict[str, _Offsets]:
-        """Returns the committed offsets: ``topic@group`` -> queue id -> offset."""
+        """Return the committed offsets: ``topic@group`` -> queue id -> offset."""
         return {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._committed.items()}
 
     def forget_group(self, group: str) -> None:

@@ -24,8 +24,12 @@ class OrderedQueue(NamedTuple):
 
 
 class _Batch:
-    """The messages of an ordered queue that were popped last. ``counts``: number of earlier deliveries by offset, for messages
-    that had any. ``free_at``: time at which a waiting pop reads again, epoch ms; 0 for none."""
+    """The messages of an ordered queue that were popped last.
+
+    Attributes:
+        counts: Number of earlier deliveries by offset, for messages that had any.
+        free_at: Time at which a waiting pop reads again, epoch ms; 0 for none.
+    """
 
     __slots__ = ("acked", "attempt", "counts", "free_at", "invisible_time", "offsets", "pop_time", "visible")
 
@@ -51,7 +55,11 @@ class _Batch:
 
 
 class OrderedQueues:
-    """The queues that were popped in order. ``wake``: called with a queue when its first invisible message becomes visible."""
+    """The queues that were popped in order.
+
+    Args:
+        wake: Called with a queue when its first invisible message becomes visible.
+    """
 
     def __init__(self, clock: Clock, wake: Callable[[OrderedQueue], object]) -> None:
         self._clock = clock
@@ -67,8 +75,10 @@ class OrderedQueues:
         self._alarm.stop()
 
     def blocked(self, queue: OrderedQueue, attempt: str | None) -> bool:
-        """Returns whether a pop gets nothing of the queue. A repetition of the last pop, with the same attempt id, is not
-        blocked."""
+        """Return whether a pop gets nothing of the queue.
+
+        A repetition of the last pop, with the same attempt id, is not blocked.
+        """
         batch = self._batches.get(queue)
         if batch is None or (batch.attempt is not None and batch.attempt == attempt):
             return False
@@ -77,7 +87,7 @@ class OrderedQueues:
     def popped(
         self, queue: OrderedQueue, attempt: str | None, pop_time: int, invisible_time: int, offsets: Sequence[int]
     ) -> dict[int, int]:
-        """Records the pop of messages; returns the numbers of earlier deliveries of those that had any."""
+        """Record the pop of messages; return the numbers of earlier deliveries of those that had any."""
         batch, before = _Batch(attempt, pop_time, invisible_time, offsets), self._batches.get(queue)
         if before is not None:
             if before.attempt is not None and before.attempt == attempt:
@@ -89,8 +99,13 @@ class OrderedQueues:
         return batch.counts
 
     def ack(self, queue: OrderedQueue, offset: int, pop_time: int) -> int | None:
-        """Counts an ack; returns the offset to commit, or None for the ack of another pop than the queue's last, which does not
-        count. Raises LookupError for an ack of the last pop with an offset that this pop did not take."""
+        """Count an ack.
+
+        Return the offset to commit, or None for the ack of another pop than the queue's last, which does not count.
+
+        Raises:
+            LookupError: For an ack of the last pop with an offset that this pop did not take.
+        """
         batch = self._batches.get(queue)
         if batch is None:
             return offset + 1
@@ -103,24 +118,25 @@ class OrderedQueues:
         return batch.next_offset()
 
     def change(self, queue: OrderedQueue, offset: int, pop_time: int, visible_at: int) -> None:
-        """Makes a message of the queue's last pop visible at another time; does nothing for other pops and messages."""
+        """Make a message of the queue's last pop visible at another time; do nothing for other pops and messages."""
         batch = self._batches.get(queue)
         if batch is not None and batch.pop_time == pop_time and offset in batch.offsets:
             batch.visible[offset] = visible_at
             self._look_later(queue, batch)
 
     def clear(self, queue: OrderedQueue) -> None:
-        """Unblocks the queue for all pops."""
+        """Unblock the queue for all pops."""
         self._batches.pop(queue, None)
 
     def forget(self, gone: Callable[[OrderedQueue], bool]) -> None:
-        """Clears the queues for which ``gone`` is true."""
+        """Clear the queues for which ``gone`` is true."""
         for queue in [each for each in self._batches if gone(each)]:
             del self._batches[queue]
 
     def _look_later(self, queue: OrderedQueue, batch: _Batch) -> None:
-        """Sets the time at which waiting pops are woken: when the first message that is without an ack and still invisible
-        becomes visible (``OrderInfo.getLockFreeTimestamp``)."""
+        """Set the time at which waiting pops are woken: when the first message that is without an ack and still invisible
+        becomes visible (``OrderInfo.getLockFreeTimestamp``).
+        """
         now = self._clock.now_ms()
         times = (batch.visible_at(offset) for offset in batch.offsets if offset not in batch.acked)
         batch.free_at = next((time for time in times if now < time), 0)

@@ -1,5 +1,6 @@
 """The reading of one pop: its queues, its offsets, and the fields of its answer (``popMsgFromQueue``,
-``PopConsumerService``)."""
+``PopConsumerService``).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ RETRIES_FIRST: Final = 5
 
 
 class Taken:
-    """The messages of one pop, and the fields of its answer. ``rest``: the field restNum."""
+    """The messages of one pop, and the fields of its answer.
+
+    Attributes:
+        rest: The field restNum.
+    """
 
     def __init__(self, pop_time: int, revive_queue: int) -> None:
         self.pop_time = pop_time
@@ -51,7 +56,11 @@ class Taken:
         self.records += records
 
     def add_counts(self, queue: Queue, offsets: list[int], counts: dict[int, int]) -> None:
-        """Adds the numbers of earlier deliveries of a queue's messages. ``counts``: by offset, for messages that had any."""
+        """Add the numbers of earlier deliveries of a queue's messages.
+
+        Args:
+            counts: By offset, for messages that had any.
+        """
         flag = retry_flag(queue.topic)
         self._counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]
         fewest = min(counts.values()) if len(counts) == len(offsets) else 0
@@ -82,7 +91,7 @@ class PopReader:
         self._revive_queue = 0
 
     def nothing(self, pop: Pop, now: int) -> Taken:
-        """Returns the result of a pop without messages."""
+        """Return the result of a pop without messages."""
         if pop.ordered:
             return Taken(now, ORDERED_REVIVE_QUEUE)
         if self._in_store:
@@ -91,7 +100,11 @@ class PopReader:
         return Taken(now, self._revive_queue)
 
     def take(self, pop: Pop, topic: Topic, now: int) -> Taken:
-        """Takes the messages of a pop. Raises Refused (1) if the broker can keep no more offsets or queues."""
+        """Take the messages of a pop.
+
+        Raises:
+            Refused: 1 if the broker can keep no more offsets or queues.
+        """
         taken = self.nothing(pop, now)
         number, self._number = self._number, self._number + 1
         # the very first pop begins with its queues with the revive log, and with retries with the key-value store
@@ -109,8 +122,9 @@ class PopReader:
         return taken
 
     def has_messages(self, pop: Pop, topic: Topic) -> bool:
-        """Returns whether a queue of the pop, or queue 0 of a retry topic, has messages from the group's offset on, with any tags
-        (``NotificationProcessor``). Retries count for an ordered pop, too, which reads none."""
+        """Return whether a queue of the pop, or queue 0 of a retry topic, has messages from the group's offset on, with any
+        tags (``NotificationProcessor``). Retries count for an ordered pop, too, which reads none.
+        """
         name, group, asked = pop.key
         offsets = self._pop_offsets(pop)
         places = [(topic, each) for each in (range(topic.config.read_queue_nums) if asked < 0 else (asked,))]
@@ -131,7 +145,7 @@ class PopReader:
                     self._take_queue(pop, topic, queue_id, taken, retries=True)
 
     def _retry_topics(self, topic: str, group: str) -> list[str]:
-        """Returns the retry topics that a pop reads. With the revive log an answer has room for one of them; they take turns."""
+        """Return the retry topics that a pop reads. With the revive log an answer has room for one of them; they take turns."""
         names = self._retry_names(topic, group)
         if self._in_store or len(names) == 1:
             return names
@@ -174,8 +188,10 @@ class PopReader:
         taken.rest += queue.max_offset - end
 
     def _start(self, pop: Pop, queue: Queue) -> int:
-        """Returns the offset to read from: that of a reset, the one after the last pop, or the first one of a new group; not
-        below the queue's minimum, nor above its maximum."""
+        """Return the offset to read from: that of a reset, the one after the last pop, or the first one of a new group.
+
+        Not below the queue's minimum, nor above its maximum.
+        """
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         offsets = self._pop_offsets(pop)
         reset = self._state.offsets.take_reset(group, name, queue_id)
@@ -190,16 +206,22 @@ class PopReader:
 
     @staticmethod
     def _first(pop: Pop, queue: Queue) -> int:
-        """Returns the first offset of a new group. A group that begins at the end reads a retry topic, and a queue without
-        deleted messages, from the first message, any other queue from its newest."""
+        """Return the first offset of a new group.
+
+        A group that begins at the end reads a retry topic, and a queue without deleted messages, from the first message, any
+        other queue from its newest.
+        """
         low = queue.min_offset
         if pop.from_oldest or queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return low
         return 0 if low == 0 else queue.max_offset - 1
 
     def _commit(self, pop: Pop, queue: Queue, start: int, end: int) -> None:
-        """Commits the progress of a pop. With the key-value store, unless pops are ordered, the committed offset is the start of
-        the last pop, and ``pop_offsets`` has the start of the next one."""
+        """Commit the progress of a pop.
+
+        With the key-value store, unless pops are ordered, the committed offset is the start of the last pop, and
+        ``pop_offsets`` has the start of the next one.
+        """
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         if self._in_store and not pop.ordered:
             self._state.pop_offsets.commit(group, name, queue_id, end)
@@ -211,7 +233,7 @@ class PopReader:
         return self._state.pop_offsets if self._in_store and not pop.ordered else self._state.offsets
 
     def _with_handle(self, pop: Pop, record: bytes, start: int, taken: Taken) -> bytes:
-        """Returns the record of a retried message with the topic that was requested, and with its handle (POP_CK)."""
+        """Return the record of a retried message with the topic that was requested, and with its handle (POP_CK)."""
         draft = read_record(record)
         offset = queue_offset(record)
         info = ExtraInfo(

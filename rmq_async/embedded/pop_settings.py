@@ -23,9 +23,11 @@ NO_POPS: Final = "4.9.7"
 class PopSettings(NamedTuple):
     """The settings of pops.
 
-    ``store``: "kv" keeps check points as with ``popConsumerKVServiceEnable``. ``retry_v2``: retry topics have their newer name
-    (``enableRetryTopicV2``). ``revive_delay``: seconds from the end of an invisible time to the redelivery; None: ``LOG_DELAY``
-    or ``KV_DELAY``, by the store.
+    Attributes:
+        store: "kv" keeps check points as with ``popConsumerKVServiceEnable``.
+        retry_v2: Retry topics have their newer name (``enableRetryTopicV2``).
+        revive_delay: Seconds from the end of an invisible time to the redelivery; None: ``LOG_DELAY`` or ``KV_DELAY``, by the
+            store.
     """
 
     store: PopStore = "log"
@@ -40,8 +42,12 @@ class PopSettings(NamedTuple):
 
 
 def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: bool) -> PopSettings:
-    """Returns the settings. Raises TypeError for a delay that is no number, ValueError for another store and for a delay out of
-    range."""
+    """Return the settings.
+
+    Raises:
+        TypeError: For a delay that is no number.
+        ValueError: For another store and for a delay out of range.
+    """
     check_one_of("pop_store", store, get_args(PopStore))
     if revive_delay is not None:
         check_number("pop_revive_delay", revive_delay)
@@ -51,9 +57,14 @@ def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: b
 
 
 class PopFaults:
-    """The faults of the next pops. ``empty``: number of pops that get no messages even if there are some. ``lost_acks``:
-    number of acknowledging requests that are answered but have no effect. ``late_ms``: additional ms before messages are
-    delivered again. ``copies``: number of copies of each such message."""
+    """The faults of the next pops.
+
+    Attributes:
+        empty: Number of pops that get no messages even if there are some.
+        lost_acks: Number of acknowledging requests that are answered but have no effect.
+        late_ms: Additional ms before messages are delivered again.
+        copies: Number of copies of each such message.
+    """
 
     __slots__ = ("copies", "empty", "late_ms", "lost_acks")
 
@@ -64,13 +75,13 @@ class PopFaults:
         self.copies = 1
 
     def take_empty(self) -> bool:
-        """Returns whether this pop gets no messages, and counts it."""
+        """Return whether this pop gets no messages, and count it."""
         taken = self.empty > 0
         self.empty -= taken
         return taken
 
     def take_lost_ack(self) -> bool:
-        """Returns whether this request to acknowledge has no effect, and counts it."""
+        """Return whether this request to acknowledge has no effect, and count it."""
         taken = self.lost_acks > 0
         self.lost_acks -= taken
         return taken

@@ -21,28 +21,37 @@ class PopSwitches(ABC):
 
     @abstractmethod
     def _chosen(self, name: str | None) -> list[Broker]:
-        """Returns the broker called ``name``, or for None all brokers. Raises ValueError for an unknown name."""
+        """Return the broker called ``name``, or for None all brokers.
+
+        Raises:
+            ValueError: For an unknown name.
+        """
 
     def in_flight(self, group: str) -> list[MessageExt]:
-        """Returns the stored messages that the group has popped and not acknowledged, and that were not copied for redelivery
-        yet. Messages of ordered pops are not among them."""
+        """Return the stored messages that the group has popped and not acknowledged, and that were not copied for redelivery
+        yet. Messages of ordered pops are not among them.
+        """
         return [message for broker in self._chosen(None) for message in broker.popping.in_flight(group)]
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each broker) answer the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there are
-        messages. ``n`` = 0 ends it."""
+        """Make the broker (None: each broker) answer the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there are
+        messages. ``n`` = 0 ends it.
+        """
         for each in self._numbered(n, broker):
             each.popping.faults.empty = n
 
     def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each broker) answer the next ``n`` acks, single ones (200051) or batches (200151), with success
-        although they have no effect. ``n`` = 0 ends it."""
+        """Make the broker (None: each broker) answer the next ``n`` acks, single ones (200051) or batches (200151), with
+        success although they have no effect. ``n`` = 0 ends it.
+        """
         for each in self._numbered(n, broker):
             each.popping.faults.lost_acks = n
 
     def delay_revival(self, seconds: float, *, broker: str | None = None) -> None:
-        """Delays the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker); 0 ends it.
-        Messages of ordered pops are not delayed."""
+        """Delay the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker); 0 ends it.
+
+        Messages of ordered pops are not delayed.
+        """
         check_number("seconds", seconds)
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"seconds must be a finite number from 0 on, not {seconds}")
@@ -50,8 +59,10 @@ class PopSwitches(ABC):
             each.popping.delay_revival(seconds)
 
     def repeat_revival(self, copies: int, *, broker: str | None = None) -> None:
-        """Makes the broker (None: each broker) deliver each popped message without an ack again ``copies`` times, 1 to 16; 1
-        ends it. Messages of ordered pops are delivered again once."""
+        """Make the broker (None: each broker) deliver each popped message without an ack again ``copies`` times, 1 to 16.
+
+        1 ends it. Messages of ordered pops are delivered again once.
+        """
         check_whole("copies", copies)
         if not 1 <= copies <= MAX_COPIES:
             raise ValueError(f"copies must be from 1 to {MAX_COPIES}, not {copies}")
@@ -59,9 +70,10 @@ class PopSwitches(ABC):
             each.popping.faults.copies = copies
 
     def lose_offsets(self, *, broker: str | None = None) -> None:
-        """Sets the committed offsets of the broker (None: each broker) back to its last save, as after a kill: it saves them every
-        5 s, for the first time 10 s after its start, and when it stops. Pops continue from there: messages that were popped
-        since are delivered again, acknowledged or not."""
+        """Set the committed offsets of the broker (None: each broker) back to its last save, as after a kill: it saves them
+        every 5 s, for the first time 10 s after its start, and when it stops. Pops continue from there: messages that were
+        popped since are delivered again, acknowledged or not.
+        """
         for each in self._chosen(broker):
             each.lose_offsets()
 

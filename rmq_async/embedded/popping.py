@@ -32,8 +32,12 @@ _MS: Final = 1000
 class Popping:
     """The parts of a broker that serve pops.
 
-    ``reply``: writes the response to a request that was held. ``held``: pops that wait. ``faults``: the faults of the next
-    pops.
+    Args:
+        reply: Writes the response to a request that was held.
+
+    Attributes:
+        held: Pops that wait.
+        faults: The faults of the next pops.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class Popping:
         """Number of copies of popped messages that were stored for redelivery."""
 
     def revive_with(self, writer: MessageWriter) -> None:
-        """Sets the writer that stores redelivered messages."""
+        """Set the writer that stores redelivered messages."""
         self._revival = Revival(self._state, writer, self._clock, self._settings, self.faults, self._revived)
         self._pops.popped = self._acks.changed = self._revival.arm
 
@@ -78,19 +82,19 @@ class Popping:
             self._revival.stop()
 
     def delay_revival(self, seconds: float) -> None:
-        """Implements ``EmbeddedRocketMQ.delay_revival``."""
+        """Implement ``EmbeddedRocketMQ.delay_revival``."""
         self.faults.late_ms = round(seconds * _MS)
         if self._revival is not None:
             self._revival.arm()
 
     def deleted(self, topic: str) -> None:
-        """Removes the start offsets of pops, the check points and the ordered batches of a deleted topic."""
+        """Remove the start offsets of pops, the check points and the ordered batches of a deleted topic."""
         self._state.pop_offsets.forget_topic(topic)
         self._state.check_points.forget(lambda handle, offset: handle.topic == topic)
         self._ordered.forget(lambda queue: queue.topic == topic)
 
     def in_flight(self, group: str) -> list[MessageExt]:
-        """Implements ``EmbeddedRocketMQ.in_flight``."""
+        """Implement ``EmbeddedRocketMQ.in_flight``."""
         found: list[MessageExt] = []
         for handle, offset in self._state.check_points.of_group(group):
             queue = self._state.topics.find_queue(handle.topic, handle.queue_id)
@@ -100,7 +104,7 @@ class Popping:
         return found
 
     def retry_topics(self, group: str) -> list[str]:
-        """Returns the names of the existing retry topics of the group's pops."""
+        """Return the names of the existing retry topics of the group's pops."""
         topics = self._state.topics
         names = [topic.config.topic_name for topic in topics]
         return [
@@ -115,7 +119,7 @@ class Popping:
             self.held.notify(PopKey(queue.topic, queue.group, asked))
 
     def _revived(self, group: str, topic: str) -> None:
-        """Counts a copy, and wakes one waiting pop of topic and group: one for any queue, else one for a queue."""
+        """Count a copy, and wake one waiting pop of topic and group: one for any queue, else one for a queue."""
         self.revived += 1
         for asked in (ANY_QUEUE, *range(self._queues(topic))):
             if self.held.number_of(PopKey(topic, group, asked)):

@@ -38,7 +38,11 @@ _READ: Final = int(Perm.READ)
 
 
 class PopProcessor:
-    """The answers to pops. ``popped``: called when messages were taken."""
+    """The answers to pops.
+
+    Attributes:
+        popped: Called when messages were taken.
+    """
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class PopProcessor:
         return make_response(command, ResponseCode.SUCCESS, None, fields_of(PollingInfoResponseHeader(pollingNum=number)))
 
     def _begin(self, pop: Pop, command: RemotingCommand, expression: str, kind: str) -> RemotingCommand | None:
-        """Answers the pop, or holds it."""
+        """Answer the pop, or hold it."""
         try:
             self._topic(pop)
             pop.filter = self._filter(expression, kind)
@@ -110,9 +114,12 @@ class PopProcessor:
         return response
 
     def _topic(self, pop: Pop) -> Topic:
-        """Returns the topic of a valid pop. Raises Refused: 17 for an unknown topic; 16 for a topic without permission to read,
-        and for a group that may not consume; 29 for a queue id that the topic does not have; 26 as ``SubscriptionGroups.use``
-        does."""
+        """Return the topic of a valid pop.
+
+        Raises:
+            Refused: 17 for an unknown topic; 16 for a topic without permission to read, and for a group that may not consume;
+                29 for a queue id that the topic does not have; 26 as ``SubscriptionGroups.use`` does.
+        """
         name, group, queue_id = pop.key
         topic = self._state.topics.get(name)
         if topic is None:
@@ -130,8 +137,11 @@ class PopProcessor:
         return topic
 
     def _filter(self, expression: str, kind: str) -> Filter:
-        """Returns the filter of a pop. Raises Refused: 23 for invalid tags and conditions; 1 for any condition if the broker
-        does not filter by conditions."""
+        """Return the filter of a pop.
+
+        Raises:
+            Refused: 23 for invalid tags and conditions; 1 for any condition if the broker does not filter by conditions.
+        """
         if not expression:
             return Filter()
         if kind != TAG:
@@ -153,8 +163,11 @@ class PopProcessor:
             return self._refuse(pop, refusal)
 
     def _pop(self, pop: Pop, topic: Topic, last: bool) -> RemotingCommand | None:
-        """Returns the answer; None for a pop that is to be held. Raises Refused: 2 if the broker has too many messages without
-        an ack; 1 as ``PopReader.take`` does."""
+        """Return the answer; None for a pop that is to be held.
+
+        Raises:
+            Refused: 2 if the broker has too many messages without an ack; 1 as ``PopReader.take`` does.
+        """
         now = self._clock.now_ms()
         if self._faults.take_empty():
             return self._answer(pop, ResponseCode.POLLING_TIMEOUT, self._reader.nothing(pop, now))
@@ -182,7 +195,7 @@ class PopProcessor:
         return make_response(pop.command, ResponseCode.SUCCESS, None, fields_of(header))
 
     def _unheld(self, pop: Pop, last: bool) -> ResponseCode | None:
-        """Returns the code of a pop that finds no messages and is not to be held; None for one that is to be held."""
+        """Return the code of a pop that finds no messages and is not to be held; None for one that is to be held."""
         if last or not pop.deadline or pop.deadline <= self._clock.now_ms():
             return ResponseCode.POLLING_TIMEOUT
         return None if self._held.has_room(pop.key) else ResponseCode.POLLING_FULL

@@ -30,8 +30,9 @@ __all__ = ["ProgressProcessor"]
 class ProgressProcessor:
     """The answers about offsets of groups.
 
-    ``by_server``: whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members. ``gate``:
-    while it draws the order of requests, first commits race, as in the threads of a real broker.
+    Args:
+        by_server: Whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members.
+        gate: While it draws the order of requests, first commits race, as in the threads of a real broker.
     """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, by_server: bool = True, gate: Gate | None = None) -> None:
@@ -51,8 +52,11 @@ class ProgressProcessor:
         }
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the committed offset. For a group without one it is 0 if the queue was used, its minimum offset is 0 and the
-        request does not exclude that (``setZeroIfNotFound`` false), else the answer is code 22."""
+        """Return the committed offset.
+
+        For a group without one it is 0 if the queue was used, its minimum offset is 0 and the request does not exclude that
+        (``setZeroIfNotFound`` false), else the answer is code 22.
+        """
         header = header_of(QueryConsumerOffsetRequestHeader, command)
         offset = self._state.offsets.find(header.consumerGroup, header.topic, header.queueId)
         if offset < 0:
@@ -79,8 +83,9 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, None if taken else "Offset has been previously reset", {})
 
     def _loses(self, group: str, topic: str, queue_id: int) -> bool:
-        """Returns whether the offset is lost: each of two concurrent commits that find no table of the group's offsets in the
-        topic makes one, and one replaces the other (``ConsumerOffsetManager.commitOffset``)."""
+        """Return whether the offset is lost: each of two concurrent commits that find no table of the group's offsets in the
+        topic makes one, and one replaces the other (``ConsumerOffsetManager.commitOffset``).
+        """
         if self._gate.chance is None:
             return False
         this = (group, topic, self._gate.turn)
@@ -95,7 +100,7 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Resets the group's offsets: at this broker, or by its members."""
+        """Reset the group's offsets: at this broker, or by its members."""
         header = header_of(ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:
@@ -116,8 +121,11 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
 
     def _reset_members(self, header: ResetOffsetRequestHeader, command: RemotingCommand, queues: int) -> RemotingCommand:
-        """Sends offsets of all queues to the members (220), as brokers of 4.9 do. Raises Refused: 1 if the group has no committed
-        offset in a queue; 206 without members."""
+        """Send offsets of all queues to the members (220), as brokers of 4.9 do.
+
+        Raises:
+            Refused: 1 if the group has no committed offset in a queue; 206 without members.
+        """
         table: dict[MessageQueue, int] = {}
         for queue_id in range(queues):
             committed = self._state.offsets.find(header.group, header.topic, queue_id)

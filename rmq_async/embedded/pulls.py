@@ -43,8 +43,12 @@ _COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
 
 
 class _Pull:
-    """One pull under way. ``start``: the requested offset. ``at``: offset of the next record to look at, which is ``start``
-    until records were looked at."""
+    """One pull under way.
+
+    Attributes:
+        start: The requested offset.
+        at: Offset of the next record to look at, which is ``start`` until records were looked at.
+    """
 
     __slots__ = (
         "at", "command", "connection", "count", "filter", "group", "queue", "start", "sub_version", "sys_flags", "timer",
@@ -66,7 +70,7 @@ class _Pull:
         self.timer: asyncio.TimerHandle | None = None
 
     def answer(self) -> RemotingCommand:
-        """Returns the response for the current state of the queue; moves ``at`` past the messages that it has looked at."""
+        """Return the response for the current state of the queue; move ``at`` past the messages that it has looked at."""
         queue, at = self.queue, self.at
         low, high = queue.min_offset, queue.max_offset
         if high == 0:
@@ -87,7 +91,7 @@ class _Pull:
         return self._response(ResponseCode.PULL_RETRY_IMMEDIATELY, remark, self.at)
 
     def reset(self, offset: int) -> RemotingCommand:
-        """Returns the response that makes the client continue from ``offset``."""
+        """Return the response that makes the client continue from ``offset``."""
         return self._response(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", offset)
 
     def _response(self, code: ResponseCode, remark: str, next_offset: int, body: bytes = b"") -> RemotingCommand:
@@ -103,8 +107,11 @@ class _Pull:
 
 
 class HeldPulls:
-    """Pulls that wait for messages. ``reply`` writes a response to a connection. ``judge`` returns the response to a held
-    pull that replaces that of ``_Pull.answer``, or None."""
+    """Pulls that wait for messages.
+
+    ``reply`` writes a response to a connection. ``judge`` returns the response to a held pull that replaces that of
+    ``_Pull.answer``, or None.
+    """
 
     def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
         self._reply = reply
@@ -120,8 +127,11 @@ class HeldPulls:
         return self._count
 
     def hold(self, pull: _Pull, timeout_ms: int) -> None:
-        """Holds a pull for ``timeout_ms``, an hour at most; drops it if its connection is closed. Raises Refused (2) if the
-        connection or the broker has its maximum of held pulls, or if the pull has too many tags."""
+        """Hold a pull for ``timeout_ms``, an hour at most; drop it if its connection is closed.
+
+        Raises:
+            Refused: 2 if the connection or the broker has its maximum of held pulls, or if the pull has too many tags.
+        """
         own = self._by_connection.get(pull.connection, {})
         if len(own) >= MAX_HELD_PER_CONNECTION or self._count >= MAX_HELD:
             whose, limit = (
@@ -149,7 +159,7 @@ class HeldPulls:
             self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
 
     def resumed(self, connection: Connection) -> None:
-        """Wakes the pulls of a connection that accepts answers again, if messages have arrived in the meantime."""
+        """Wake the pulls of a connection that accepts answers again, if messages have arrived in the meantime."""
         for pull in self._by_connection.get(connection, ()):
             if pull.queue.max_offset > pull.at:
                 self.arrived(pull.queue)
@@ -159,14 +169,14 @@ class HeldPulls:
             self._forget(pull)
 
     def dropped(self, queues: Iterable[Queue]) -> None:
-        """Answers the held pulls of these queues with TOPIC_NOT_EXIST (17); call it when their topic was deleted."""
+        """Answer the held pulls of these queues with TOPIC_NOT_EXIST (17); call it when their topic was deleted."""
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):
                 remark = f"topic[{queue.topic}] not exist, apply first please! \n{FAQ}"
                 self._end(pull, make_response(pull.command, ResponseCode.TOPIC_NOT_EXIST, remark, {}))
 
     def close(self) -> None:
-        """Drops all held pulls without an answer."""
+        """Drop all held pulls without an answer."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
         if self._wake_handle is not None:
@@ -186,7 +196,7 @@ class HeldPulls:
                     self._end(pull, self.judge(pull) or response)
 
     def look_again(self) -> None:
-        """Answers the held pulls whose queues have messages from the requested offset on (``PullRequestHoldService``)."""
+        """Answer the held pulls whose queues have messages from the requested offset on (``PullRequestHoldService``)."""
         for queue, pulls in list(self._by_queue.items()):
             for pull in [each for each in pulls if each.start < queue.max_offset]:
                 if not pull.connection.congested:
@@ -219,7 +229,11 @@ class HeldPulls:
 
 
 class PullMessageProcessor:
-    """The answers to pulls. ``property_filter``: whether messages are filtered by SQL92 conditions (``enablePropertyFilter``)."""
+    """The answers to pulls.
+
+    Args:
+        property_filter: Whether messages are filtered by SQL92 conditions (``enablePropertyFilter``).
+    """
 
     def __init__(self, state: BrokerState, held: HeldPulls, *, property_filter: bool) -> None:
         self._state = state
@@ -253,7 +267,7 @@ class PullMessageProcessor:
         return response
 
     def _judge(self, pull: _Pull) -> RemotingCommand | None:
-        """Returns the response to a held pull that is refused now, or whose offset was reset; None for others."""
+        """Return the response to a held pull that is refused now, or whose offset was reset; None for others."""
         queue = pull.queue
         try:
             config = self._consuming(pull.group)
@@ -265,15 +279,18 @@ class PullMessageProcessor:
         return None if reset is None else pull.reset(reset)
 
     def _consuming(self, group: str) -> SubscriptionGroupConfig:
-        """Returns the settings of a group that may consume. Raises Refused: 16 for a group that may not; 26 as
-        ``SubscriptionGroups.use`` does."""
+        """Return the settings of a group that may consume.
+
+        Raises:
+            Refused: 16 for a group that may not; 26 as ``SubscriptionGroups.use`` does.
+        """
         config = self._state.groups.use(group)
         if not config.consume_enable:
             raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}", {"forbiddenType": "2"})
         return config
 
     def _filter(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Filter:
-        """Returns the filter of a pull. Raises Refused as ``_group_subscription`` and ``filter_of`` do."""
+        """Return the filter of a pull. Raises Refused as ``_group_subscription`` and ``filter_of`` do."""
         brought = bool(header.sysFlag & _SUBSCRIPTION)
         if brought:
             expression, kind = header.subscription or "", header.expressionType or TAG
@@ -282,8 +299,12 @@ class PullMessageProcessor:
         return filter_of(expression, kind, property_filter=self._property_filter, brought=brought)
 
     def _group_subscription(self, name: str, topic: str, sub_version: int, config: SubscriptionGroupConfig) -> tuple[str, str]:
-        """Returns the expression of the group's subscription, and its type. Raises Refused: 24 for a group without members or
-        without this subscription; 16 for broadcast that is not permitted; 25 for a subscription older than ``sub_version``."""
+        """Return the expression of the group's subscription, and its type.
+
+        Raises:
+            Refused: 24 for a group without members or without this subscription; 16 for broadcast that is not permitted; 25 for
+                a subscription older than ``sub_version``.
+        """
         group = self._state.clients.consumers.get(name)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}", {})

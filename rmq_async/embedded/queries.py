@@ -20,8 +20,10 @@ __all__ = ["QueryProcessor"]
 
 
 class QueryProcessor:
-    """Serves queries of offsets and messages. The offsets of a queue that was never used, or does not exist, are 0, as on a
-    real broker."""
+    """Serves queries of offsets and messages.
+
+    The offsets of a queue that was never used, or does not exist, are 0, as on a real broker.
+    """
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state

@@ -21,9 +21,10 @@ __all__ = ["RecallProcessor", "recall_handle"]
 
 
 def recall_handle(topic: str, broker: str, out_ms: int, unique_id: str) -> str | None:
-    """Returns the recall handle of a timer message; None for a unique id that no handle can contain.
+    """Return the recall handle of a timer message; None for a unique id that no handle can contain.
 
-    ``out_ms``: TIMER_OUT_MS of the message.
+    Args:
+        out_ms: TIMER_OUT_MS of the message.
     """
     try:
         return encode_recall_handle(RecallHandle(topic, broker, str(out_ms + 1), unique_id))

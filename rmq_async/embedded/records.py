@@ -77,7 +77,11 @@ class Draft(msgspec.Struct):
     prepared_offset: int = 0
 
     def content(self, properties: bytes) -> Content:
-        """Returns the draft's content. ``properties``: those of the draft, encoded."""
+        """Return the draft's content.
+
+        Args:
+            properties: Those of the draft, encoded.
+        """
         return Content(
             self.body,
             properties,
@@ -99,7 +103,7 @@ def physical_offset(record: bytes) -> int:
 
 
 def stored_ms(record: bytes) -> int:
-    """Returns the store time, in milliseconds since the epoch."""
+    """Return the store time, in milliseconds since the epoch."""
     born = 20 if _INT.unpack_from(record, _SYS_FLAG_AT)[0] & _BORN_V6 else 8
     return int(_LONG.unpack_from(record, _BORN_HOST_AT + born)[0])
 
@@ -116,7 +120,7 @@ def properties_of(record: bytes) -> dict[str, str]:
 
 
 def keys_of(record: bytes) -> dict[str, None]:
-    """Returns the keys for the index: the message's unique id and its keys."""
+    """Return the keys for the index: the message's unique id and its keys."""
     properties = properties_of(record)
     found = dict.fromkeys(properties["KEYS"].split(" ")) if "KEYS" in properties else {}
     found[properties.get("UNIQ_KEY", "")] = None
@@ -152,14 +156,14 @@ def read_record(record: bytes) -> Draft:
 
 @lru_cache(maxsize=4096)
 def _host(host: str) -> bytes:
-    """Returns the bytes of an IPv4 host and its port; ``b""`` for other hosts."""
+    """Return the bytes of an IPv4 host and its port; ``b""`` for other hosts."""
     ip, port = pack_host(host)
     return ip + _INT.pack(port) if len(ip) == 4 else b""
 
 
 @lru_cache(maxsize=4096)
 def _topic(name: str) -> bytes:
-    """Returns a byte with the length of a topic, and the topic; ``b""`` for a topic above MAX_TOPIC_LENGTH bytes."""
+    """Return a byte with the length of a topic, and the topic; ``b""`` for a topic above MAX_TOPIC_LENGTH bytes."""
     encoded = name.encode()
     return bytes((len(encoded),)) + encoded if len(encoded) <= MAX_TOPIC_LENGTH else b""
 
@@ -173,7 +177,11 @@ def pack_record(
     store_time_ms: int,
     store_host: str,
 ) -> bytes:
-    """Packs a record. Raises ProtocolError for values that do not fit their fields."""
+    """Pack a record.
+
+    Raises:
+        ProtocolError: For values that do not fit their fields.
+    """
     name, born, store = _topic(topic), _host(content.born_host), _host(store_host)
     body, properties = content.body, content.properties
     if name and born and store:

@@ -1,5 +1,6 @@
 """Relays requests of admins to clients: for running information (307), to consume a message now (309), and for offsets in
-memory (223, which clients get as 221)."""
+memory (223, which clients get as 221).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,11 @@ _FIRST_VERSION: Final = 62
 
 
 class RelayProcessor:
-    """Relays requests to clients. A client's response to 307 and 309 is passed to the requester as it is, when it arrives; the
-    responses to 221 are merged into one."""
+    """Relays requests to clients.
+
+    A client's response to 307 and 309 is passed to the requester as it is, when it arrives; the responses to 221 are merged
+    into one.
+    """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, reply: Reply) -> None:
         self._state = state
@@ -63,7 +67,7 @@ class RelayProcessor:
         self._pass_on(connection, command, header.consumerGroup, header.clientId or "", ext, record)
 
     def consumer_status(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Asks the members of the group, or the one that ``clientAddr`` names by its id, and merges their answers."""
+        """Ask the members of the group, or the one that ``clientAddr`` names by its id, and merges their answers."""
         header = header_of(GetConsumerStatusRequestHeader, command)
         group = self._state.clients.consumers.get(header.group)
         if group is None:

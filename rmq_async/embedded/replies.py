@@ -35,7 +35,7 @@ class ReplyProcessor:
         return {RequestCode.SEND_REPLY_MESSAGE: self.push, RequestCode.SEND_REPLY_MESSAGE_V2: self.push}
 
     def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Stores the reply, then pushes it. A reply that cannot be stored is refused like any other send."""
+        """Store the reply, then pushes it. A reply that cannot be stored is refused like any other send."""
         if command.code == RequestCode.SEND_REPLY_MESSAGE:
             header = send_header_v2(header_of(SendMessageRequestHeader, command))
         else:

@@ -1,5 +1,7 @@
-"""The modes of consumption, pull or pop, of groups that ask the broker for their queues (400); requests set (401) and list them
-(402)."""
+"""The modes of consumption, pull or pop, of groups that ask the broker for their queues (400).
+
+Requests set (401) and list them (402).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ POP: Final = "POP"
 class RequestMode(NamedTuple):
     """The mode of consumption of a group in a topic.
 
-    ``share``: number of other members whose queues a member pops too; 0 and less mean all queues.
+    Attributes:
+        share: Number of other members whose queues a member pops too; 0 and less mean all queues.
     """
 
     mode: str
@@ -38,7 +41,7 @@ PULL: Final = RequestMode("PULL", 0)
 
 
 def mode_of(state: BrokerState, topic: str, group: str) -> RequestMode:
-    """Returns the mode in which the group is to consume the topic: ``PULL`` unless another was set."""
+    """Return the mode in which the group is to consume the topic: ``PULL`` unless another was set."""
     return RequestMode(*state.disk.request_modes.get((topic, group), PULL))
 
 

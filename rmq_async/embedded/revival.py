@@ -31,7 +31,8 @@ _MAX_INT: Final = 0x7FFFFFFF
 class Revival:
     """The redelivery of popped messages without an ack.
 
-    ``revived``: called after a message was copied, with the group and the topic that its pop had requested.
+    Args:
+        revived: Called after a message was copied, with the group and the topic that its pop had requested.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Revival:
         self._alarm = Alarm(clock, self._ring)
 
     def start(self) -> None:
-        """Starts the redelivery, also of messages that became due while the broker was down."""
+        """Start the redelivery, also of messages that became due while the broker was down."""
         self._alarm.start()
         self.arm()
 
@@ -60,7 +61,7 @@ class Revival:
         self._alarm.stop()
 
     def arm(self) -> None:
-        """Sets the alarm to the check point that ends next."""
+        """Set the alarm to the check point that ends next."""
         end = self._state.check_points.next_end()
         if end is not None:
             self._alarm.by(end + self._delay_ms)
@@ -77,7 +78,7 @@ class Revival:
         self.arm()
 
     def _revive(self, point: CheckPoint, offset: int) -> None:
-        """Stores a copy of the message, unless message, topic or group was deleted; logs a failure."""
+        """Store a copy of the message, unless message, topic or group was deleted; log a failure."""
         state, handle = self._state, point.handle
         queue = state.topics.find_queue(handle.topic, handle.queue_id)
         record = None if queue is None else queue.record(offset)

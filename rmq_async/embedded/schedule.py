@@ -67,7 +67,11 @@ _SWEEP_FROM: Final = 1024
 
 
 class Schedule:
-    """The messages that wait for a delay. ``delays``: seconds per delay level."""
+    """The messages that wait for a delay.
+
+    Args:
+        delays: Seconds per delay level.
+    """
 
     def __init__(self, state: BrokerState, writer: MessageWriter, clock: Clock, delays: Sequence[float]) -> None:
         self._state = state
@@ -88,20 +92,22 @@ class Schedule:
         self.truncated()
 
     def progress(self) -> ScheduleProgress:
-        """Returns the progress of deliveries, for the disk. If some timers of a second were delivered, and others not yet, all
-        of them are delivered after a crash."""
+        """Return the progress of deliveries, for the disk.
+
+        If some timers of a second were delivered, and others not yet, all of them are delivered after a crash.
+        """
         over = not self._heap or self._heap[0] >> _DUE_SHIFT > self._second
         return ScheduleProgress(tuple(self._next), self._second + over, self._timers.max_offset)
 
     def truncated(self) -> None:
-        """Removes waiting messages that the log has lost from its end."""
+        """Remove waiting messages that the log has lost from its end."""
         self._next = [min(at, self._level(index).max_offset) for index, at in enumerate(self._next)]
         end = self._timers.max_offset
         self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK < end]
         heapq.heapify(self._heap)
 
     def start(self) -> None:
-        """Starts deliveries, also of messages that became due while the broker was down."""
+        """Start deliveries, also of messages that became due while the broker was down."""
         self._alarm.start()
         self._arm()
 
@@ -109,7 +115,7 @@ class Schedule:
         self._alarm.stop()
 
     def put(self, draft: Draft) -> Place:
-        """Stores the message in its topic or, if it has a delay, in the topic where it waits; ``draft`` then has that topic.
+        """Store the message in its topic or, if it has a delay, in the topic where it waits; ``draft`` then has that topic.
 
         Raises Refused as ``_timer_out`` and ``MessageWriter.put`` do, and 1 for a DELAY that is no Java int.
         """
@@ -137,15 +143,18 @@ class Schedule:
         return place
 
     def recall(self, topic: str, unique_id: str, when_ms: int, client: str) -> None:
-        """Recalls the timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic``.
+        """Recall the timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic``.
 
-        ``client``: "ip:port" of the requesting client. Raises Refused as ``put`` does.
+        Raises Refused as ``put`` does.
+
+        Args:
+            client: "ip:port" of the requesting client.
         """
         properties = {"UNIQ_KEY": unique_id, _RECALLS: unique_id, "TIMER_DELIVER_MS": str(when_ms)}
         self.put(Draft(topic, 0, b"0", properties, 0, 0, self._clock.now_ms(), client))
 
     def waiting(self, topic: str) -> list[MessageExt]:
-        """Returns the messages of delay levels that wait for ``topic``, soonest first, with queue offset -1."""
+        """Return the messages of delay levels that wait for ``topic``, soonest first, with queue offset -1."""
         found: list[tuple[int, int, MessageExt]] = []
         for index, at in enumerate(self._heads()):
             queue = self._level(index)
@@ -165,16 +174,19 @@ class Schedule:
         return msgspec.structs.replace(message, topic=queue.topic, queue=queue, queue_offset=-1)
 
     def sweep(self) -> None:
-        """Removes timers whose messages were deleted because of ``max_memory``, once there are many of them."""
+        """Remove timers whose messages were deleted because of ``max_memory``, once there are many of them."""
         oldest = self._timers.min_offset
         if len(self._heap) > _SWEEP_FROM + 2 * (self._timers.max_offset - oldest):
             self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK >= oldest]
             heapq.heapify(self._heap)
 
     def _timer_out(self, properties: dict[str, str]) -> int | None:
-        """Returns the second, in epoch ms, after which the message is delivered; None if it has no timer, one that has
-        passed, or TIMER_OUT_MS already. Raises Refused (13) for an invalid timer, for one beyond ``MAX_DELAY_MS``, and for a
-        recall of one that has passed."""
+        """Return the second, in epoch ms, after which the message is delivered; None if it has no timer, one that has passed,
+        or TIMER_OUT_MS already.
+
+        Raises:
+            Refused: 13 for an invalid timer, for one beyond ``MAX_DELAY_MS``, and for a recall of one that has passed.
+        """
         name = next((name for name in _TIMERS if name in properties), None)
         if name is None or "TIMER_OUT_MS" in properties:
             return None
@@ -187,7 +199,7 @@ class Schedule:
         return (when - 1) // PRECISION_MS * PRECISION_MS if when > now else None
 
     def _waiting_timers(self, done: ScheduleProgress) -> list[int]:
-        """Returns the entries of the heap for the timers in the log that are not done.
+        """Return the entries of the heap for the timers in the log that are not done.
 
         As on a real broker (5.5.0), timers added after the last save exist twice after a crash: they are in the wheel, whose
         file the kernel has kept, and they are added again.
@@ -229,7 +241,7 @@ class Schedule:
         self._arm()
 
     def _timer_due(self, entry: int, now: int, lost: list[str]) -> int:
-        """Delivers a timer; returns the bytes of the message. The recalls of a second are handled before its messages."""
+        """Deliver a timer; return the bytes of the message. The recalls of a second are handled before its messages."""
         if self._second != entry >> _DUE_SHIFT:
             self._second = entry >> _DUE_SHIFT
             self._recalled = set()
@@ -247,7 +259,7 @@ class Schedule:
         return len(record)
 
     def _deliver(self, draft: Draft, added: dict[str, str], lost: list[str]) -> None:
-        """Stores a due message in its real topic; if that is impossible, appends topic and reason to ``lost``."""
+        """Store a due message in its real topic; if that is impossible, append topic and reason to ``lost``."""
         draft.topic = draft.properties["REAL_TOPIC"]
         draft.queue_id = int(draft.properties["REAL_QID"])
         plain = draft.properties
@@ -264,7 +276,7 @@ class Schedule:
             lost.append(f"{draft.topic}: {error}")
 
     def _arm(self) -> None:
-        """Sets the alarm to the next due time."""
+        """Set the alarm to the next due time."""
         waiting = [self._due(index, at) for index, at in enumerate(self._heads()) if at < self._level(index).max_offset]
         if self._heap:
             waiting.append(self._heap[0] >> _DUE_SHIFT)
@@ -275,7 +287,7 @@ class Schedule:
         return self._levels.queue(index)
 
     def _heads(self) -> list[int]:
-        """Returns for each level the offset of its oldest waiting message; the maximum offset without one."""
+        """Return for each level the offset of its oldest waiting message; the maximum offset without one."""
         return [max(at, self._level(index).min_offset) for index, at in enumerate(self._next)]
 
     def _due(self, index: int, offset: int) -> int:
@@ -290,7 +302,11 @@ def _hide(draft: Draft, topic: str, queue_id: int) -> None:
 
 
 def _java_int(text: str) -> int:
-    """Parses the text of a Java int. Raises Refused (1) for another text, as a real broker answers Java's exception."""
+    """Parse the text of a Java int.
+
+    Raises:
+        Refused: 1 for another text, as a real broker answers Java's exception.
+    """
     if not _JAVA_NUMBER.fullmatch(text) or not -0x80000000 <= int(text) <= 0x7FFFFFFF:
         raise Refused(ResponseCode.SYSTEM_ERROR, f'java.lang.NumberFormatException: For input string: "{text[:60]}"')
     return int(text)

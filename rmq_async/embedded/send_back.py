@@ -76,11 +76,14 @@ class SendBackProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
-        """Changes a send to a retry topic into one to the dead-letter topic if the message was consumed too often, or if the
-        group holds a lock: a group that consumes in order sends a message there only after its last attempt. Raises Refused:
-        26 as ``_policy`` does; the code of ``refusal``; 1 if the broker has its maximum of topics.
+        """Change a send to a retry topic into one to the dead-letter topic if the message was consumed too often, or if the
+        group holds a lock: a group that consumes in order sends a message there only after its last attempt.
 
-        ``max_times``: the maximum that the client sent; None for that of the group's settings.
+        Args:
+            max_times: The maximum that the client sent; None for that of the group's settings.
+
+        Raises:
+            Refused: 26 as ``_policy`` does; the code of ``refusal``; 1 if the broker has its maximum of topics.
         """
         self._refuse()
         group = draft.topic.removeprefix(RETRY_TOPIC_PREFIX)
@@ -95,7 +98,7 @@ class SendBackProcessor:
             raise Refused(self.refusal, f"the broker[{self._state.ip}] sending message is forbidden")
 
     def is_unanswered(self, command: RemotingCommand) -> bool:
-        """Returns whether a request that was served gets no answer, because of ``is_silent``."""
+        """Return whether a request that was served gets no answer, because of ``is_silent``."""
         if not self.is_silent or not _gives_back(command):
             return False
         self.unanswered += 1
@@ -106,8 +109,11 @@ class SendBackProcessor:
         draft.topic, draft.queue_id = self._state.topics.ensure(DLQ_TOPIC_PREFIX + group).config.topic_name, 0
 
     def _policy(self, group: str) -> tuple[int, int]:
-        """Returns the group's number of retries and of retry queues. Raises Refused (26) if ``SubscriptionGroups.find`` returns
-        None."""
+        """Return the group's number of retries and of retry queues.
+
+        Raises:
+            Refused: 26 if ``SubscriptionGroups.find`` returns None.
+        """
         config = self._state.groups.find(group)
         if config is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group[:160]} \n{FAQ}")
@@ -115,7 +121,7 @@ class SendBackProcessor:
 
 
 def _gives_back(command: RemotingCommand) -> bool:
-    """Returns whether a request is a CONSUMER_SEND_MSG_BACK, or a send to a retry topic."""
+    """Return whether a request is a CONSUMER_SEND_MSG_BACK, or a send to a retry topic."""
     fields = command.ext_fields or {}
     topic = fields.get("b") or fields.get("topic") or ""
     is_copy = command.code in SENDS and topic.startswith(RETRY_TOPIC_PREFIX)

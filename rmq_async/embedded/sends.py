@@ -119,14 +119,16 @@ class SendMessageProcessor:
         }
 
     def listening(self) -> None:
-        """Prepares the prefixes of message ids, once the broker's address is known."""
+        """Prepare the prefixes of message ids, once the broker's address is known."""
         address = self._state.address
         self._id_prefix = pack_offset_id(address, 0)[:-16]
         self._unique_prefix = unique_id_prefix(pack_host(address)[0], 0, pack_host(address)[1])
 
     def fast(self, connection: Connection, frame: Frame) -> tuple[int, bytes | None] | None:
-        """Serves a well-formed JSON send (310, 320); returns its code and its response, which is None for a one-way send. Returns
-        None, with nothing stored, if the general path must decide."""
+        """Serve a well-formed JSON send (310, 320); return its code and its response, which is None for a one-way send.
+
+        Return None, with nothing stored, if the general path must decide.
+        """
         try:
             request = decode_send(frame.header)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -148,7 +150,7 @@ class SendMessageProcessor:
         return make_response(command, ResponseCode.SUCCESS, None, self.store(connection, header, command.body))
 
     def store(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> ExtFields:
-        """Stores the message or batch of a send; returns the fields of the response. Raises as ``_put`` does."""
+        """Store the message or batch of a send; return the fields of the response. Raises as ``_put`` does."""
         try:
             stored = self._put(connection, header, body)
         except Refused as refusal:
@@ -163,7 +165,7 @@ class SendMessageProcessor:
         return {**to_ext(reply), **_REPLY_FIELDS}
 
     def _put(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> _Stored:
-        """Stores the message or batch of a send. Raises Refused or ProtocolError; no message is stored then."""
+        """Store the message or batch of a send. Raises Refused or ProtocolError; no message is stored then."""
         topics = self._state.topics
         topic = topics.sendable(header.b) or topics.for_send(header.b, header.c, header.d, unit_mode=header.k)
         queue_id = self._queue_of_send(connection, topic, header.e)
@@ -188,8 +190,11 @@ class SendMessageProcessor:
 
     @staticmethod
     def _queue_of_send(connection: Connection, topic: Topic, queue_id: int) -> int:
-        """Returns the queue id of a send; a random write queue for a negative id. Raises Refused (29) if there is no such
-        queue."""
+        """Return the queue id of a send; a random write queue for a negative id.
+
+        Raises:
+            Refused: 29 if there is no such queue.
+        """
         config = topic.config
         if queue_id < 0 < config.write_queue_nums:
             return machine.random.randrange(config.write_queue_nums)
@@ -201,9 +206,13 @@ class SendMessageProcessor:
         return queue_id
 
     def _stored_properties(self, text: str, properties: dict[str, str]) -> tuple[bytes, str]:
-        """Returns the properties of an ordinary message, with the broker's additions and encoded, and the unique id.
+        """Return the properties of an ordinary message, with the broker's additions and encoded, and the unique id.
 
-        ``properties``: ``text`` decoded. Raises Refused: 13 for too many bytes, 1 for text without a UTF-8 form.
+        Args:
+            properties: ``text`` decoded.
+
+        Raises:
+            Refused: 13 for too many bytes, 1 for text without a UTF-8 form.
         """
         if text.count("\x02") != len(properties) or not text.endswith("\x02"):
             text = properties_text(properties)
@@ -217,8 +226,9 @@ class SendMessageProcessor:
         return encoded, unique_id
 
     def _put_special(self, draft: Draft, queue_id: int, max_reconsume_times: int | None) -> _Stored:
-        """Stores a message that needs more than an addition of properties: with a delay or a transaction, to a topic that begins
-        with "%", or with properties that a broker has added before."""
+        """Store a message that needs more than an addition of properties: with a delay or a transaction, to a topic that begins
+        with "%", or with properties that a broker has added before.
+        """
         asked_for, properties = draft.topic, draft.properties
         for name in (*_ADDED, "POP_CK"):
             properties.pop(name, None)
@@ -240,7 +250,7 @@ class SendMessageProcessor:
     def _put_batch(
         self, connection: Connection, header: SendMessageRequestHeaderV2, topic: Topic, queue_id: int, body: bytes
     ) -> _Stored:
-        """Stores each message of a batch as a separate record; brokers add nothing to their properties."""
+        """Store each message of a batch as a separate record; brokers add nothing to their properties."""
         name = header.b
         if name.startswith(RETRY_TOPIC_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {name}")
@@ -269,12 +279,12 @@ class SendMessageProcessor:
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 
     def _not_a_half(self) -> Refused:
-        """Returns the refusal of transaction flags in a send that is no half message."""
+        """Return the refusal of transaction flags in a send that is no half message."""
         # a real broker stores such a message where no consumer sees it
         return Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
 
     def _unique_id(self) -> str:
-        """Returns a unique id for a message whose client gave none."""
+        """Return a unique id for a message whose client gave none."""
         now = self._state.log.now()
         local = datetime.fromtimestamp(now / 1000).astimezone()
         month = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -283,13 +293,13 @@ class SendMessageProcessor:
 
 
 def _is_retry(draft: Draft) -> bool:
-    """Returns whether a message was sent back for a retry: old consumers leave TRAN_MSG in one that was committed."""
+    """Return whether a message was sent back for a retry: old consumers leave TRAN_MSG in one that was committed."""
     level = draft.properties.get("DELAY", "")
     return draft.reconsume_times > 0 and level.isascii() and level.isdecimal() and bool(level.strip("0"))
 
 
 def _reply(opaque: int, stored: _Stored) -> bytes:
-    """Builds the response frame to a stored send; ``SendMessageProcessor.send`` builds the same from Structs."""
+    """Build the response frame to a stored send; ``SendMessageProcessor.send`` builds the same from Structs."""
     queue_id, offset, msg_id, transaction_id, recall = stored
     transaction = "" if recall is None else f'"recallHandle":"{recall}",'
     if transaction_id is not None:
@@ -304,7 +314,7 @@ def _reply(opaque: int, stored: _Stored) -> bytes:
 
 
 def _queue_of_priority(topic: Topic, priority: str, queue_id: int) -> int:
-    """Returns the queue of a message with a priority, in a topic of any type; ``queue_id`` if the text is no priority."""
+    """Return the queue of a message with a priority, in a topic of any type; ``queue_id`` if the text is no priority."""
     if not _priority(priority) or int(priority) > _MAX_INT:
         return queue_id
     return min(int(priority), topic.config.write_queue_nums - 1)

@@ -56,22 +56,28 @@ class Service(Protocol):
     """Serves the requests of one listener."""
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        """Serves a frame; returns the answer's parts, None for no answer (yet). A ProtocolError closes the connection."""
+        """Serve a frame; return the answer's parts, None for no answer (yet). A ProtocolError closes the connection."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Drops the state of a connection; called once when it is closed, but not by ``Listener.crash``."""
+        """Drop the state of a connection; called once when it is closed, but not by ``Listener.crash``."""
 
     def resumed(self, connection: Connection) -> None:
-        """Serves what has waited for a connection; called when it is no longer congested, unless the listener is stalled."""
+        """Serve what has waited for a connection; called when it is no longer congested, unless the listener is stalled."""
 
     def tick(self) -> None:
-        """Runs periodic work; called every few seconds while the listener runs and is not stalled."""
+        """Run periodic work; called every few seconds while the listener runs and is not stalled."""
 
 
 class Connection(asyncio.Protocol):
-    """The connection of one client. ``remote``: its "ip:port". ``local_ip``: the local address of the connection.
+    """The connection of one client.
 
-    ``unfinished``: bytes of an incomplete frame. ``second``: whether it uses the listener's second port.
+    Args:
+        second: Whether it uses the listener's second port.
+
+    Attributes:
+        remote: Its "ip:port".
+        local_ip: The local address of the connection.
+        unfinished: Bytes of an incomplete frame.
     """
 
     __slots__ = (
@@ -179,7 +185,7 @@ class Connection(asyncio.Protocol):
             self.work()
 
     def work(self) -> None:
-        """Serves the frames that have arrived, as far as the peer takes the answers; with ``shuffle`` some at a time, at random."""
+        """Serve the frames that have arrived, as far as the peer takes the answers; with ``shuffle`` some at a time, at random."""
         gate = self._listener.gate
         if gate.chance is None:
             self._serve(self._frames)
@@ -211,7 +217,7 @@ class Connection(asyncio.Protocol):
         self.send(out)
 
     def send(self, parts: Parts) -> None:
-        """Writes the parts of whole frames, or passes them to the listener's gate."""
+        """Write the parts of whole frames, or pass them to the listener's gate."""
         if not parts:
             return
         if self._listener.gate.open:
@@ -220,7 +226,7 @@ class Connection(asyncio.Protocol):
             self._listener.gate.hold(self._write, parts)
 
     def send_later(self, parts: Parts, seconds: float) -> None:
-        """Writes the parts of a whole frame after that many seconds and the delay of the listener's gate."""
+        """Write the parts of a whole frame after that many seconds and the delay of the listener's gate."""
         self._listener.gate.hold(self._write, parts, seconds)
 
     def _write(self, parts: Parts) -> None:
@@ -253,7 +259,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def refuse(self, error: Exception) -> None:
-        """Closes the connection because of invalid bytes; answers that are not held back are still sent."""
+        """Close the connection because of invalid bytes; answers that are not held back are still sent."""
         logger.info("%s: connection of %s closed: %s", self._listener.name, self.remote, error)
         self._listener.refused += 1
         self._frames.clear()
@@ -266,7 +272,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once; bytes that were not written yet are dropped."""
+        """Close the connection at once; bytes that were not written yet are dropped."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -312,7 +318,7 @@ class Listener:
         return self._loop.time() if self._loop is not None else 0.0
 
     def address(self, connection: Connection | None = None) -> str:
-        """Returns the "ip:port" of this server; if bound to every address, with the local one of ``connection``, else loopback."""
+        """Return the "ip:port" of this server; if bound to every address, with the local one of ``connection``, else loopback."""
         host = self.host
         if self.any_host:
             own = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
@@ -320,8 +326,14 @@ class Listener:
         return endpoint_text(ipaddress.ip_address(host), self.port)
 
     async def start(self, host: str, port: int, *, second: bool = False) -> None:
-        """Listens on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one. ``second``: also listens
-        on the port two below. Raises OSError if the name cannot be resolved, or an address or port is not available."""
+        """Listen on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one.
+
+        Args:
+            second: Also listens on the port two below.
+
+        Raises:
+            OSError: If the name cannot be resolved, or an address or port is not available.
+        """
         self._loop = asyncio.get_running_loop()
         self._most_in_process = descriptor_limit() - RESERVED_DESCRIPTORS
         ip = await numeric_host(host, port)
@@ -331,7 +343,7 @@ class Listener:
         self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
 
     async def stop(self) -> None:
-        """Closes the sockets and every connection; answers in the write buffers have half a second to be sent."""
+        """Close the sockets and every connection; answers in the write buffers have half a second to be sent."""
         servers, self._servers = self._servers, []
         if not servers:
             return
@@ -350,7 +362,7 @@ class Listener:
             await server.wait_closed()
 
     def crash(self) -> None:
-        """Ends as a killed process does: closes the sockets and resets the connections, unless the event loop is closed."""
+        """End as a killed process does: close the sockets and reset the connections, unless the event loop is closed."""
         servers, self._servers = self._servers, []
         connections, self.connections = self.connections, {}
         self.congested.clear()
@@ -396,7 +408,7 @@ class Listener:
                 self._gone.set_result(None)
 
     def count_unfinished(self, connection: Connection, size: int) -> None:
-        """Counts the bytes of a connection's unfinished frame; drops the connection with most of them above ``MAX_UNFINISHED``."""
+        """Count the bytes of a connection's unfinished frame; drop the connection with most of them above ``MAX_UNFINISHED``."""
         self._unfinished += size - connection.unfinished
         connection.unfinished = size
         if self._unfinished > MAX_UNFINISHED:
@@ -409,7 +421,7 @@ class Listener:
             largest.abort()
 
     def bound_unread(self, connections: Collection[Connection]) -> None:
-        """Drops the connections with the most bytes of unread answers, until the others together have at most ``MAX_UNREAD``."""
+        """Drop the connections with the most bytes of unread answers, until the others together have at most ``MAX_UNREAD``."""
         sizes = {connection: connection.unread for connection in connections if not connection.closed}
         total = sum(sizes.values())
         for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):
@@ -427,7 +439,7 @@ class Listener:
             connection.stall(stalled)
 
     def shuffle(self, chance: random.Random | None) -> None:
-        """Makes the listener serve requests in the order that ``chance`` draws; None for the order of arrival."""
+        """Make the listener serve requests in the order that ``chance`` draws; None for the order of arrival."""
         self.gate.chance = chance
         for connection in list(self.connections):
             connection.work()

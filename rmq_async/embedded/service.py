@@ -61,7 +61,11 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
 
 
 def header_of(cls: type[H], command: RemotingCommand) -> H:
-    """Returns the request's custom header. Raises Refused (1), which names the field that is missing or not readable."""
+    """Return the request's custom header.
+
+    Raises:
+        Refused: 1, which names the field that is missing or not readable.
+    """
     try:
         return from_ext(cls, command.ext_fields)
     except RemoteProtocolError as error:
@@ -69,17 +73,17 @@ def header_of(cls: type[H], command: RemotingCommand) -> H:
 
 
 def fields_of(header: Header) -> ExtFields:
-    """Returns the extFields of a response with this custom header."""
+    """Return the extFields of a response with this custom header."""
     return {**to_ext(header)}
 
 
 def without_content(command: RemotingCommand) -> RemotingCommand:
-    """Returns the part of a request that a later response needs, so that waiting requests take little memory."""
+    """Return the part of a request that a later response needs, so that waiting requests take little memory."""
     return RemotingCommand(code=command.code, opaque=command.opaque, flag=command.flag, version=command.version)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """Returns the answer (3) to a request that is not served."""
+    """Return the answer (3) to a request that is not served."""
     return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
 
 
@@ -101,27 +105,31 @@ class BaseService:
         self.handlers: dict[int, Handler] = {}
 
     async def start(self, host: str, port: int) -> None:
-        """Starts the listener, and raises what ``Listener.start`` raises."""
+        """Start the listener, and raise what ``Listener.start`` raises."""
         await self.listener.start(host, port)
 
     async def stop(self) -> None:
-        """Closes every socket and connection; does nothing if the service does not run."""
+        """Close every socket and connection; do nothing if the service does not run."""
         await self.listener.stop()
 
     def crash(self) -> None:
-        """Ends the service as a kill of its process does. Do not start it again: a new object replaces it."""
+        """End the service as a kill of its process does. Do not start it again: a new object replaces it."""
         self.listener.crash()
 
     def delay(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
-        """Implements ``EmbeddedRocketMQ.delay``."""
+        """Implement ``EmbeddedRocketMQ.delay``."""
         self.listener.gate.set_delay(seconds, jitter, random.Random(f"{seed} delay {self.name}"))
 
     def slice(self, seed: int | None) -> None:
-        """Implements ``EmbeddedRocketMQ.slice``."""
+        """Implement ``EmbeddedRocketMQ.slice``."""
         self.listener.gate.slices = None if seed is None else random.Random(f"{seed} slice {self.name}")
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        """Serves a frame as ``server.Service`` describes. Raises ProtocolError for a frame with an invalid header."""
+        """Serve a frame as ``server.Service`` describes.
+
+        Raises:
+            ProtocolError: For a frame with an invalid header.
+        """
         command = decode_command(frame)
         if command.is_response:
             self.answered(connection, command)
@@ -156,7 +164,7 @@ class BaseService:
         return response
 
     def encode(self, command: RemotingCommand, response: RemotingCommand) -> Parts:
-        """Encodes a response; one that cannot be encoded (say, a remark with lone surrogates) is replaced by one of code 1."""
+        """Encode a response; one that cannot be encoded (say, a remark with lone surrogates) is replaced by one of code 1."""
         try:
             return encode_command(response)
         except ProtocolError as error:
@@ -164,16 +172,16 @@ class BaseService:
             return encode_command(make_response(command, ResponseCode.SYSTEM_ERROR, "the response cannot be encoded"))
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
-        """Drops a response: this service sends no requests."""
+        """Drop a response: this service sends no requests."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Does nothing: there is no state of connections."""
+        """Do nothing: there is no state of connections."""
 
     def resumed(self, connection: Connection) -> None:
-        """Does nothing: no request waits for it."""
+        """Do nothing: no request waits for it."""
 
     def tick(self) -> None:
-        """Does nothing: there is no periodic work."""
+        """Do nothing: there is no periodic work."""
 
 
 assert set(REQUEST_HEADERS) >= SENDS

@@ -17,8 +17,10 @@ SMALL: Final = 9
 
 
 class SlicedWriter:
-    """Writes to one connection in slices, whose sizes the gate's random source draws. When the gate has none any more, the
-    bytes that wait are written in one piece."""
+    """Writes to one connection in slices, whose sizes the gate's random source draws.
+
+    When the gate has none any more, the bytes that wait are written in one piece.
+    """
 
     def __init__(self, transport: asyncio.Transport, gate: Gate) -> None:
         self._transport = transport
@@ -27,7 +29,7 @@ class SlicedWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Returns the number of bytes that wait."""
+        """Return the number of bytes that wait."""
         return len(self._pending)
 
     def write(self, data: bytes) -> None:
@@ -36,7 +38,7 @@ class SlicedWriter:
             self.resume()
 
     def resume(self) -> None:
-        """Writes the next slice, and further ones after pauses, unless the server is stalled."""
+        """Write the next slice, and further ones after pauses, unless the server is stalled."""
         self.cancel()
         if not self._pending or self._gate.stalled or self._transport.is_closing():
             return
@@ -48,14 +50,14 @@ class SlicedWriter:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self.resume)
 
     def flush(self) -> None:
-        """Writes the waiting slices, because the connection is about to be closed."""
+        """Write the waiting slices, because the connection is about to be closed."""
         self.cancel()
         if self._pending:
             self._transport.write(self._pending)
             self._pending = b""
 
     def cancel(self) -> None:
-        """Stops writing; bytes that wait stay here until ``resume`` or ``flush``."""
+        """Stop writing; bytes that wait stay here until ``resume`` or ``flush``."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -37,8 +37,12 @@ Factory = Callable[[], asyncio.Protocol]
 
 
 def broker_ports(first: int, brokers: int) -> list[int]:
-    """Returns the first port of each broker, 0 for a free one. Raises TypeError for a ``first`` that is no whole number,
-    ValueError for one that leaves no room for the others, or for the second port below it."""
+    """Return the first port of each broker, 0 for a free one.
+
+    Raises:
+        TypeError: For a ``first`` that is no whole number.
+        ValueError: For one that leaves no room for the others, or for the second port below it.
+    """
     check_whole("broker_port", first)
     if not first:
         return [0] * brokers
@@ -47,8 +51,11 @@ def broker_ports(first: int, brokers: int) -> list[int]:
 
 
 async def numeric_host(host: str, port: int) -> str:
-    """Returns an IP address of ``host``, a name or an address; one only, because port 0 gives each address another port.
-    Raises OSError for a name that cannot be resolved."""
+    """Return an IP address of ``host``, a name or an address; one only, because port 0 gives each address another port.
+
+    Raises:
+        OSError: For a name that cannot be resolved.
+    """
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -62,10 +69,13 @@ async def numeric_host(host: str, port: int) -> str:
 
 
 async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> list[asyncio.Server]:
-    """Listens on ``port`` and, if there is a ``second`` factory, on the port ``SECOND_BELOW`` it; returns the servers.
+    """Listen on ``port`` and, if there is a ``second`` factory, on the port ``SECOND_BELOW`` it; return the servers.
 
-    ``port`` 0 takes a free one for which the second port is free too: no process has bound it, and no connection to it has ended
-    lately. Raises OSError if a port is not available.
+    ``port`` 0 takes a free one for which the second port is free too: no process has bound it, and no connection to it has
+    ended lately.
+
+    Raises:
+        OSError: If a port is not available.
     """
     loop = asyncio.get_running_loop()
     reuse = None if port else False
@@ -88,8 +98,12 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
 async def _serving(
     loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, port: int, *, reuse_address: bool | None = None
 ) -> asyncio.Server:
-    """Creates a server and then makes it listen: a ``create_server`` that does both leaves the socket open if its caller is
-    cancelled in its last iteration of the event loop. ``reuse_address``: as for ``create_server``."""
+    """Create a server and then make it listen: a ``create_server`` that does both leaves the socket open if its caller is
+    cancelled in its last iteration of the event loop.
+
+    Args:
+        reuse_address: As for ``create_server``.
+    """
     server = await loop.create_server(factory, ip, port, start_serving=False, reuse_address=reuse_address)
     try:
         await server.start_serving()
@@ -100,7 +114,7 @@ async def _serving(
 
 
 def descriptor_limit() -> int:
-    """Returns the largest number of descriptors that this process may have; ``sys.maxsize`` without a limit."""
+    """Return the largest number of descriptors that this process may have; ``sys.maxsize`` without a limit."""
     try:
         import resource
     except ImportError:  # no such limit there
@@ -110,7 +124,7 @@ def descriptor_limit() -> int:
 
 
 def endpoint(name: Any) -> tuple[IpAddress, int]:
-    """Returns address and port of a result of getpeername or getsockname; 0.0.0.0 and 0 for a closed socket, which has none."""
+    """Return address and port of a result of getpeername or getsockname; 0.0.0.0 and 0 for a closed socket, which has none."""
     if not name:
         return ipaddress.IPv4Address(0), 0
     ip = ipaddress.ip_address(name[0].partition("%")[0])

@@ -19,8 +19,12 @@ REGION: Final = "DefaultRegion"
 class BrokerState:
     """Tables on the broker's ``disk``, and those in memory.
 
-    ``pops_in_store``: whether check points are in the key-value store. ``peers``: all brokers of the cluster, this one included.
-    ``address``: "ip:port" of the broker's socket, known once it listens.
+    Args:
+        pops_in_store: Whether check points are in the key-value store.
+
+    Attributes:
+        peers: All brokers of the cluster, this one included.
+        address: "ip:port" of the broker's socket, known once it listens.
     """
 
     def __init__(self, disk: BrokerDisk, *, pops_in_store: bool = False) -> None:

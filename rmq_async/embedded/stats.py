@@ -40,8 +40,14 @@ MAX_QUEUES_SHOWN: Final = 65_536
 
 
 class StatisticsProcessor:
-    """Serves statistics. Rates are not measured: they are always 0. ``config``: settings of a real broker that have a
-    counterpart here. ``now_ms``: returns the broker's time."""
+    """Serves statistics.
+
+    Rates are not measured: they are always 0.
+
+    Args:
+        config: Settings of a real broker that have a counterpart here.
+        now_ms: Returns the broker's time.
+    """
 
     def __init__(self, state: BrokerState, config: Mapping[str, bool], version: str, now_ms: Callable[[], int]) -> None:
         self._state = state
@@ -87,9 +93,11 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(ConsumeStats(table)))
 
     def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> list[str]:
-        """Returns the topics of ``topicList``. Without one: the requested topic, or all topics in which the group has committed
-        offsets; if the group has subscriptions, only those of these topics that it subscribes to, or that are retry topics of
-        its pops."""
+        """Return the topics of ``topicList``.
+
+        Without one: the requested topic, or all topics in which the group has committed offsets; if the group has
+        subscriptions, only those of these topics that it subscribes to, or that are retry topics of its pops.
+        """
         listed = list(dict.fromkeys(name for name in (header.topicList or "").split(";") if name))
         if listed:
             return listed
@@ -130,12 +138,12 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def broker_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the broker's name and ``config`` in the form of a properties file."""
+        """Return the broker's name and ``config`` in the form of a properties file."""
         lines = [f"brokerName={self._state.name}", *(f"{name}={str(value).lower()}" for name, value in self._config.items())]
         return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Returns the figures that admin tools read; 0 for those that are not measured here, such as rates."""
+        """Return the figures that admin tools read; 0 for those that are not measured here, such as rates."""
         log = self._state.log
         running = (self._now_ms() - self._started_ms) // 1000
         hours, seconds = divmod(running, 3600)

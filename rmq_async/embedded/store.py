@@ -39,8 +39,13 @@ _SWEEP_EVERY: Final = 256
 class Queue:
     """One queue of a topic on one broker: its records in order, the hash codes of their tags, their store times.
 
-    ``broker_name``: name of its broker. ``oldest``: offset of the oldest record that exists. ``max_offset``: offset of the next
-    record to be written. ``min_offset``, which pulls report, is below ``oldest`` after records were expired, until it is corrected.
+    Args:
+        broker_name: Name of its broker.
+
+    Attributes:
+        oldest: Offset of the oldest record that exists.
+        max_offset: Offset of the next record to be written. ``min_offset``, which pulls report, is below ``oldest`` after
+            records were expired, until it is corrected.
     """
 
     __slots__ = ("_codes", "_expired", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")
@@ -76,17 +81,17 @@ class Queue:
         self._times.append(stored_ms)
 
     def expire(self, before: int) -> None:
-        """Deletes the records below ``before``; ``min_offset`` stays until ``correct`` or ``forget_oldest``."""
+        """Delete the records below ``before``; ``min_offset`` stays until ``correct`` or ``forget_oldest``."""
         for at in range(self.oldest, before):
             self._records[at - self._start] = b""
         self._expired = max(self._expired, before)
 
     def correct(self) -> None:
-        """Makes ``min_offset`` the offset of the oldest record."""
+        """Make ``min_offset`` the offset of the oldest record."""
         self._first = self.oldest - self._start
 
     def take_back(self) -> None:
-        """Removes the newest record as if it was never stored."""
+        """Remove the newest record as if it was never stored."""
         self._records.pop()
         self._codes.pop()
         self._times.pop()
@@ -110,11 +115,14 @@ class Queue:
         codes: Collection[int] | None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> tuple[list[bytes], int]:
-        """Returns matching records from ``offset`` (between minimum and maximum) on, and the offset to read from next.
+        """Return matching records from ``offset`` (between minimum and maximum) on, and the offset to read from next.
 
         Looks at ``scan`` records at most, expired ones included, and stops before a record that exceeds ``count`` records or
-        ``size`` bytes; the first match may be larger. ``codes``: hash codes of the tags wanted, None for all. ``accepts``: returns
-        whether a record with such tags is wanted, None for all.
+        ``size`` bytes; the first match may be larger.
+
+        Args:
+            codes: Hash codes of the tags wanted, None for all.
+            accepts: Returns whether a record with such tags is wanted, None for all.
         """
         found: list[bytes] = []
         total = 0
@@ -132,8 +140,11 @@ class Queue:
         return found, at + self._start
 
     def offset_at(self, time_ms: int, *, upper: bool) -> int:
-        """Returns the offset of the first record stored at ``time_ms`` or later, else the maximum offset. ``upper``: that of the
-        last record stored at ``time_ms`` or earlier, else of the oldest record."""
+        """Return the offset of the first record stored at ``time_ms`` or later, else the maximum offset.
+
+        Args:
+            upper: That of the last record stored at ``time_ms`` or earlier, else of the oldest record.
+        """
         if not upper:
             return self._start + bisect_left(self._times, time_ms, self.oldest - self._start)
         return max(self._start + bisect_right(self._times, time_ms, self.oldest - self._start) - 1, self.oldest)
@@ -148,8 +159,12 @@ class Queue:
 
 
 class CommitLog:
-    """All records in store order, and the index of their keys. ``max_memory``: bytes of records and their book-keeping
-    above which the oldest records are deleted, but not the newest one. ``clock``: milliseconds since the epoch."""
+    """All records in store order, and the index of their keys.
+
+    Args:
+        max_memory: Bytes of records and their book-keeping above which the oldest records are deleted, but not the newest one.
+        clock: Milliseconds since the epoch.
+    """
 
     def __init__(self, max_memory: int, clock: Callable[[], int]) -> None:
         self.max_memory = max_memory
@@ -170,7 +185,7 @@ class CommitLog:
         return len(self._records) - self._first
 
     def now(self) -> int:
-        """Returns the latest time that the clock has had, because store times of a queue are found by binary search."""
+        """Return the latest time that the clock has had, because store times of a queue are found by binary search."""
         now = self._clock()
         if now > self._now:
             self._now = now
@@ -178,7 +193,7 @@ class CommitLog:
 
     @property
     def start(self) -> int:
-        """Returns the physical offset of the oldest record; ``end`` if there is none."""
+        """The physical offset of the oldest record; ``end`` if there is none."""
         return self._offsets[self._first] if self._first < len(self._offsets) else self.end
 
     @property
@@ -187,13 +202,18 @@ class CommitLog:
         return self.end
 
     def flush(self) -> None:
-        """Makes all records survive a loss of power; here they do already."""
+        """Make all records survive a loss of power; here they do already."""
 
     def halt(self) -> None:
-        """Stops the flushes, because the process has ended; here there are none."""
+        """Stop the flushes, because the process has ended; here there are none."""
 
     def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
-        """Stores a message. ``code``: of the message's tags (``tag_code``). ``stored_ms``: from ``now``."""
+        """Store a message.
+
+        Args:
+            code: Of the message's tags (``tag_code``).
+            stored_ms: From ``now``.
+        """
         queue.append(record, code, stored_ms)
         self._records.append(record)
         self._queues.append(queue)
@@ -205,8 +225,10 @@ class CommitLog:
             self._forget_oldest()
 
     def index(self, count: int) -> bool:
-        """Adds the keys of further records to ``keys``, until ``count`` records and keys were handled; returns whether all
-        records have been handled now. Deletes the oldest records if ``memory`` then exceeds ``max_memory``."""
+        """Add the keys of further records to ``keys``, until ``count`` records and keys were handled.
+
+        Return whether all records have been handled now. Delete the oldest records if ``memory`` then exceeds ``max_memory``.
+        """
         offsets, keys = self._offsets, self.keys
         at = bisect_left(offsets, keys.end, self._first)
         before = len(keys)
@@ -227,7 +249,7 @@ class CommitLog:
         return keys.end == self.end
 
     def view(self, offset: int) -> tuple[bytes, Queue] | None:
-        """Returns the record that begins at a physical offset, and its queue; None if there is none."""
+        """Return the record that begins at a physical offset, and its queue; None if there is none."""
         at = bisect_left(self._offsets, offset, self._first)
         if at == len(self._offsets) or self._offsets[at] != offset:
             return None
@@ -235,13 +257,15 @@ class CommitLog:
         return None if queue is None else (self._records[at], queue)
 
     def last(self) -> tuple[int, bytes] | None:
-        """Returns the physical offset of the newest record, and its first bytes up to the store time or more; None without
-        records."""
+        """Return the physical offset of the newest record, and its first bytes up to the store time or more; None without
+        records.
+        """
         return (self._offsets[-1], self._records[-1]) if len(self) else None
 
     def between(self, first_ms: int, last_ms: int) -> tuple[int, int]:
-        """Returns the physical offsets of the records stored from ``first_ms`` to ``last_ms``: of the first one, and behind
-        the last one."""
+        """Return the physical offsets of the records stored from ``first_ms`` to ``last_ms``: of the first one, and behind the
+        last one.
+        """
         records, offsets = self._records, self._offsets
         low = bisect_left(records, first_ms, self._first, key=stored_ms)
         high = bisect_right(records, last_ms, low, key=stored_ms)
@@ -251,18 +275,18 @@ class CommitLog:
         )
 
     def records(self, position: int = 0) -> Iterator[tuple[bytes, Queue]]:
-        """Yields the records from a physical offset on, in store order, each with its queue."""
+        """Yield the records from a physical offset on, in store order, each with its queue."""
         first = bisect_left(self._offsets, position, self._first)
         for record, queue in zip(self._records[first:], self._queues[first:], strict=True):
             if queue is not None:
                 yield record, queue
 
     def earliest_ms(self) -> int:
-        """Returns the store time of the oldest record, epoch ms; -1 without records."""
+        """Return the store time of the oldest record, epoch ms; -1 without records."""
         return stored_ms(self._records[self._first]) if len(self) else -1
 
     def drop(self, queues: Collection[Queue]) -> None:
-        """Removes all records of the queues except their store times; the queues must not be used afterwards."""
+        """Remove all records of the queues except their store times; the queues must not be used afterwards."""
         gone = dict.fromkeys(queue for queue in queues if queue.max_offset > queue.min_offset)
         count = sum(queue.max_offset - queue.min_offset for queue in gone)
         everywhere = count * _LOOK_UP_COST >= len(self)
@@ -271,15 +295,20 @@ class CommitLog:
                 self._cut(at)
 
     def expire(self, queue: Queue, before: int) -> None:
-        """Deletes the queue's records below ``before``; its minimum offset stays until it is corrected."""
+        """Delete the queue's records below ``before``; its minimum offset stays until it is corrected."""
         for offset in range(queue.oldest, before):
             self._cut(self._place(queue, offset))
         queue.expire(before)
 
     def truncate(self, position: int, broker_name: str) -> int:
-        """Removes the records of the broker from physical offset ``position`` on: maximum offsets of its queues decrease.
-        Returns the number of records. Records of other brokers stay; ``end`` decreases to the end of the last that stays.
-        Offsets that were expired already stay counted."""
+        """Remove the records of the broker from physical offset ``position`` on: maximum offsets of its queues decrease.
+
+        Records of other brokers stay; ``end`` decreases to the end of the last that stays. Offsets that were expired already
+        stay counted.
+
+        Returns:
+            The number of records.
+        """
         offsets, records, queues = self._offsets, self._records, self._queues
         low = bisect_left(offsets, position, self._first)
         taken = 0
@@ -297,7 +326,7 @@ class CommitLog:
         return taken
 
     def place_of_last(self, count: int, broker_name: str) -> int:
-        """Returns the physical offset from which on ``truncate`` removes the broker's last ``count`` records."""
+        """Return the physical offset from which on ``truncate`` removes the broker's last ``count`` records."""
         place = self.end
         for at in range(len(self._offsets) - 1, self._first - 1, -1):
             queue = self._queues[at]
@@ -324,7 +353,7 @@ class CommitLog:
         return bisect_left(self._offsets, physical_offset(record), self._first)
 
     def clear(self) -> None:
-        """Deletes every record, as ``max_memory`` does: offsets keep counting."""
+        """Delete every record, as ``max_memory`` does: offsets keep counting."""
         while len(self):
             self._forget_oldest()
         self._forget_keys()
@@ -350,5 +379,5 @@ class CommitLog:
 
 @lru_cache(maxsize=256)  # of up to 32 kB each
 def tag_code(tags: str | None) -> int:
-    """Returns the number that a consume queue keeps for a message's tags: Java's ``String.hashCode``, 0 for none."""
+    """Return the number that a consume queue keeps for a message's tags: Java's ``String.hashCode``, 0 for none."""
     return java_hash(tags) if tags else 0

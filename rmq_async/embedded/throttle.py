@@ -1,5 +1,6 @@
 """The queue of sends of a stock broker, in its effect on clients: sends wait in order, and those that would wait too long
-are refused with SYSTEM_BUSY (``BrokerFastFailure``)."""
+are refused with SYSTEM_BUSY (``BrokerFastFailure``).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ second and ends with 20,000 serves 20,000 sends within some 2 s, as a broker of 
 class SendQueue:
     """A queue of sends that are served at a rate.
 
-    ``rate``: sends that the broker serves in a second, one after the other. ``warm``: the rate that it comes to, if it begins cold.
-    ``refused`` counts those that would have waited too long.
+    Args:
+        rate: Sends that the broker serves in a second, one after the other.
+        warm: The rate that it comes to, if it begins cold. ``refused`` counts those that would have waited too long.
     """
 
     def __init__(self, rate: float, warm: float | None = None) -> None:
@@ -49,7 +51,7 @@ class SendQueue:
         self.refused = 0
 
     def take(self, now: float) -> float | None:
-        """Adds a send; returns the seconds until its answer, None if it is refused."""
+        """Add a send; return the seconds until its answer, None if it is refused."""
         begins = max(self._free, now)
         if begins - now > LONGEST_WAIT:
             self.refused += 1
@@ -59,7 +61,7 @@ class SendQueue:
         return self._free - now
 
     def refusal(self, now: float) -> str:
-        """Returns the remark to a send that is refused, in the words of a real broker."""
+        """Return the remark to a send that is refused, in the words of a real broker."""
         waiting = int((self._free - now) * self._rate)
         return (
             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "

@@ -45,7 +45,7 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Creates or changes the topics of the list; none of them if ``TopicTable.check`` refuses one."""
+        """Create or change the topics of the list; none of them if ``TopicTable.check`` refuses one."""
         # attributes are checked one by one, as on a real broker (5.5.0: TopicConfigManager.updateTopicConfigList): the topics
         # before a refused one stay changed
         configs = decode_body(CreateTopicListRequestBody, command.body).topic_config_list
@@ -70,7 +70,7 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_topic_config(topic.config))
 
     def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Deletes a topic with its messages and committed offsets, and answers the pulls that wait for it."""
+        """Delete a topic with its messages and committed offsets, and answer the pulls that wait for it."""
         name = header_of(DeleteTopicRequestHeader, command).topic
         topic = self._state.topics.delete(name)
         if topic is not None:
@@ -87,7 +87,7 @@ class TopicProcessor:
 
 
 def _as_change(config: TopicConfig) -> str:
-    """Returns the attributes of a topic in a list, whose keys may lack their signs, in the text form of a single creation."""
+    """Return the attributes of a topic in a list, whose keys may lack their signs, in the text form of a single creation."""
     return ",".join(
         f"{key if key.startswith(('+', '-')) else '+' + key}" + ("" if key.startswith("-") else f"={value}")
         for key, value in config.attributes.items()

@@ -70,7 +70,7 @@ _UNCHANGEABLE: Final = frozenset({"queue.type", "cleanup.policy"})
 
 
 def describe(config: TopicConfig) -> str:
-    """Returns a topic's settings in the form in which a broker's remark on a refused queue id has them."""
+    """Return a topic's settings in the form in which a broker's remark on a refused queue id has them."""
     perm = "".join(letter if config.perm & bit else "-" for bit, letter in ((4, "R"), (2, "W"), (1, "X")))
     attributes = ", ".join(f"{name}={value}" for name, value in config.attributes.items())
     return (
@@ -91,9 +91,10 @@ class Topic:
         self._queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """Returns the queue, and creates it at its first use; the id must be within the settings.
+        """Return the queue, and create it at its first use; the id must be within the settings.
 
-        Raises Refused (1) if the broker has its maximum of queues.
+        Raises:
+            Refused: 1 if the broker has its maximum of queues.
         """
         queue = self._queues.get(queue_id)
         if queue is None:
@@ -114,7 +115,7 @@ class Topic:
         return self._queues.get(queue_id)
 
     def queues(self) -> list[Queue]:
-        """Returns the queues in use."""
+        """Return the queues in use."""
         return list(self._queues.values())
 
 
@@ -145,15 +146,15 @@ class TopicTable:
         return len(self._topics)
 
     def is_own(self, name: str) -> bool:
-        """Returns whether the topic belongs to the broker and cannot be created, changed or deleted by a user."""
+        """Return whether the topic belongs to the broker and cannot be created, changed or deleted by a user."""
         return name in self._own or is_system_topic(name)
 
     def system_topics(self) -> list[str]:
-        """Returns the names of the broker's own topics and of those that RocketMQ reserves."""
+        """Return the names of the broker's own topics and of those that RocketMQ reserves."""
         return sorted(self._own | SYSTEM_TOPICS)
 
     def create(self, header: CreateTopicRequestHeader) -> None:
-        """Creates a topic, or changes the settings of an existing one, whose messages stay (UPDATE_AND_CREATE_TOPIC)."""
+        """Create a topic, or change the settings of an existing one, whose messages stay (UPDATE_AND_CREATE_TOPIC)."""
         self.put(
             TopicConfig(
                 header.topic,
@@ -168,8 +169,9 @@ class TopicTable:
         )
 
     def check(self, config: TopicConfig) -> None:
-        """Raises Refused: 29 for an invalid name, for one of the system, and for a number of queues out of range; 1 for an
-        unknown filter type."""
+        """Raise Refused: 29 for an invalid name, for one of the system, and for a number of queues out of range; 1 for an
+        unknown filter type.
+        """
         name = config.topic_name
         remark = topic_refusal(name)
         if remark is None and self.is_own(name):
@@ -183,16 +185,24 @@ class TopicTable:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{config.topic_filter_type[:60]}] value invalid")
 
     def put(self, config: TopicConfig, attributes: str) -> None:
-        """Makes or changes a user's topic. ``attributes``: changes of its attributes, as ``+key=value,-key``. Raises Refused as
-        ``check`` does, and 1 for changes that are not possible and if the broker has its maximum of topics."""
+        """Make or change a user's topic.
+
+        Raises Refused as ``check`` does, and 1 for changes that are not possible and if the broker has its maximum of topics.
+
+        Args:
+            attributes: Changes of its attributes, as ``+key=value,-key``.
+        """
         self.check(config)
         old = self._topics.get(config.topic_name)
         merged = _attributes(old.config.attributes if old else {}, attributes, is_new=old is None)
         self._put(msgspec.structs.replace(config, attributes=merged))
 
     def delete(self, name: str) -> Topic | None:
-        """Removes and returns a user's topic; None if there is none. Raises Refused (29) for a blank name and for a topic of the
-        system."""
+        """Remove and return a user's topic; None if there is none.
+
+        Raises:
+            Refused: 29 for a blank name and for a topic of the system.
+        """
         if is_blank(name):
             raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
         if self.is_own(name):
@@ -205,12 +215,19 @@ class TopicTable:
         return topic
 
     def for_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool | None = False) -> Topic:
-        """Returns the topic to send to. A topic that does not exist is created, with the permissions of ``default_topic``, if the
-        broker creates topics and ``default_topic`` allows it; a group's retry topic always.
+        """Return the topic to send to.
 
-        ``queues``: of the new topic, at most those of ``default_topic``. ``unit_mode``: of the sender; topicSysFlag of the new
-        topic has it. Raises Refused: 29 for an invalid name; 16 for a topic to which clients may not send; 17 for a topic that
-        does not exist and is not created; 1 if the broker has its maximum of topics."""
+        A topic that does not exist is created, with the permissions of ``default_topic``, if the broker creates topics and
+        ``default_topic`` allows it; a group's retry topic always.
+
+        Args:
+            queues: Of the new topic, at most those of ``default_topic``.
+            unit_mode: Of the sender; topicSysFlag of the new topic has it.
+
+        Raises:
+            Refused: 29 for an invalid name; 16 for a topic to which clients may not send; 17 for a topic that does not exist
+                and is not created; 1 if the broker has its maximum of topics.
+        """
         topic = self._sendable.get(name)
         if topic is not None:
             return topic
@@ -230,8 +247,12 @@ class TopicTable:
         return self._put(TopicConfig(name, count, count, model.config.perm & ~_INHERIT, topic_sys_flag=sys_flag))
 
     def for_read(self, name: str, queue_id: int, consumer: str) -> Topic:
-        """Returns the topic to pull from. Raises Refused: 17 for an unknown topic; 16 for one without permission to read; 29 for a
-        queue id that the topic does not have."""
+        """Return the topic to pull from.
+
+        Raises:
+            Refused: 17 for an unknown topic; 16 for one without permission to read; 29 for a queue id that the topic does not
+                have.
+        """
         topic = self._topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please! \n{FAQ}", {})
@@ -247,8 +268,11 @@ class TopicTable:
         return topic
 
     def ensure(self, name: str, queues: int = 1, sys_flag: int = 0) -> Topic:
-        """Returns a topic that the broker itself needs, such as a retry topic, and creates it if necessary. Raises Refused (1) if
-        the broker has its maximum of topics."""
+        """Return a topic that the broker itself needs, such as a retry topic, and create it if necessary.
+
+        Raises:
+            Refused: 1 if the broker has its maximum of topics.
+        """
         topic = self._topics.get(name)
         if topic is None:
             queues = max(1, min(queues, MAX_QUEUES))
@@ -284,8 +308,11 @@ class TopicTable:
 
 
 def _attributes(old: dict[str, str], text: str, *, is_new: bool) -> dict[str, str]:
-    """Returns the attributes after the changes in ``text``, such as ``+key=value,-key`` (``AttributeParser``). Raises Refused
-    (1) for a malformed change, an unknown key or value, and a change of an attribute that only a new topic can get."""
+    """Return the attributes after the changes in ``text``, such as ``+key=value,-key`` (``AttributeParser``).
+
+    Raises:
+        Refused: 1 for a malformed change, an unknown key or value, and a change of an attribute that only a new topic can get.
+    """
     attributes = dict(old)
     for item in text.split(",") if text else ():
         key, equals, value = item[1:].partition("=")

@@ -52,8 +52,10 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 class CheckSettings(NamedTuple):
     """The settings of checks.
 
-    ``timeout``: seconds before the first check of a half message without CHECK_IMMUNITY_TIME_IN_SECONDS. ``interval``: seconds
-    between rounds of checks. ``max_checks``: checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+    Attributes:
+        timeout: Seconds before the first check of a half message without CHECK_IMMUNITY_TIME_IN_SECONDS.
+        interval: Seconds between rounds of checks.
+        max_checks: Checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC.
     """
 
     timeout: float = 6.0
@@ -89,16 +91,16 @@ class Transactions:
         self._forget_from(state.log.end)
 
     def progress(self) -> TransactionProgress:
-        """Returns the open transactions, for the disk. A transaction that ends later is checked again after a crash."""
+        """Return the open transactions, for the disk. A transaction that ends later is checked again after a crash."""
         return TransactionProgress(self._open, bytes(self._ended), tuple(self._ends))
 
     def truncated(self, position: int) -> None:
-        """Removes the transactions of messages that the log has lost, from a position on."""
+        """Remove the transactions of messages that the log has lost, from a position on."""
         self._forget_from(position)
         self._arm()
 
     def _forget_from(self, position: int) -> None:
-        """Removes the transactions of messages from a position of the log on, and the ends that were lost with them.
+        """Remove the transactions of messages from a position of the log on, and the ends that were lost with them.
 
         On a real broker an end is a message too, after the one that it commits. A rollback, which stores no message here, is
         kept while the records before it are.
@@ -171,7 +173,7 @@ class Transactions:
         return found[0]
 
     def _immunity(self, draft: Draft) -> int:
-        """Returns the milliseconds before the first check of the message."""
+        """Return the milliseconds before the first check of the message."""
         text = draft.properties.get(_IMMUNITY, "-1")
         seconds = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
         return self._timeout if seconds < 0 else seconds * 1000
@@ -191,7 +193,7 @@ class Transactions:
         self._open = following
 
     def _skip_forgotten(self) -> None:
-        """Drops the offsets whose messages ``max_memory`` has removed."""
+        """Drop the offsets whose messages ``max_memory`` has removed."""
         while self._ends and self._ends[0][1] < self._queue.min_offset:
             self._ends.popleft()
         forgotten = self._queue.min_offset - self._open
@@ -201,7 +203,7 @@ class Transactions:
             self._skip_ended()
 
     def _next_open(self, offset: int) -> int:
-        """Returns the first offset from ``offset`` on whose transaction has not ended; it may be beyond the end of the queue."""
+        """Return the first offset from ``offset`` on whose transaction has not ended; it may be beyond the end of the queue."""
         at = max(offset - self._open, 0)
         found = self._ended.find(0, at)
         return self._open + (max(at, len(self._ended)) if found < 0 else found)
@@ -209,7 +211,7 @@ class Transactions:
     # -------------------------------------------------------------------------------------------------------------- checks
 
     def _arm(self) -> None:
-        """Sets the alarm to the next round; rounds come at fixed intervals from the start."""
+        """Set the alarm to the next round; rounds come at fixed intervals from the start."""
         if self._open < self._queue.max_offset and self._round is None:
             rounds = (self._clock.now_ms() - self._began) // self._interval + 1
             self._alarm.by(self._began + rounds * self._interval)
@@ -231,7 +233,7 @@ class Transactions:
             self._arm()
 
     def _check(self, offset: int, now: int) -> int:
-        """Checks the transaction at ``offset`` if it is due; returns the size of its record."""
+        """Check the transaction at ``offset`` if it is due; return the size of its record."""
         record = self._queue.record(offset)
         if record is None:
             return 0

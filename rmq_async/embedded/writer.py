@@ -37,10 +37,13 @@ class MessageWriter:
         self._held_pops = held_pops
 
     def put(self, draft: Draft) -> Place:
-        """Stores a draft; creates a group's retry topic if it was deleted.
+        """Store a draft; create a group's retry topic if it was deleted.
 
-        Raises Refused: 17 for another topic that does not exist, 13 for properties that are too long, 1 for properties without
-        a UTF-8 form; and as ``append`` and ``TopicTable.ensure`` do.
+        Raises as ``append`` and ``TopicTable.ensure`` do, too.
+
+        Raises:
+            Refused: 17 for another topic that does not exist, 13 for properties that are too long, 1 for properties without a
+                UTF-8 form;.
         """
         topic = self._state.topics.get(draft.topic)
         if topic is None and draft.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -54,8 +57,12 @@ class MessageWriter:
         return Place(*self.append(topic, draft.queue_id, draft.content(encoded), properties.get("TAGS")))
 
     def append(self, topic: Topic, queue_id: int, content: Content, tags: str | None) -> tuple[int, int]:
-        """Stores a message; returns the fields of its Place. Raises ProtocolError for values that do not fit their fields,
-        Refused (1) if the broker has its maximum of queues; nothing is stored then."""
+        """Store a message; return the fields of its Place.
+
+        Raises:
+            ProtocolError: For values that do not fit their fields, Refused (1) if the broker has its maximum of queues; nothing
+                is stored then.
+        """
         state = self._state
         log, name = state.log, topic.config.topic_name
         queue = topic.queue(queue_id)

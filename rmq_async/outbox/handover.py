@@ -39,12 +39,16 @@ class Additions:
 
     @classmethod
     def waiting(cls, session: Session) -> int:
-        """Returns the number of rows that wait for the session's commit."""
+        """Return the number of rows that wait for the session's commit."""
         found: Additions | None = session.info.get(_KEY)
         return 0 if found is None else len(found._added)  # noqa: SLF001
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
-        """Adds a row. ``then``: called after the commit, once, with all rows of the transaction that have the same ``then``."""
+        """Add a row.
+
+        Args:
+            then: Called after the commit, once, with all rows of the transaction that have the same ``then``.
+        """
         self._added.append((then, row, session.get_nested_transaction() or session.get_transaction()))
 
     def _committed(self, session: Session) -> None:

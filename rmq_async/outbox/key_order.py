@@ -25,8 +25,11 @@ _OVERHEAD: Final = 512
 class KeyOrder:
     """The order of the rows with one topic and sharding key.
 
-    ``waiting``: rows behind the row in flight. ``in_hand``: ids of all rows whose outcome is not written yet. ``busy``: whether a
-    task sends its rows. ``broken``: whether it takes no more rows.
+    Attributes:
+        waiting: Rows behind the row in flight.
+        in_hand: Ids of all rows whose outcome is not written yet.
+        busy: Whether a task sends its rows.
+        broken: Whether it takes no more rows.
     """
 
     __slots__ = ("broken", "busy", "in_hand", "key", "waiting")
@@ -44,13 +47,14 @@ class KeyOrders:
         self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Returns the ids of the rows in hand of these keys (None: of all keys), without those of broken orders, which go back
-        to the table."""
+        """Return the ids of the rows in hand of these keys (None: of all keys), without those of broken orders, which go back
+        to the table.
+        """
         orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
         return [row for order in orders if not order.broken for row in order.in_hand]
 
     def add(self, key: Key, row: Held) -> KeyOrder | None:
-        """Adds a row to the order of its key and returns the order; None for a broken order, which takes no row."""
+        """Add a row to the order of its key and return the order; None for a broken order, which takes no row."""
         order = self._orders.get(key)
         if order is None:
             order = self._orders[key] = KeyOrder(key)
@@ -61,7 +65,7 @@ class KeyOrders:
         return order
 
     def break_off(self, order: KeyOrder) -> list[Held]:
-        """Breaks the order after a row was not sent; returns the waiting rows."""
+        """Break the order after a row was not sent; return the waiting rows."""
         order.broken = True
         self.breaks += 1
         back = list(order.waiting)
@@ -69,7 +73,7 @@ class KeyOrders:
         return back
 
     def recorded(self, key: Key, row: int) -> None:
-        """Removes a row whose outcome is written."""
+        """Remove a row whose outcome is written."""
         order = self._orders.get(key)
         if order is not None:
             order.in_hand.discard(row)
@@ -78,9 +82,10 @@ class KeyOrders:
 
 
 def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
-    """Groups rows without a key: small ones form batches of one topic and one ``wait_store``, of up to ``max_rows`` rows and, if
-    there is more than one, up to ``max_bytes`` bytes. Alone are rows whose body is not held or has ``small`` bytes or more, rows
-    with a delay, rows of retry topics, and rows that failed before."""
+    """Group rows without a key: small ones form batches of one topic and one ``wait_store``, of up to ``max_rows`` rows and, if
+    there is more than one, up to ``max_bytes`` bytes. Alone are rows whose body is not held or has ``small`` bytes or more,
+    rows with a delay, rows of retry topics, and rows that failed before.
+    """
     open_ones: dict[tuple[str, bool], tuple[list[Held], int]] = {}
     for row in rows:
         message = row.message
@@ -106,7 +111,7 @@ def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> 
 
 
 def _texts(row: Held) -> int:
-    """Returns an upper bound of the bytes of tags, keys and properties."""
+    """Return an upper bound of the bytes of tags, keys and properties."""
     message = row.message
     size = len(message.tags or "") + sum(map(len, message.keys))
     if message.properties:

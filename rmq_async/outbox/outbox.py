@@ -44,24 +44,30 @@ class Outbox(Startable):
                 session.add(order)
                 await outbox.add(session, Message("OrderTopic", b"order 17"))
 
-    ``engine``: an AsyncEngine for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own. ``producer``:
-    if it is not started, ``start`` starts it in the background, with repetitions until that succeeds, and ``stop`` stops it. If
-    several outboxes share it, the ``stop`` of the last one stops it.
-
-    ``table``: name of the table, at most 40 bytes in UTF-8, or "schema.name". ``lease``: seconds for which a claimed row is
-    reserved for its process; after that another process may send it. One send takes at most half a lease. ``poll_interval``:
-    seconds between queries for due rows, more if a query is slow; also the pause after a row's first failure, which doubles
-    with each further one, up to 15 s, and is up to a fifth shorter at random. ``batch_size``: rows read at a time, 1 to 10,000;
-    about four times as many are held in memory.
-
     A message is stuck if it was added more than ``stuck_after`` seconds ago and is not sent, has failed ``stuck_attempts``
-    times (1 to 2^31), or is FAILED. ``on_stuck(message)``: called on the loop for each stuck message, once in ``stuck_period``
-    seconds, by one of the running outboxes of the table; None: a warning is logged instead. ``on_status(status)``: called every
-    ``status_interval`` seconds, for metrics; None: no calls. Numbers of seconds are above 0 and below 10^9.
+    times (1 to 2^31), or is FAILED.
 
-    Raises ConfigError for invalid settings, and for another database than PostgreSQL or a SQLite file; TypeError for a callback
-    that does not take one argument. The methods also pass on
-    the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be reached.
+    The methods also pass on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be
+    reached.
+
+    Args:
+        engine: An AsyncEngine for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own.
+        producer: If it is not started, ``start`` starts it in the background, with repetitions until that succeeds, and
+            ``stop`` stops it. If several outboxes share it, the ``stop`` of the last one stops it.
+        table: Name of the table, at most 40 bytes in UTF-8, or "schema.name".
+        lease: Seconds for which a claimed row is reserved for its process; after that another process may send it. One send
+            takes at most half a lease.
+        poll_interval: Seconds between queries for due rows, more if a query is slow; also the pause after a row's first
+            failure, which doubles with each further one, up to 15 s, and is up to a fifth shorter at random.
+        batch_size: Rows read at a time, 1 to 10,000; about four times as many are held in memory.
+        on_stuck: Called on the loop for each stuck message, once in ``stuck_period`` seconds, by one of the running outboxes of
+            the table; None: a warning is logged instead.
+        on_status: Called every ``status_interval`` seconds, for metrics; None: no calls. Numbers of seconds are above 0 and
+            below 10^9.
+
+    Raises:
+        ConfigError: For invalid settings, and for another database than PostgreSQL or a SQLite file.
+        TypeError: For a callback that does not take one argument.
     """
 
     def __init__(
@@ -113,13 +119,13 @@ class Outbox(Startable):
     # -- the table
 
     async def create_table(self) -> None:
-        """Creates the table and its indexes if there is no table of that name; an existing table stays as it is."""
+        """Create the table and its indexes if there is no table of that name; an existing table stays as it is."""
         await self._store.create_table()
 
     # -- adding
 
     async def add(self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection, message: Message) -> int:
-        """Adds the message to the session's transaction and returns the id of its row.
+        """Add the message to the session's transaction and return the id of its row.
 
         If this outbox is running, it sends the message of an AsyncSession right after the commit. A relay's next query finds
         the others: messages of an AsyncConnection, and those added on another loop, while the outbox or its producer does not run,
@@ -127,10 +133,11 @@ class Outbox(Startable):
         sharding key is sent after those of its key and topic that were added before it. All copies of the message have one
         ``unique_id``: its own, or a new one.
 
-        Raises InvalidMessageError for a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255
-        characters, a sharding key of more than 2000 bytes, and a delivery outside the years 1970 to 9999; ConfigError for a
-        table that is missing or lacks a column, and for a session at the isolation level AUTOCOMMIT; TypeError if ``message``
-        is no Message, or ``session`` is neither a session nor a connection.
+        Raises:
+            InvalidMessageError: For a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255 characters,
+                a sharding key of more than 2000 bytes, and a delivery outside the years 1970 to 9999.
+            ConfigError: For a table that is missing or lacks a column, and for a session at the isolation level AUTOCOMMIT.
+            TypeError: If ``message`` is no Message, or ``session`` is neither a session nor a connection.
         """
         try:
             return await self._add(session, message)
@@ -158,10 +165,14 @@ class Outbox(Startable):
     # -- life
 
     async def start(self) -> None:
-        """Starts the relay. It has no effect on a running outbox.
+        """Start the relay.
 
-        Raises ConfigError for a table that is missing or lacks a column, WrongLoopError if the outbox or its producer runs on
-        another loop, ForkedError if one of them was started in the parent process.
+        It has no effect on a running outbox.
+
+        Raises:
+            ConfigError: For a table that is missing or lacks a column.
+            WrongLoopError: If the outbox or its producer runs on another loop.
+            ForkedError: If one of them was started in the parent process.
         """
         async with self._turn():
             if self._relay is not None and self._relay.is_here():
@@ -180,15 +191,16 @@ class Outbox(Startable):
             self._relay = relay
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Takes no more rows, and waits up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for sends in
-        flight.
+        """Take no more rows, and wait up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for sends in flight.
 
         Rows whose send has not begun are released; rows still in flight after the timeout are sent again when their lease
         expires, so they may be stored twice. ``add`` still works: other relays, or this one after another start, send the
         messages.
 
-        Raises ConfigError for a timeout that is negative, no number of seconds, or 10^9 s and more; WrongLoopError if the outbox
-        runs on another loop, ForkedError if it was started in the parent process.
+        Raises:
+            ConfigError: For a timeout that is negative, no number of seconds, or 10^9 s and more.
+            WrongLoopError: If the outbox runs on another loop.
+            ForkedError: If it was started in the parent process.
         """
         budget = self._producer.config.stop_timeout if timeout is None else timeout
         check_seconds("timeout", budget, zero=True)
@@ -206,7 +218,7 @@ class Outbox(Startable):
     aclose = stop
 
     def _turn(self) -> asyncio.Lock:
-        """Returns the lock that lets starts and stops run one at a time. Raises as ``Relay.is_here`` does."""
+        """Return the lock that lets starts and stops run one at a time. Raises as ``Relay.is_here`` does."""
         if self._relay is not None:
             self._relay.is_here()
         return self._changing.here()
@@ -216,16 +228,20 @@ class Outbox(Startable):
     @property
     def sent_here(self) -> int:
         """Number of messages that brokers have stored, with status SEND_OK, for this outbox object, without those of other relays
-        of the table."""
+        of the table.
+        """
         relay = self._relay
         return self._sent_before + (0 if relay is None else relay.sending.sent)
 
     async def relay_once(self) -> int:
-        """Sends up to ``batch_size`` due rows and returns the number of messages that brokers have stored with status
-        SEND_OK. It needs a running producer; the outbox need not run.
+        """Send up to ``batch_size`` due rows and return the number of messages that brokers have stored with status SEND_OK.
 
-        Raises ClientStateError if the producer does not run, WrongLoopError if it runs on another loop, ForkedError if it was
-        started in the parent process.
+        It needs a running producer; the outbox need not run.
+
+        Raises:
+            ClientStateError: If the producer does not run.
+            WrongLoopError: If it runs on another loop.
+            ForkedError: If it was started in the parent process.
         """
         if self._producer.state is not ProducerState.RUNNING:
             raise ClientStateError(
@@ -237,12 +253,18 @@ class Outbox(Startable):
         return sent
 
     async def status(self) -> OutboxStatus:
-        """Returns the numbers of rows by state, including sent rows that are not purged yet."""
+        """Return the numbers of rows by state, including sent rows that are not purged yet."""
         return await self._store.status()
 
     async def retry(self, ids: Iterable[int] | None = None) -> int:
-        """Makes rows due now, with ``attempts`` 0; returns their number. ``ids``: ids of rows; those that are neither FAILED nor
-        waiting for an attempt stay as they are. None: all FAILED rows. Raises TypeError for an id that is not a whole number."""
+        """Make rows due now, with ``attempts`` 0; return their number.
+
+        Args:
+            ids: Ids of rows; those that are neither FAILED nor waiting for an attempt stay as they are. None: all FAILED rows.
+
+        Raises:
+            TypeError: For an id that is not a whole number.
+        """
         chosen = None if ids is None else _checked_ids(ids)
         count = await self._store.retry(chosen)
         if self._relay is not None:
@@ -250,10 +272,13 @@ class Outbox(Startable):
         return count
 
     async def purge(self, older_than: float, *, failed: bool = False) -> int:
-        """Deletes rows that were sent more than ``older_than`` seconds ago, a thousand in a transaction; returns their number.
+        """Delete rows that were sent more than ``older_than`` seconds ago, a thousand in a transaction; return their number.
 
-        ``failed``: deletes the rows that have been FAILED for as long instead; their messages are lost. Raises ConfigError for
-        a time that is negative, no number of seconds, or 10^9 s and more.
+        Args:
+            failed: Deletes the rows that have been FAILED for as long instead; their messages are lost.
+
+        Raises:
+            ConfigError: For a time that is negative, no number of seconds, or 10^9 s and more.
         """
         check_seconds("older_than", older_than, zero=True)
         check_flag("failed", failed)

@@ -25,7 +25,7 @@ _TOPICS: Final = 10_000
 
 
 def given_up(error: BaseException) -> bool:
-    """Returns whether the message itself was refused, so that later attempts would fail too."""
+    """Return whether the message itself was refused, so that later attempts would fail too."""
     last = error.__cause__ if isinstance(error, SendError) and error.__cause__ is not None else error
     return isinstance(last, InvalidMessageError | MessageIllegalError) or (
         getattr(last, "code", None) == ResponseCode.MESSAGE_ILLEGAL
@@ -33,19 +33,25 @@ def given_up(error: BaseException) -> bool:
 
 
 def pause_before(attempt: int, poll_interval: float, luck: float) -> float:
-    """Returns the seconds before attempt number ``attempt`` (2 is the first one after a failure). ``luck``: as for
-    ``pause_after``."""
+    """Return the seconds before attempt number ``attempt`` (2 is the first one after a failure).
+
+    Args:
+        luck: As for ``pause_after``.
+    """
     return pause_after(attempt - 1, max(poll_interval, 0.01), LONGEST_PAUSE, luck)
 
 
 def error_text(error: BaseException) -> str:
-    """Returns the text for the column ``last_error``."""
+    """Return the text for the column ``last_error``."""
     return f"{type(error).__name__}: {printable(error, _LONGEST_ERROR)}"
 
 
 class FailedTopics:
-    """The topics whose last sends failed. The usual claims leave them out, so that other topics do not wait behind them; trials
-    claim a few rows of such a topic at intervals. A success removes a topic. Times are monotonic seconds."""
+    """The topics whose last sends failed.
+
+    The usual claims leave them out, so that other topics do not wait behind them; trials claim a few rows of such a topic at
+    intervals. A success removes a topic. Times are monotonic seconds.
+    """
 
     def __init__(self, poll_interval: float) -> None:
         self._poll_interval = max(poll_interval, 0.01)
@@ -59,7 +65,7 @@ class FailedTopics:
         return list(self._troubles)
 
     def failed(self, topic: str, began: float, now: float) -> None:
-        """Records a failed send that began at ``began``, unless a send to the topic has succeeded since."""
+        """Record a failed send that began at ``began``, unless a send to the topic has succeeded since."""
         # after a success the cause is one broker of several, or one message. Sends that fail together lengthen the pause once
         if self._succeeded.get(topic, -1.0) >= began:
             return
@@ -76,8 +82,10 @@ class FailedTopics:
         self._troubles.pop(topic, None)
 
     def due(self, now: float) -> list[str]:
-        """Returns the topics whose trial is due, and plans the next one. Removes topics without a failure for FORGOTTEN_AFTER
-        seconds."""
+        """Return the topics whose trial is due, and plans the next one.
+
+        Remove topics without a failure for FORGOTTEN_AFTER seconds.
+        """
         old = [topic for topic, trouble in self._troubles.items() if now - trouble.failed > FORGOTTEN_AFTER]
         for topic in old:
             del self._troubles[topic]

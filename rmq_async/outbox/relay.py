@@ -1,5 +1,6 @@
-"""The loops of a running outbox. They send committed rows and due rows, write outcomes, and report stuck messages and the
-status.
+"""The loops of a running outbox.
+
+They send committed rows and due rows, write outcomes, and report stuck messages and the status.
 
 Each loop survives errors: while the database is away it waits. Together they hold about ``window`` rows in memory, however long
 the table is.
@@ -49,13 +50,16 @@ _owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
 
 
 def is_owned(producer: Producer) -> bool:
-    """Returns whether a running outbox has started the producer, or is about to."""
+    """Return whether a running outbox has started the producer, or is about to."""
     return _owners.get(producer, 0) > 0
 
 
 class Relay:
-    """One run of an outbox, from ``start`` to ``stop``, on one loop. ``own_producer``: whether it starts the producer and stops
-    it at the end."""
+    """One run of an outbox, from ``start`` to ``stop``, on one loop.
+
+    Args:
+        own_producer: Whether it starts the producer and stops it at the end.
+    """
 
     def __init__(
         self,
@@ -88,8 +92,12 @@ class Relay:
     # -- life
 
     def is_here(self) -> bool:
-        """Returns True on the loop of the start, and False if that loop was closed. Raises WrongLoopError on another loop while
-        the first one is open, and ForkedError in a forked child of the process."""
+        """Return True on the loop of the start, and False if that loop was closed.
+
+        Raises:
+            WrongLoopError: On another loop while the first one is open.
+            ForkedError: In a forked child of the process.
+        """
         check_not_forked(self._generation)
         if self.loop is not asyncio.get_running_loop() and not self.loop.is_closed():
             raise WrongLoopError("the outbox was started on another event loop; make one per loop")
@@ -106,7 +114,7 @@ class Relay:
             self._starter = [self._begin("start its producer", self._start_producer)]
 
     async def stop(self, timeout: float) -> None:
-        """Takes no more rows; waits up to ``timeout`` seconds for sends in flight; releases the other rows.
+        """Take no more rows; wait up to ``timeout`` seconds for sends in flight; release the other rows.
 
         The loops have that time to end by themselves: one that is cancelled during a claim leaves its rows reserved until their
         lease expires.
@@ -142,7 +150,7 @@ class Relay:
                 await self._leave_producer(deadline)
 
     async def _leave_producer(self, deadline: float) -> None:
-        """Stops the producer if this was the last running relay of those that have started it."""
+        """Stop the producer if this was the last running relay of those that have started it."""
         if self._own_producer:
             _owners[self._producer] -= 1
             if not _owners[self._producer]:
@@ -151,8 +159,10 @@ class Relay:
     # -- in
 
     def takes(self, topic: str, session: AsyncSession) -> bool:
-        """Returns whether this process sends a message of the session right after the commit. The rows that the transaction has
-        added before count as held: there may be more of them than fit into memory."""
+        """Return whether this process sends a message of the session right after the commit.
+
+        The rows that the transaction has added before count as held: there may be more of them than fit into memory.
+        """
         sending, added = self.sending, Additions.waiting(session.sync_session)
         return (
             self._open
@@ -163,7 +173,7 @@ class Relay:
         )
 
     def hand_over(self, rows: list[Held]) -> None:
-        """Takes the rows of a committed transaction; releases them after the beginning of a stop."""
+        """Take the rows of a committed transaction; release them after the beginning of a stop."""
         if self._open:
             self._handed.extend(rows)
             self._something_handed.set()
@@ -171,7 +181,7 @@ class Relay:
             self.sending.release(rows)
 
     def look(self) -> None:
-        """Wakes the claiming loop, because a row may be due."""
+        """Wake the claiming loop, because a row may be due."""
         self._look.set()
 
     # -- the loops
@@ -181,8 +191,10 @@ class Relay:
         return self.loop.create_task(work, name=f"rmq_async outbox {name}", context=Context())
 
     async def _for_ever(self, name: str, step: Step, *, after_stop: bool) -> None:
-        """Repeats ``step`` until it returns False or the relay stops; with ``after_stop``, until it returns False or is
-        cancelled."""
+        """Repeat ``step`` until it returns False or the relay stops.
+
+        With ``after_stop``, until it returns False or is cancelled.
+        """
         failures = 0
         while self._open or after_stop:
             try:
@@ -245,7 +257,7 @@ class Relay:
         return True
 
     async def _write(self, outcomes: Outcomes) -> None:
-        """Writes outcomes, and repeats that while the database is away: they are kept nowhere else."""
+        """Write outcomes, and repeats that while the database is away: they are kept nowhere else."""
         failures = 0
         while True:
             try:
@@ -305,7 +317,7 @@ class Relay:
         return True
 
     async def _start_producer(self) -> bool:
-        """Starts the producer in the background: the name servers may be away when a service starts."""
+        """Start the producer in the background: the name servers may be away when a service starts."""
         failures = 0
         while True:
             try:
@@ -330,8 +342,13 @@ def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending
 
 
 async def send_due(store: Store, sending: Sending, limit: int, topics: list[str], *, only: bool) -> int:
-    """Claims rows and begins to send them; returns the number of rows that were in turn. ``limit``, ``topics``, ``only``: as
-    for ``Store.claim``."""
+    """Claim rows and begin to send them; return the number of rows that were in turn.
+
+    Args:
+        limit: As for ``Store.claim``.
+        topics: See ``limit``.
+        only: See ``limit``.
+    """
     breaks = sending.orders.breaks
     rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.orders.in_hand())
     await _send_in_turn(store, sending, rows, out_of_turn, breaks)
@@ -339,7 +356,7 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
 
 
 async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
-    """Begins to send committed rows of this process's own transactions, in the order of their ids."""
+    """Begin to send committed rows of this process's own transactions, in the order of their ids."""
     rows = sorted(rows, key=lambda row: row.id)
     breaks = sending.orders.breaks
     try:
@@ -351,8 +368,11 @@ async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
 
 
 async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of_turn: list[int], breaks: int) -> None:
-    """Sends the rows that are in turn, and releases the others. ``breaks``: ``KeyOrders.breaks`` before the query for
-    ``out_of_turn``."""
+    """Send the rows that are in turn, and release the others.
+
+    Args:
+        breaks: ``KeyOrders.breaks`` before the query for ``out_of_turn``.
+    """
     while sending.orders.breaks != breaks and any(row.key is not None for row in rows):
         breaks = sending.orders.breaks
         keyed = {row.id: row.key for row in rows if row.key is not None}
@@ -367,7 +387,7 @@ async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of
 
 
 async def relay_once(store: Store, producer: Producer, settings: Settings) -> int:
-    """Claims rows once, sends them, and writes the outcomes; returns the number of stored messages."""
+    """Claim rows once, send them, and write the outcomes; return the number of stored messages."""
     sending = new_sending(store, producer, settings)
     try:
         await send_due(store, sending, settings.batch_size, [], only=False)
@@ -388,7 +408,7 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
 
 
 async def _ended(tasks: list[asyncio.Task[None]], timeout: float) -> None:
-    """Waits up to ``timeout`` seconds for the tasks, then cancels the others and waits for their end."""
+    """Wait up to ``timeout`` seconds for the tasks, then cancel the others and wait for their end."""
     if tasks and timeout:
         await asyncio.wait(tasks, timeout=timeout)
     left = [task for task in tasks if not task.done()]

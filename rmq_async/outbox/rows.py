@@ -28,9 +28,13 @@ _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 class StuckMessage(msgspec.Struct, frozen=True):
     """A message that has waited for long, has failed often, or cannot be sent at all (``state`` "FAILED").
 
-    ``id``: id of the row. ``age``: seconds since it was added. ``attempts``: number of failed sends, since ``retry`` if that
-    was called for the row; ``last_error``: type and text of the last failure, None without one. ``state``: "PENDING", "SENDING"
-    or "FAILED". ``unique_id``: the id that all copies of the message have.
+    Attributes:
+        id: Id of the row.
+        age: Seconds since it was added.
+        attempts: Number of failed sends, since ``retry`` if that was called for the row.
+        last_error: Type and text of the last failure, None without one.
+        state: "PENDING", "SENDING" or "FAILED".
+        unique_id: The id that all copies of the message have.
     """
 
     id: int
@@ -46,8 +50,11 @@ class StuckMessage(msgspec.Struct, frozen=True):
 class Held(msgspec.Struct, gc=False):
     """A row that is reserved for this process.
 
-    ``size``: bytes of the body; ``whole``: False if ``message`` is still without its body, because that is large. ``attempts``:
-    number of failed sends. ``until``: monotonic time at which the lease expires; after that another process may have the row.
+    Attributes:
+        size: Bytes of the body.
+        whole: False if ``message`` is still without its body, because that is large.
+        attempts: Number of failed sends.
+        until: Monotonic time at which the lease expires; after that another process may have the row.
     """
 
     id: int
@@ -65,12 +72,17 @@ class Held(msgspec.Struct, gc=False):
 
 
 def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[str, Any]:
-    """Returns the columns of a message. ``now``: epoch seconds, from which ``delay`` counts. ``max_size``: limit of the body in
-    bytes.
+    """Return the columns of a message.
 
-    Raises InvalidMessageError for a message that ``Producer.send`` refuses, and for values that a column cannot hold: a
-    ``unique_id`` of more than 255 characters, a sharding key of more than 2000 bytes, a delivery outside the years 1970 to
-    9999. Raises TypeError for another object than a Message.
+    Args:
+        now: Epoch seconds, from which ``delay`` counts.
+        max_size: Limit of the body in bytes.
+
+    Raises:
+        InvalidMessageError: For a message that ``Producer.send`` refuses, and for values that a column cannot hold: a
+            ``unique_id`` of more than 255 characters, a sharding key of more than 2000 bytes, a delivery outside the years 1970
+            to 9999.
+        TypeError: For another object than a Message.
     """
     if not isinstance(message, Message):
         raise TypeError(f"message must be a Message, not {type_name(message)}")
@@ -111,8 +123,12 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
 
 
 def as_added(row: int, message: Message, columns: Mapping[str, Any], until: float) -> Held:
-    """Returns the row of a message for the process that added it. ``columns``: the result of ``row_of``. ``until``: as in
-    ``Held``."""
+    """Return the row of a message for the process that added it.
+
+    Args:
+        columns: The result of ``row_of``.
+        until: As in ``Held``.
+    """
     size = len(message.body)
     whole = size <= SMALL_BODY
     if message.unique_id is None or message.delay is not None or not whole:
@@ -124,7 +140,7 @@ def as_added(row: int, message: Message, columns: Mapping[str, Any], until: floa
 
 
 def message_of(row: Mapping[str, Any], body: bytes) -> Message:
-    """Returns the message of a row, as it was added, with its ``unique_id``, and with ``deliver_at`` in place of ``delay``."""
+    """Return the message of a row, as it was added, with its ``unique_id``, and with ``deliver_at`` in place of ``delay``."""
     return Message(
         row["topic"],
         body,

@@ -48,17 +48,23 @@ class Outcomes(msgspec.Struct):
     """All rows with an outcome, and those that stay reserved until their lease expires."""
 
     def given_back(self, now: float) -> list[int]:
-        """Returns the ids of ``released`` rows whose lease still runs: after its end a row is due anyway, and may belong to
-        another process."""
+        """Return the ids of ``released`` rows whose lease still runs: after its end a row is due anyway, and may belong to
+        another process.
+        """
         return [row.id for row in self.released if row.until > now]
 
 
 class Sending:
     """Sends claimed rows.
 
-    ``batch_size``: rows of one claim. ``timeout``: seconds that one send may take. ``window``: rows that may be in hand;
-    ``room`` is set while another claim fits in. ``outcome``: set while outcomes are to be written. ``nothing_left``: set while
-    no row is in hand.
+    Args:
+        batch_size: Rows of one claim.
+        timeout: Seconds that one send may take.
+
+    Attributes:
+        window: Rows that may be in hand; ``room`` is set while another claim fits in.
+        outcome: Set while outcomes are to be written.
+        nothing_left: Set while no row is in hand.
     """
 
     def __init__(self, store: Store, producer: Producer, *, batch_size: int, timeout: float, poll_interval: float) -> None:
@@ -91,7 +97,7 @@ class Sending:
     # -- in
 
     def send(self, rows: Iterable[Held]) -> None:
-        """Begins to send the rows, those of one key in their order."""
+        """Begin to send the rows, those of one key in their order."""
         loose: list[Held] = []
         for row in self._new(rows):
             if (key := row.key) is None:
@@ -107,14 +113,16 @@ class Sending:
         self._took()
 
     def release(self, rows: Iterable[Held]) -> None:
-        """Gives back to the table rows that this process must not send."""
+        """Give back to the table rows that this process must not send."""
         for row in self._new(rows):
             self._release(row)
         self._took()
 
     def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
-        """Yields the rows that are not in hand yet, and adds them to those in hand. After the database was away for longer than
-        a lease, a claim also returns rows that this process is still sending."""
+        """Yield the rows that are not in hand yet, and add them to those in hand.
+
+        After the database was away for longer than a lease, a claim also returns rows that this process is still sending.
+        """
         for row in rows:
             if row.id not in self._ids:
                 self._ids.add(row.id)
@@ -132,19 +140,19 @@ class Sending:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Prevents further sends: rows whose send has not begun are released."""
+        """Prevent further sends: rows whose send has not begun are released."""
         self._closed = True
 
     # -- out
 
     def take(self) -> Outcomes:
-        """Returns the outcomes since the last call."""
+        """Return the outcomes since the last call."""
         taken, self._outcomes = self._outcomes, Outcomes()
         self.outcome.clear()
         return taken
 
     def recorded(self, outcomes: Outcomes) -> None:
-        """Removes the rows of outcomes that were written from the rows in hand."""
+        """Remove the rows of outcomes that were written from the rows in hand."""
         for row in outcomes.rows:
             if (key := row.key) is not None:
                 self.orders.recorded(key, row.id)
@@ -155,8 +163,13 @@ class Sending:
             self.nothing_left.set()
 
     async def finished(self, timeout: float | None) -> bool:
-        """Waits for the sends in flight; after ``timeout`` seconds (None: no limit) abandons them and releases the other rows.
-        Returns whether none was abandoned. No send begins afterwards."""
+        """Wait for the sends in flight; after ``timeout`` seconds (None: no limit) abandons them and release the other rows.
+
+        No send begins afterwards.
+
+        Returns:
+            Whether none was abandoned.
+        """
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
         self.close()
@@ -244,7 +257,7 @@ class Sending:
                 self._release(row)
 
     async def _send_one(self, row: Held) -> bool:
-        """Sends one row; returns whether a broker has stored its message and confirmed the flush and replication asked for."""
+        """Send one row; return whether a broker has stored its message and confirmed the flush and replication asked for."""
         if row.whole:
             return await self._send_message(row, row.message)
         try:
@@ -258,7 +271,11 @@ class Sending:
             self._large.release()
 
     async def _send_message(self, row: Held, message: Message | None) -> bool:
-        """Sends one message, as ``_send_one`` does. ``message``: None if its body was not read, so that the row is released."""
+        """Send one message, as ``_send_one`` does.
+
+        Args:
+            message: None if its body was not read, so that the row is released.
+        """
         began = machine.monotonic()
         if message is None or self._closed or row.until - machine.monotonic() < self._timeout:
             self._release(row)

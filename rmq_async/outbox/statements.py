@@ -64,19 +64,23 @@ _MESSAGE: Final = (
 
 
 def _written(value: str) -> ColumnElement[str]:
-    """Returns a text as an SQL literal: a condition with a bound value matches no partial index."""
+    """Return a text as an SQL literal: a condition with a bound value matches no partial index."""
     return literal_column(f"'{value}'", String)
 
 
 def _ago(name: str) -> ColumnElement[Any]:
-    """Returns the expression for the time that is ``name`` (a parameter, in seconds) before now. It is evaluated once, because
-    an index needs a constant."""
+    """Return the expression for the time that is ``name`` (a parameter, in seconds) before now.
+
+    It is evaluated once, because an index needs a constant.
+    """
     return select(seconds_from_now(-bindparam(name, type_=Float))).scalar_subquery()
 
 
 def _listed(name: str) -> Select[Any]:
-    """Returns the query for the values of a list in SQLite. The list is one parameter, a JSON text, because the number of
-    parameters is limited."""
+    """Return the query for the values of a list in SQLite.
+
+    The list is one parameter, a JSON text, because the number of parameters is limited.
+    """
     return select(func.json_each(bindparam(name, type_=_JsonList)).table_valued("value").c.value)
 
 
@@ -89,7 +93,7 @@ class _JsonList(TypeDecorator[list[Any]]):
 
 
 def _type_of(table: Table, name: str) -> TypeEngine[Any]:
-    """Returns the type of a column's values in statements: UtcDateTime for a time."""
+    """Return the type of a column's values in statements: UtcDateTime for a time."""
     return UtcDateTime() if isinstance(table.c[name].type, DateTime) else table.c[name].type
 
 
@@ -138,8 +142,7 @@ class Statements:
     # -- rows are taken
 
     def claim(self, *, only: bool) -> Update:
-        """Returns the statement that claims up to ``limit`` due rows: of the topics in ``topics`` (``only``), or of all
-        others."""
+        """Return the statement that claims up to ``limit`` due rows: of the topics in ``topics`` (``only``), or of all others."""
         table, wanted = self._table, self._table.c.topic
         first = table.alias("first")
         waits = and_(
@@ -179,8 +182,9 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> Select[Any]:
-        """Returns the query for those of the rows ``ids`` that are committed and owned by ``me``, with the unique ids of their
-        messages: SQLite reuses the id of a row that was rolled back."""
+        """Return the query for those of the rows ``ids`` that are committed and owned by ``me``, with the unique ids of their
+        messages: SQLite reuses the id of a row that was rolled back.
+        """
         table = self._table
         return select(table.c.id, table.c.unique_id).where(
             self._among(table.c.id, "ids", BigInteger()),
@@ -189,8 +193,9 @@ class Statements:
         )
 
     def _blocked(self) -> Select[Any]:
-        """Returns the query for those of the rows ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
-        contain the unsent row."""
+        """Return the query for those of the rows ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
+        contain the unsent row.
+        """
         table = self._table
         first = table.alias("first")
         before = select(literal(1)).where(
@@ -209,7 +214,7 @@ class Statements:
     # -- outcomes
 
     def _sent(self) -> Update:
-        """Returns the statement that marks rows as SENT, whichever process owns them: their messages are stored."""
+        """Return the statement that marks rows as SENT, whichever process owns them: their messages are stored."""
         table = self._table
         values = ("offset_message_id", String(LONGEST_ID)), ("queue", String(255)), ("queue_offset", BigInteger())
         row, given = self._many("sent", values)
@@ -219,8 +224,10 @@ class Statements:
         )
 
     def _failed(self) -> Update:
-        """Returns the statement that writes failures of rows that ``me`` still owns. ``delay``: seconds until a row is due
-        again."""
+        """Return the statement that writes failures of rows that ``me`` still owns.
+
+        ``delay``: seconds until a row is due again.
+        """
         table = self._table
         values = ("delay", Float()), ("last_error", Text()), ("given_up", Boolean())
         row, given = self._many("failed", values)
@@ -236,7 +243,7 @@ class Statements:
         )
 
     def _released(self) -> Update:
-        """Returns the statement by which claimed rows whose send has not begun become due again."""
+        """Return the statement by which claimed rows whose send has not begun become due again."""
         table = self._table
         mine = (
             self._among(table.c.id, "ids", BigInteger()),
@@ -248,8 +255,9 @@ class Statements:
     # -- supervision
 
     def _stuck(self) -> Update:
-        """Returns the statement that marks up to ``limit`` stuck rows with ids above ``after`` as reported, and returns these
-        rows."""
+        """Return the statement that marks up to ``limit`` stuck rows with ids above ``after`` as reported, and return these
+        rows.
+        """
         table = self._table
         again = seconds_from_now(-bindparam("period", type_=Float))
         found = (
@@ -277,8 +285,9 @@ class Statements:
         return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
 
     def _totals(self) -> Select[*tuple[Any, ...]]:
-        """Returns one query for all counts: in separate statements, a row that is sent between two statements would be counted
-        twice."""
+        """Return one query for all counts: in separate statements, a row that is sent between two statements would be counted
+        twice.
+        """
         table = self._table
         sent = table.alias("sent")
         failed = table.c.state == _written(FAILED)
@@ -290,8 +299,7 @@ class Statements:
         ).where(table.c.state != _written(SENT))
 
     def _left(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
-        """Returns two statements: whether a row can be sent, and the number of rows that wait behind a FAILED row of their
-        key."""
+        """Return two statements: whether a row can be sent, and the number of rows that wait behind a FAILED row of their key."""
         table = self._table
         first = table.alias("first")
         failed_before = and_(
@@ -343,8 +351,9 @@ class Statements:
         return of.not_in(_listed(name))
 
     def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[ColumnElement[bool], dict[str, Any]]:
-        """Returns the condition that joins the table to rows given as parameters (``row`` for their ids, ``new_<column>`` for
-        their values), and the expressions of these values by column."""
+        """Return the condition that joins the table to rows given as parameters (``row`` for their ids, ``new_<column>`` for
+        their values), and the expressions of these values by column.
+        """
         row = self._table.c.id
         if not self._arrays:
             return row == bindparam("row", type_=BigInteger), {

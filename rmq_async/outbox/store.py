@@ -1,4 +1,6 @@
-"""The queries of an outbox. Each method has transactions of its own.
+"""The queries of an outbox.
+
+Each method has transactions of its own.
 
 Errors of the database (``DATABASE_ERRORS``) are passed on, but ``probe`` raises ConfigError for a missing table or column. Methods
 that use ``_transaction`` or ``_reading`` raise TimeoutError after ``patience`` seconds.
@@ -53,9 +55,11 @@ _AT_ONCE: Final = 1000
 class OutboxStatus(msgspec.Struct, frozen=True):
     """The state of an outbox.
 
-    ``pending``: number of messages that are neither sent nor FAILED, those in flight included; ``oldest_age``: seconds since the
-    oldest of them was added, 0.0 without one. ``sent``: number of sent messages whose rows are not purged yet. ``failed``: number
-    of messages that are FAILED: they are sent only after ``retry``.
+    Attributes:
+        pending: Number of messages that are neither sent nor FAILED, those in flight included.
+        oldest_age: Seconds since the oldest of them was added, 0.0 without one.
+        sent: Number of sent messages whose rows are not purged yet.
+        failed: Number of messages that are FAILED: they are sent only after ``retry``.
     """
 
     pending: int
@@ -74,8 +78,9 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def at(cls, row: int, offset_message_id: str, queue: str, queue_offset: int) -> Sent:
-        """Returns the outcome with the broker's texts cut to what a column can hold, and -1 for an offset that it cannot hold:
-        a refused value would prevent the write of all others."""
+        """Return the outcome with the broker's texts cut to what a column can hold, and -1 for an offset that it cannot hold: a
+        refused value would prevent the write of all others.
+        """
         offset = queue_offset if -_LARGEST <= queue_offset <= _LARGEST else -1
         return cls(row, printable(offset_message_id)[:LONGEST_ID], printable(queue)[:LONGEST_ID], offset)
 
@@ -90,8 +95,12 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Store:
-    """The queries of one table for one process. ``me``: the name that it claims rows under. ``lease``: seconds for which a
-    claimed row is reserved."""
+    """The queries of one table for one process.
+
+    Args:
+        me: The name that it claims rows under.
+        lease: Seconds for which a claimed row is reserved.
+    """
 
     def __init__(self, engine: AsyncEngine, table: Table, me: str, lease: float) -> None:
         self.dialect = checked_dialect(engine)
@@ -135,7 +144,7 @@ class Store:
             await connection.run_sync(self._table.create, checkfirst=True)
 
     async def probe(self) -> None:
-        """Raises ConfigError if the table is missing or lacks a column of this version."""
+        """Raise ConfigError if the table is missing or lacks a column of this version."""
         try:
             async with self._connect() as connection:
                 await connection.execute(self.statements.probe)
@@ -144,8 +153,10 @@ class Store:
             raise
 
     def check_is_there(self, error: ProgrammingError | OperationalError) -> None:
-        """Raises ConfigError if ``error`` says that the table is missing or lacks a column. Returns for an
-        error about another table: the session may have flushed changes of the user before the statement."""
+        """Raise ConfigError if ``error`` says that the table is missing or lacks a column.
+
+        Return for an error about another table: the session may have flushed changes of the user before the statement.
+        """
         reason, name = reason_of(error), self._table.fullname
         if self._names_table.search(reason) and (
             "no such" in reason or "has no column" in reason or "does not exist" in reason
@@ -161,12 +172,13 @@ class Store:
     async def claim(
         self, limit: int, topics: Collection[str], *, only: bool, in_hand: Collection[int]
     ) -> tuple[list[Held], list[int]]:
-        """Claims up to ``limit`` due rows; returns them in the order of their ids, and the ids of those that are out of turn
-        and must be
-        released.
+        """Claim up to ``limit`` due rows.
 
-        ``only``: True claims rows of ``topics``, False rows of all other topics. ``in_hand``: rows that this process is
-        sending: they do not keep later rows of their keys out of turn.
+        Return them in the order of their ids, and the ids of those that are out of turn and must be released.
+
+        Args:
+            only: True claims rows of ``topics``, False rows of all other topics.
+            in_hand: Rows that this process is sending: they do not keep later rows of their keys out of turn.
         """
         until = machine.monotonic() + self.lease
         async with self._transaction() as connection:
@@ -180,8 +192,12 @@ class Store:
         return rows, out_of_turn
 
     async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[list[Held], list[int]]:
-        """Returns the rows that are committed and owned by this process, and the ids of those that must wait for others of
-        their keys. ``in_hand``: as for ``claim``."""
+        """Return the rows that are committed and owned by this process, and the ids of those that must wait for others of their
+        keys.
+
+        Args:
+            in_hand: As for ``claim``.
+        """
         async with self._reading() as connection:
             given = {"ids": [row.id for row in rows], "me": self.me}
             found = {(row.id, row.unique_id) for row in await connection.execute(self.statements.owned, given)}
@@ -190,7 +206,11 @@ class Store:
             return ours, await self._blocked(connection, keyed, in_hand) if keyed else []
 
     async def blocked(self, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
-        """Returns the ids of the rows that must wait for others of their keys. ``in_hand``: as for ``claim``."""
+        """Return the ids of the rows that must wait for others of their keys.
+
+        Args:
+            in_hand: As for ``claim``.
+        """
         async with self._reading() as connection:
             return await self._blocked(connection, rows, in_hand)
 
@@ -199,13 +219,13 @@ class Store:
         return list((await connection.execute(self.statements.blocked, given)).scalars())
 
     async def body(self, row: int) -> bytes | None:
-        """Returns the body of a row; None if the row was deleted."""
+        """Return the body of a row; None if the row was deleted."""
         async with self._reading() as connection:
             found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
             return found
 
     def _read(self, found: Iterable[Any], until: float) -> tuple[list[Held], list[Failure]]:
-        """Returns the rows in the order of their ids, and a failure for each row without a valid message."""
+        """Return the rows in the order of their ids, and a failure for each row without a valid message."""
         rows, unreadable = [], []
         for row in found:
             try:
@@ -225,7 +245,7 @@ class Store:
     # -- outcomes
 
     async def record(self, sent: Sequence[Sent], failed: Sequence[Failure], released: Sequence[int]) -> None:
-        """Writes the outcomes in one transaction."""
+        """Write the outcomes in one transaction."""
         async with self._transaction() as connection:
             if sent:
                 await self._write(connection, self.statements.sent, sent, {})
@@ -261,20 +281,23 @@ class Store:
         return OutboxStatus(found.pending, max(0.0, found.oldest_age or 0.0), found.sent, found.failed)
 
     async def anything_to_send(self) -> bool:
-        """Returns whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED
-        one."""
+        """Return whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED one."""
         async with self._connect() as connection:
             found: bool = (await connection.execute(self.statements.anything_to_send)).scalar_one()
             return bool(found)
 
     async def behind_failed(self) -> int:
-        """Returns the number of rows that wait until a FAILED row of their key is retried or deleted."""
+        """Return the number of rows that wait until a FAILED row of their key is retried or deleted."""
         async with self._connect() as connection:
             found: int = (await connection.execute(self.statements.behind_failed)).scalar_one()
             return found
 
     async def retry(self, rows: Collection[int] | None) -> int:
-        """Makes rows due; returns their number. ``rows``: ids; None for all FAILED rows."""
+        """Make rows due; return their number.
+
+        Args:
+            rows: Ids; None for all FAILED rows.
+        """
         async with self._begin() as connection:
             if rows is None:
                 return _count(await connection.execute(self.statements.retry_all))
@@ -296,14 +319,18 @@ class Store:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the text of an error in one line, without the statement and its parameters."""
+    """Return the text of an error in one line, without the statement and its parameters."""
     said = getattr(error, "orig", None) or error
     text = str(said.__cause__ or said).strip() or type(said).__name__
     return printable(text.splitlines()[0], 500)
 
 
 def checked_dialect(engine: AsyncEngine) -> str:
-    """Returns the name of the engine's dialect. Raises ConfigError for an engine that an outbox cannot use."""
+    """Return the name of the engine's dialect.
+
+    Raises:
+        ConfigError: For an engine that an outbox cannot use.
+    """
     check_engine(engine, "an outbox")
     if isinstance(engine.pool, StaticPool):
         raise ConfigError(

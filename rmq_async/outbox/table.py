@@ -37,10 +37,13 @@ STATES: Final = (PENDING, SENDING, SENT, FAILED)
 
 
 def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
-    """Returns the table of an outbox as part of ``metadata``, for Alembic or to create it with the tables of a service.
+    """Return the table of an outbox as part of ``metadata``, for Alembic or to create it with the tables of a service.
 
-    ``name``: at most 40 bytes in UTF-8, or "schema.name". Raises ConfigError for another name, and SQLAlchemy's
-    InvalidRequestError if ``metadata`` has a table of that name already.
+    Args:
+        name: At most 40 bytes in UTF-8, or "schema.name".
+
+    Raises:
+        ConfigError: For another name, and SQLAlchemy's InvalidRequestError if ``metadata`` has a table of that name already.
     """
     schema, table = split_table_name(name)
     time = DateTime(timezone=True)
@@ -84,5 +87,5 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
 
 
 def _text(value: str) -> ColumnElement[str]:
-    """Returns a text as an SQL literal: a condition with a bound value matches no partial index."""
+    """Return a text as an SQL literal: a condition with a bound value matches no partial index."""
     return literal_column(f"'{value}'", String)

@@ -19,7 +19,7 @@ __all__ = ["OPTIONS", "SINK_COLUMNS", "SOURCE_COLUMNS", "LagListener", "RocketMQ
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the listener at its first use: most processes in which Spark imports this package need none."""
+    """Import the listener at its first use: most processes in which Spark imports this package need none."""
     if name == "LagListener":
         from .lag import LagListener
 

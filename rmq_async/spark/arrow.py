@@ -60,7 +60,11 @@ _OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
 class Rows:
     """Rows that are collected for a record batch: records are added to ``stored``, then ``came`` notes their queue.
 
-    ``shown``: returns the name of a topic without its namespace. ``runs``: queues, each with the row before which its rows end.
+    Args:
+        shown: Returns the name of a topic without its namespace.
+
+    Attributes:
+        runs: Queues, each with the row before which its rows end.
     """
 
     def __init__(self, columns: Iterable[str], shown: Callable[[str], str] = str) -> None:
@@ -81,7 +85,7 @@ class Rows:
         return len(stored) >= ROWS or stored.size + (PROPERTIES_WEIGHT - 1) * len(stored.properties) >= BYTES
 
     def came(self, queue: MessageQueue) -> None:
-        """Notes that the rows added to ``stored`` since the last call are of ``queue``."""
+        """Note that the rows added to ``stored`` since the last call are of ``queue``."""
         if self.runs and self.runs[-1][0] == queue:
             self.runs[-1] = (queue, len(self.stored))
         else:
@@ -98,7 +102,7 @@ class Rows:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def properties(self) -> Any:
-        """Returns the properties as a column of maps; made once."""
+        """Return the properties as a column of maps; made once."""
         if self._properties is None:
             self._properties = _maps(self.stored.properties.join(), self.stored.property_sizes)
         return self._properties
@@ -108,12 +112,12 @@ class Rows:
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """Returns the schema of these columns, equal to the one that Spark expects."""
+    """Return the schema of these columns, equal to the one that Spark expects."""
     return pa.schema([pa.field(name, _TYPES[SOURCE_COLUMNS[name]]) for name in columns])
 
 
 def record_batches(filled: Iterable[Rows], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows as record batches of at most ``ROWS`` rows."""
+    """Yield the rows as record batches of at most ``ROWS`` rows."""
     schema = arrow_schema(columns)
     makers = [_MAKERS[name] for name in columns]
     for rows in filled:
@@ -134,7 +138,7 @@ def _integers(place: int) -> Callable[[Rows], Any]:
 
 
 def _moments(place: int) -> Callable[[Rows], Any]:
-    """Returns a maker of a column of timestamps, with NULL for a time that microseconds cannot hold."""
+    """Return a maker of a column of timestamps, with NULL for a time that microseconds cannot hold."""
 
     def make(rows: Rows) -> Any:
         millis = _numbers(rows.stored.int64(place), pa.int64())
@@ -154,7 +158,7 @@ def _cut(kind: Any, joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _texts(values: list[str]) -> Any:
-    """Returns a column of texts; if all are equal, Arrow repeats one of them."""
+    """Return a column of texts; if all are equal, Arrow repeats one of them."""
     if values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
     return pa.array(values, pa.string())
@@ -190,7 +194,7 @@ def _host(address: bytes, port: bytes) -> str:
 
 
 def _offset_ids(rows: Rows) -> Any:
-    """Returns the offset ids: store host and commit log offset in 32 digits, more for IPv6."""
+    """Return the offset ids: store host and commit log offset in 32 digits, more for IPv6."""
     stored = rows.stored
     parts = array("q", bytes(16 * len(rows)))
     parts[0::2] = array("q", stored.raw64(STORE_HOST))
@@ -217,9 +221,12 @@ def _maps(joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _split(raw: Any, joined: bytes) -> Any:
-    """Returns the maps of the texts; None if one of them needs the decoder: a text that is empty, not UTF-8, with an empty name or
-    value or a name twice, or that does not consist of a name, byte 1, a value and byte 2 for each property (the last byte 2 may be
-    missing). ``joined``: all texts.
+    """Return the maps of the texts; None if one of them needs the decoder: a text that is empty, not UTF-8, with an empty name
+    or value or a name twice, or that does not consist of a name, byte 1, a value and byte 2 for each property (the last byte 2
+    may be missing).
+
+    Args:
+        joined: All texts.
     """
     # Names and values are cut by one separator: a second cut costs half as much again.
     ended = pc.sum(pc.ends_with(raw, b"\x02")).as_py()
@@ -254,7 +261,7 @@ def _split(raw: Any, joined: bytes) -> Any:
 
 
 def _even(count: int) -> Any:
-    """Returns the places of the names: 0, 2, 4 and so on below ``count``."""
+    """Return the places of the names: 0, 2, 4 and so on below ``count``."""
     return pa.Array.from_buffers(pa.int32(), count // 2, [None, pa.py_buffer(array("i", range(0, count, 2)))])
 
 

@@ -27,11 +27,12 @@ class OffsetLookup(Protocol):
 def starts_of_options(
     options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets
 ) -> dict[MessageQueue, int]:
-    """Returns the start offset of every queue of ``latest``.
+    """Return the start offset of every queue of ``latest``.
 
-    Raises ConfigError for an option that names a queue or topic which is not read; for a queue that an option by queue does not
-    name, unless ``startingOffsets.default`` says where it begins; and for a queue without a message at or after the moment,
-    unless ``startingOffsetsByTimestampStrategy`` is "latest".
+    Raises:
+        ConfigError: For an option that names a queue or topic which is not read; for a queue that an option by queue does not
+            name, unless ``startingOffsets.default`` says where it begins; and for a queue without a message at or after the
+            moment, unless ``startingOffsetsByTimestampStrategy`` is "latest".
     """
     bound = options.start
     if options.start_default == "error":
@@ -52,9 +53,10 @@ def starts_of_options(
 
 
 def ends_of_options(options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
-    """Returns the exclusive ends of a batch read; a queue that the options do not name ends with its last message.
+    """Return the exclusive ends of a batch read; a queue that the options do not name ends with its last message.
 
-    Raises ConfigError for an option that names a queue or topic which is not read.
+    Raises:
+        ConfigError: For an option that names a queue or topic which is not read.
     """
     assert options.end is not None
     ends = _resolve(options.end, "ending", lookup, earliest, latest, latest)
@@ -71,7 +73,11 @@ def _resolve(
     latest: Offsets,
     default: Offsets,
 ) -> dict[MessageQueue, int]:
-    """Returns offsets by queue. ``default``: the bound of queues that a bound by queue does not name."""
+    """Return offsets by queue.
+
+    Args:
+        default: The bound of queues that a bound by queue does not name.
+    """
     if bound == "earliest":
         return dict(earliest)
     if bound == "latest":
@@ -93,7 +99,7 @@ def _option(bound: Positions, side: str) -> str:
 
 
 def _check_all_named(bound: Start, latest: Offsets) -> None:
-    """Raises ConfigError for queues that a start by queue does not name."""
+    """Raise ConfigError for queues that a start by queue does not name."""
     if isinstance(bound, Positions) and (unnamed := [queue for queue in sorted(latest) if bound.of(queue) is None]):
         them = "it" if len(unnamed) == 1 else "them"
         raise ConfigError(
@@ -103,7 +109,7 @@ def _check_all_named(bound: Start, latest: Offsets) -> None:
 
 
 def _check_names(bound: Positions, option: str, latest: Offsets) -> None:
-    """Raises ConfigError for a queue or topic of the option that is not read."""
+    """Raise ConfigError for a queue or topic of the option that is not read."""
     topics = {queue.topic for queue in latest}
     strange = [key_of(queue) for queue in bound.queues if queue not in latest]
     strange += [topic for topic in bound.topics if topic not in topics]

@@ -62,8 +62,11 @@ class Find(Protocol):
 
 
 class Extents(NamedTuple):
-    """The first offsets of queues and their exclusive ends (``latest``). ``proven``: queues whose master gave them; a replica may
-    have given those of the others."""
+    """The first offsets of queues and their exclusive ends (``latest``).
+
+    Attributes:
+        proven: Queues whose master gave them; a replica may have given those of the others.
+    """
 
     earliest: Offsets
     latest: Offsets
@@ -77,11 +80,18 @@ class Cluster:
         self._options = options
 
     def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
-        """Returns the readable queues that the options choose. Raises TopicNotFoundError for a topic that is missing;
-        ConfigError for a queue of ``assign`` that is not readable or a pattern without a readable queue; the errors of requests.
+        """Return the readable queues that the options choose.
 
-        ``begun``: the stream runs already, so queues of ``assign`` may be missing and a pattern may match nothing. ``wanted``:
-        queues to wait for as long as requests are repeated, because a broker that restarts is in no route for a while.
+        Raises the errors of requests, too.
+
+        Args:
+            begun: The stream runs already, so queues of ``assign`` may be missing and a pattern may match nothing.
+            wanted: Queues to wait for as long as requests are repeated, because a broker that restarts is in no route for a
+                while.
+
+        Raises:
+            TopicNotFoundError: For a topic that is missing.
+            ConfigError: For a queue of ``assign`` that is not readable or a pattern without a readable queue.
         """
 
         async def queues(reader: SparkReader) -> tuple[MessageQueue, ...]:
@@ -97,8 +107,11 @@ class Cluster:
             return error.found
 
     def newest(self, *, settled: bool = False) -> Extents:
-        """Returns ``latest`` and ``proven`` of the queues that a running stream finds now; ``earliest`` is empty. ``settled``: as
-        for ``extents``."""
+        """Return ``latest`` and ``proven`` of the queues that a running stream finds now; ``earliest`` is empty.
+
+        Args:
+            settled: As for ``extents``.
+        """
 
         async def newest(reader: SparkReader) -> Extents:
             holders = await self._holders(reader, await self._queues(reader, True))
@@ -109,8 +122,12 @@ class Cluster:
         return self._ask(newest, begun=True)
 
     def extents(self, queues: Iterable[MessageQueue], *, settled: bool = False) -> Extents:
-        """Returns first offsets and ends. ``settled``: True waits until the ends count all messages that masters acknowledged
-        before this call, and raises RequestTimeoutError if that takes too long."""
+        """Return first offsets and ends.
+
+        Args:
+            settled: True waits until the ends count all messages that masters acknowledged before this call, and raises
+                RequestTimeoutError if that takes too long.
+        """
         queues = tuple(queues)
 
         async def extents(reader: SparkReader) -> Extents:
@@ -129,8 +146,10 @@ class Cluster:
         return self._offsets(queues, max_offset)
 
     def stored_at(self, moments: Mapping[MessageQueue, int]) -> Offsets:
-        """Returns the offsets of the first messages stored at these moments (milliseconds since 1970) or later; for a queue
-        without one its end."""
+        """Return the offsets of the first messages stored at these moments (milliseconds since 1970) or later.
+
+        For a queue without one its end.
+        """
 
         async def search(reader: SparkReader) -> Offsets:
             holders = await self._holders(reader, moments)
@@ -144,8 +163,9 @@ class Cluster:
         return self._ask(search)
 
     def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Returns the store times of the messages at these offsets (epoch ms, by this machine's clock as far as brokers say their
-        time), for reports. Nothing is repeated; queues without a message there, or whose request fails, are left out."""
+        """Return the store times of the messages at these offsets (epoch ms, by this machine's clock as far as brokers say
+        their time), for reports. Nothing is repeated; queues without a message there, or whose request fails, are left out.
+        """
 
         async def times(reader: SparkReader) -> dict[MessageQueue, int]:
             instance = reader.instance
@@ -170,7 +190,11 @@ class Cluster:
         return {}
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commits offsets for dashboards, once each, and logs the first error. Returns whether brokers accepted all of them."""
+        """Commit offsets for dashboards, once each, and log the first error.
+
+        Returns:
+            Whether brokers accepted all of them.
+        """
         group = self._options.group
 
         async def commit(reader: SparkReader) -> None:
@@ -199,9 +223,12 @@ class Cluster:
     # -- inside
 
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
-        """Makes a request, and repeats it while that may help, ``retries`` times at most; None: as often as the options say.
-        ``begun``: repeats it for a missing topic too, because a topic is missing while its only broker restarts. After an
-        AuthenticationError it begins once more if credentials can be read anew."""
+        """Make a request, and repeat it while that may help, ``retries`` times at most; None: as often as the options say.
+
+        Args:
+            begun: Repeats it for a missing topic too, because a topic is missing while its only broker restarts. After an
+                AuthenticationError it begins once more if credentials can be read anew.
+        """
         options = self._options
 
         async def asking(reader: SparkReader) -> T:
@@ -235,8 +262,11 @@ class Cluster:
         return self._ask(offsets)
 
     async def _holders(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> _Holders:
-        """Returns the brokers of the queues. Raises BrokerNotFoundError for one that has replicas only, unless an option allows
-        them."""
+        """Return the brokers of the queues.
+
+        Raises:
+            BrokerNotFoundError: For one that has replicas only, unless an option allows them.
+        """
         instance = reader.instance
         wired = {queue: instance.names.wire_queue(queue) for queue in queues}
         timeout = instance.config.request_timeout
@@ -293,8 +323,10 @@ class Cluster:
         return tuple(sorted(set(chosen).difference(absent)))
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
-        """Returns the queues of matching topics, without topics of the system and those that brokers create for themselves. Retry
-        and dead-letter topics match only if the pattern has a "%"."""
+        """Return the queues of matching topics, without topics of the system and those that brokers create for themselves.
+
+        Retry and dead-letter topics match only if the pattern has a "%".
+        """
         from ..admin import Admin
 
         async with Admin(client=reader.instance.config) as admin:
@@ -320,8 +352,11 @@ class Cluster:
 
 
 class _Holders(NamedTuple):
-    """The queues of one request, with their names on the wire, and the brokers that hold them. ``led``: brokers whose
-    master must answer; for the others a replica may."""
+    """The queues of one request, with their names on the wire, and the brokers that hold them.
+
+    Attributes:
+        led: Brokers whose master must answer; for the others a replica may.
+    """
 
     instance: ClientInstance
     wired: Mapping[MessageQueue, MessageQueue]
@@ -340,7 +375,7 @@ class _Holders(NamedTuple):
 
 
 async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
-    """Returns the brokers of ``led`` that have no master: with ``enableSlaveActingMaster``, routes name a replica in its place.
+    """Return the brokers of ``led`` that have no master: with ``enableSlaveActingMaster``, routes name a replica in its place.
 
     The list of the cluster's brokers (GET_BROKER_CLUSTER_INFO, 106) keeps the real broker ids.
     """
@@ -355,8 +390,9 @@ async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterabl
 
 
 def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
-    """Returns whether the topic is one that each broker creates at its start (Java's TopicConfigManager): it is named after the
-    broker or its cluster, or is the cluster's topic of replies, <cluster>_REPLY_TOPIC."""
+    """Return whether the topic is one that each broker creates at its start (Java's TopicConfigManager): it is named after the
+    broker or its cluster, or is the cluster's topic of replies, <cluster>_REPLY_TOPIC.
+    """
     brokers = () if route is None else route.data.broker_datas
     return any(topic in (each.broker_name, each.cluster, f"{each.cluster}_REPLY_TOPIC") for each in brokers)
 
@@ -371,7 +407,11 @@ class _BehindError(RequestTimeoutError):
 
 
 class _MissingError(BrokerNotFoundError):
-    """A wanted queue is in no route. ``found``: the queues that are."""
+    """A wanted queue is in no route.
+
+    Args:
+        found: The queues that are.
+    """
 
     def __init__(self, message: str = "", *, found: tuple[MessageQueue, ...] = (), **details: Any) -> None:
         super().__init__(message, **details)

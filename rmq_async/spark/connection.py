@@ -25,9 +25,14 @@ _NO_KEYS: Final[tuple[str | None, str | None, str | None]] = (None, None, None)
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The checked options of a connection, with what the environment gives. ``files``: authorities, certificate, its key, each a
-    path or None. ``credentials_file``, ``credentials_provider``: where tasks take credentials from at each use, instead of the
-    keys (``renewal``). ``request_timeout``: seconds."""
+    """The checked options of a connection, with what the environment gives.
+
+    Attributes:
+        files: Authorities, certificate, its key, each a path or None.
+        credentials_file: Where tasks take credentials from at each use, instead of the keys (``renewal``).
+        credentials_provider: See ``credentials_file``.
+        request_timeout: seconds.
+    """
 
     name_servers: tuple[str, ...]
     access_key: str | None = field(default=None, repr=False)
@@ -47,8 +52,11 @@ class Access:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    """The options of a connection as they were given. ``tls_files``: paths of authorities, certificate, its key; None if not
-    given."""
+    """The options of a connection as they were given.
+
+    Attributes:
+        tls_files: Paths of authorities, certificate, its key; None if not given.
+    """
 
     nameserver: str | None
     access_key: str | None = field(default=None, repr=False)
@@ -67,8 +75,11 @@ class AccessOptions:
 
 
 def access_of(options: AccessOptions) -> Access:
-    """Adds what the environment gives, and checks what can be checked without opening a file. Raises ConfigError for an invalid
-    option or combination, and without a name server; one for all of them."""
+    """Add what the environment gives, and check what can be checked without opening a file.
+
+    Raises:
+        ConfigError: For an invalid option or combination, and without a name server; one for all of them.
+    """
     mistakes = Mistakes()
     servers = mistakes.result(lambda: _name_servers(options), _NO_SERVERS)
     access_key, secret_key, security_token = mistakes.result(lambda: _credentials(options), _NO_KEYS)
@@ -102,8 +113,9 @@ def _name_servers(options: AccessOptions) -> tuple[str, ...]:
 
 
 def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | None]:
-    """Returns access key, secret key and token, each from its option, else from the environment; None for all without an access
-    key, and if they are read at each use."""
+    """Return access key, secret key and token, each from its option, else from the environment; None for all without an access
+    key, and if they are read at each use.
+    """
     if options.credentials_file or options.credentials_provider:
         _check_renewed(options)
         return None, None, None
@@ -119,7 +131,7 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
 
 
 def _check_renewed(options: AccessOptions) -> None:
-    """Checks the options of renewed credentials, without an import and without opening a file: tasks run on other machines."""
+    """Check the options of renewed credentials, without an import and without opening a file: tasks run on other machines."""
     if any((options.access_key, options.secret_key, options.security_token)):
         raise ConfigError(
             "credentials are given twice: leave out accessKey, secretKey and securityToken, or credentialsFile and "
@@ -146,8 +158,14 @@ def _check_tls(options: AccessOptions) -> None:
 
 
 def client_config(access: Access, *, with_files: bool = True) -> ClientConfig:
-    """Returns the settings of a client. ``with_files``: False leaves out the files of TLS. Raises ConfigError for an invalid
-    setting, and for a file that cannot be used."""
+    """Return the settings of a client.
+
+    Args:
+        with_files: False leaves out the files of TLS.
+
+    Raises:
+        ConfigError: For an invalid setting, and for a file that cannot be used.
+    """
     credentials = None
     if access.access_key and access.secret_key:
         credentials = Credentials(access.access_key, access.secret_key, access.security_token)

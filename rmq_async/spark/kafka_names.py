@@ -1,5 +1,6 @@
 """Hints about options and columns of Spark's Kafka source and sink, for errors: what replaces each one here, or why nothing
-does."""
+does.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ _SINK_COLUMNS: Final[Mapping[str, str]] = {
 
 
 def option_of_kafka(name: str) -> str | None:
-    """Returns the hint about an option of Spark's Kafka source or sink, or about a setting of Kafka's clients, with or without the
-    prefix, as a part of a sentence; None without one."""
+    """Return the hint about an option of Spark's Kafka source or sink, or about a setting of Kafka's clients, with or without
+    the prefix, as a part of a sentence; None without one.
+    """
     name = name.lower()
     if name in _BARE or name.startswith(_BARE_FAMILIES):
         name = PREFIX + name
@@ -82,12 +84,14 @@ def option_of_kafka(name: str) -> str | None:
 
 
 def read_column_of_kafka(name: str) -> str | None:
-    """Returns the columns of this source that hold what the column ``name`` of Spark's Kafka source holds, as a part of a sentence;
-    None without a hint."""
+    """Return the columns of this source that hold what the column ``name`` of Spark's Kafka source holds, as a part of a
+    sentence; None without a hint.
+    """
     return _READ_COLUMNS.get(name.lower())
 
 
 def sink_column_of_kafka(name: str) -> str | None:
-    """Returns the columns of this sink that mean what the column ``name`` of Spark's Kafka sink means, as a part of a sentence;
-    None without a hint."""
+    """Return the columns of this sink that mean what the column ``name`` of Spark's Kafka sink means, as a part of a sentence;
+    None without a hint.
+    """
     return _SINK_COLUMNS.get(name.lower())

@@ -42,10 +42,15 @@ METER: Final = "rmq_async.spark"
 
 @dataclass(frozen=True)
 class TopicLag:
-    """One topic of one query after a micro-batch. ``behind``: number of existing offsets that are not read; None if it is not
-    known, because the progress names the end of no queue of the topic. ``read``: number of offsets of the micro-batch.
-    ``oldest``: store time of the oldest unread message, in seconds since 1970 by the driver's clock; None if all are read or it is
-    not known."""
+    """One topic of one query after a micro-batch.
+
+    Attributes:
+        behind: Number of existing offsets that are not read; None if it is not known, because the progress names the end of no
+            queue of the topic.
+        read: Number of offsets of the micro-batch.
+        oldest: Store time of the oldest unread message, in seconds since 1970 by the driver's clock; None if all are read or it
+            is not known.
+    """
 
     topic: str
     behind: int | None
@@ -53,7 +58,7 @@ class TopicLag:
     oldest: float | None
 
     def seconds_behind(self, now: float) -> float | None:
-        """Returns the age of the oldest unread message at ``now`` in seconds; 0 if all are read, None if it is not known."""
+        """Return the age of the oldest unread message at ``now`` in seconds; 0 if all are read, None if it is not known."""
         if self.oldest is None:
             return 0.0 if self.behind == 0 else None
         return max(now - self.oldest, 0.0)
@@ -61,8 +66,13 @@ class TopicLag:
 
 @dataclass(frozen=True)
 class QueryLag:
-    """One query after a micro-batch. ``name``: name of the query, or its id. ``duration``: seconds of the micro-batch.
-    ``at``: time at which the listener heard of the query last, by the monotonic clock."""
+    """One query after a micro-batch.
+
+    Attributes:
+        name: Name of the query, or its id.
+        duration: Seconds of the micro-batch.
+        at: Time at which the listener heard of the query last, by the monotonic clock.
+    """
 
     name: str
     batch: int
@@ -71,11 +81,15 @@ class QueryLag:
     at: float = 0.0
 
     def rate(self, topic: TopicLag) -> float:
-        """Returns the offsets of ``topic`` that were read per second of the micro-batch; 0 if it has no duration."""
+        """Return the offsets of ``topic`` that were read per second of the micro-batch; 0 if it has no duration."""
         return topic.read / self.duration if self.duration > 0 else 0.0
 
     def text(self, now: float) -> str:
-        """Returns the log line. ``now``: seconds since 1970."""
+        """Return the log line.
+
+        Args:
+            now: Seconds since 1970.
+        """
         topics = "; ".join(
             f"{printable(each.topic)}: {_lag_text(each, now)}, {self.rate(each):,.0f} read per second" for each in self.topics
         )
@@ -90,7 +104,11 @@ def _lag_text(topic: TopicLag, now: float) -> str:
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
-    """Returns the lag in a progress; None if no source in it has an end offset of queues of RocketMQ. ``at``: see ``QueryLag``."""
+    """Return the lag in a progress; None if no source in it has an end offset of queues of RocketMQ.
+
+    Args:
+        at: See ``QueryLag``.
+    """
     found: dict[str, TopicLag] = {}
     for source in progress.sources:
         start, end, latest = (_offsets(text) for text in (source.startOffset, source.endOffset, source.latestOffset))
@@ -107,8 +125,10 @@ def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None
 
 
 class _Offsets(NamedTuple):
-    """The content of an offset: ``queues``, the offsets by queue; ``init``, starts by queue; ``oldest``, by topic the store
-    time of the oldest unread message in epoch ms."""
+    """The content of an offset: ``queues``, the offsets by queue.
+
+    ``init``, starts by queue; ``oldest``, by topic the store time of the oldest unread message in epoch ms.
+    """
 
     queues: Mapping[str, int]
     init: Mapping[str, int]
@@ -116,7 +136,7 @@ class _Offsets(NamedTuple):
 
 
 def _offsets(text: object) -> _Offsets | None:
-    """Parses the text of ``EndOffset.to_json``; None for anything else, such as the offset of another source."""
+    """Parse the text of ``EndOffset.to_json``; None for anything else, such as the offset of another source."""
     try:
         data = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -150,7 +170,7 @@ class _Sums:
 
 
 def _together(one: TopicLag, other: TopicLag) -> TopicLag:
-    """Returns the sum for a topic that two sources of a query read; what one of them does not know is not known."""
+    """Return the sum for a topic that two sources of a query read; what one of them does not know is not known."""
     moments = [each.oldest for each in (one, other) if each.oldest is not None]
     known = all(each.oldest is not None for each in (one, other) if each.behind != 0)
     behind = None if one.behind is None or other.behind is None else one.behind + other.behind
@@ -163,7 +183,11 @@ _raised: Final = re.compile(r"Traceback .*\n(?:[ \t].*\n)+(\S.*)")
 
 
 def _error_text(text: str) -> str:
-    """Returns one line about the error that ended a query. ``text``: Spark's text of it, with traces of Java and Python."""
+    """Return one line about the error that ended a query.
+
+    Args:
+        text: Spark's text of it, with traces of Java and Python.
+    """
     if (ours := sentence(RuntimeError(text))) is not None:
         return ours
     message = text.partition("\n\tat ")[0]
@@ -175,9 +199,15 @@ def _error_text(text: str) -> str:
 class LagListener(StreamingQueryListener):
     """Reports how far the streaming queries of a session are behind in the topics that they read, and errors that end queries.
 
-    It adds itself to ``spark.streams``; ``close`` removes it. ``meter``: an OpenTelemetry Meter for the gauges; None takes the
-    one of the global provider where OpenTelemetry is installed, and makes no gauges elsewhere. ``interval``: minimum seconds
-    between two log lines (INFO) about a query; 0 logs each micro-batch. Raises ValueError for an interval below 0 and for NaN.
+    It adds itself to ``spark.streams``; ``close`` removes it.
+
+    Args:
+        meter: An OpenTelemetry Meter for the gauges; None takes the one of the global provider where OpenTelemetry is
+            installed, and makes no gauges elsewhere.
+        interval: Minimum seconds between two log lines (INFO) about a query; 0 logs each micro-batch.
+
+    Raises:
+        ValueError: For an interval below 0 and for NaN.
     """
 
     def __init__(self, spark: SparkSession, *, meter: Meter | None = None, interval: float = 10.0) -> None:
@@ -195,13 +225,15 @@ class LagListener(StreamingQueryListener):
 
     @property
     def lags(self) -> dict[str, QueryLag]:
-        """Returns the lag at the last micro-batch of each running query that reads RocketMQ, by the id of its run;
-        a query is absent until its first progress."""
+        """The lag at the last micro-batch of each running query that reads RocketMQ, by the id of its run.
+
+        A query is absent until its first progress.
+        """
         with self._lock:
             return dict(self._lags)
 
     def close(self) -> None:
-        """Removes the listener from the session. Its gauges then report no values."""
+        """Remove the listener from the session. Its gauges then report no values."""
         self._streams.removeListener(self)
         with self._lock:
             self._names.clear()
@@ -210,13 +242,15 @@ class LagListener(StreamingQueryListener):
     # -- what Spark calls
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Records the query's name, for the error that may end it before its first progress."""
+        """Record the query's name, for the error that may end it before its first progress."""
         with self._lock:
             self._names[str(event.runId)] = event.name or str(event.id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Records the lag in a query's progress, and logs it at most once per ``interval`` for each query. Ignores a query that
-        does not read RocketMQ."""
+        """Record the lag in a query's progress, and log it at most once per ``interval`` for each query.
+
+        Ignore a query that does not read RocketMQ.
+        """
         lag = lag_of(event.progress, monotonic())
         if lag is None:
             return
@@ -230,15 +264,17 @@ class LagListener(StreamingQueryListener):
             logger.info("%s", lag.text(time()))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Records that the query runs and has nothing to read: its last lag still holds, and is as of now."""
+        """Record that the query runs and has nothing to read: its last lag still holds, and is as of now."""
         run = str(event.runId)
         with self._lock:
             if (lag := self._lags.get(run)) is not None:
                 self._lags[run] = replace(lag, at=monotonic())
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Removes the query from ``lags``, and logs an error that ended it (ERROR), whether it reads RocketMQ or not: one that
-        fails in its first micro-batch has no progress. The end of a query that read RocketMQ without an error is logged at INFO."""
+        """Remove the query from ``lags``, and log an error that ended it (ERROR), whether it reads RocketMQ or not: one that
+        fails in its first micro-batch has no progress. The end of a query that read RocketMQ without an error is logged at
+        INFO.
+        """
         run = str(event.runId)
         with self._lock:
             name = self._names.pop(run, None)

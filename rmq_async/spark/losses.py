@@ -30,7 +30,12 @@ DELETED: Final = "messages were deleted before they were read"
 
 
 class Losses:
-    """Finds and reports the losses of one task. ``group``, ``calls``: of its pulls."""
+    """Finds and reports the losses of one task.
+
+    Args:
+        group: Of its pulls.
+        calls: See ``group``.
+    """
 
     def __init__(
         self, instance: ClientInstance, group: str, options: ReadOptions, calls: OrderedSet[asyncio.Future[RemotingCommand]]
@@ -45,7 +50,7 @@ class Losses:
         """The lost offsets that were logged last."""
 
     async def among(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
-        """Returns the part of ``missing`` that was deleted."""
+        """Return the part of ``missing`` that was deleted."""
         queue = self._instance.names.wire_queue(whole.queue)
         static = pulled.offset_delta is not None
         lost = await lost_offsets(self._instance, queue, missing, static=static, calls=self._calls)
@@ -56,12 +61,15 @@ class Losses:
     async def report(
         self, whole: Range, wanted: tuple[int, int], lost: tuple[range, ...], stored: tuple[int, int], there: int | None = None
     ) -> int:
-        """Reports a loss: ``lost`` and the lost offsets behind it, up to the first message that is there. Returns the offset of
-        that message, the end of ``whole`` if there is none in it.
+        """Report a loss: ``lost`` and the lost offsets behind it, up to the first message that is there.
 
-        ``stored``: the minimum offset that the response gave, 0 if it is unknown, and the maximum. ``there``: the offset of the
-        first message that is there if the response showed it. Every chunk in a long loss meets it, so the first one looks for its
-        end and the others find it in what is reported.
+        Args:
+            stored: The minimum offset that the response gave, 0 if it is unknown, and the maximum.
+            there: The offset of the first message that is there if the response showed it. Every chunk in a long loss meets it,
+                so the first one looks for its end and the others find it in what is reported.
+
+        Returns:
+            The offset of that message, the end of ``whole`` if there is none in it.
         """
         async with self._looking:
             if there is None:
@@ -70,7 +78,7 @@ class Losses:
         return lost[-1].stop if there is None else there
 
     async def _with_those_behind(self, whole: Range, lost: tuple[range, ...], high: int) -> tuple[range, ...]:
-        """Returns ``lost`` and the lost offsets of ``whole`` that follow it without a message between."""
+        """Return ``lost`` and the lost offsets of ``whole`` that follow it without a message between."""
         at, end = lost[-1].stop, min(whole.end, high)
         known = next((each.stop for each in self._reported.get(whole.queue, ()) if each.start <= at <= each.stop), None)
         if known is not None:
@@ -86,7 +94,7 @@ class Losses:
         return without_ranges(span, without_ranges(span, (*lost, *more)))  # those that touch are one range
 
     async def check_master(self, whole: Range) -> None:
-        """Raises BrokerNotFoundError while there is no master, because a master may hold messages that its replica lacks."""
+        """Raise BrokerNotFoundError while there is no master, because a master may hold messages that its replica lacks."""
         if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
             raise BrokerNotFoundError(
                 f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
@@ -97,8 +105,12 @@ class Losses:
     def tell(
         self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
     ) -> None:
-        """Raises OffsetRangeError for a loss if losses fail the query, else logs it unless it was part of the loss that was logged
-        last for the queue. ``lost``: the lost offsets if they are known."""
+        """Raise OffsetRangeError for a loss if losses fail the query, else log it unless it was part of the loss that was
+        logged last for the queue.
+
+        Args:
+            lost: The lost offsets if they are known.
+        """
         if lost:
             why = f"{why} ({ranges_text(lost)})"
         loss = Loss(whole.queue, why, wanted, there)

@@ -13,7 +13,11 @@ T = TypeVar("T")
 
 
 class SeveralMistakesError(ConfigError):
-    """More than one mistake. ``texts``: those of all."""
+    """More than one mistake.
+
+    Args:
+        texts: Those of all.
+    """
 
     def __init__(self, message: str = "", *, texts: Sequence[str] = (), **details: Any) -> None:
         super().__init__(message, **details)
@@ -30,7 +34,7 @@ class Mistakes:
         self._found.setdefault(text, ConfigError(text))
 
     def result(self, call: Callable[[], T], otherwise: T) -> T:
-        """Returns the result of ``call``; if it raises ConfigError, keeps its mistakes and returns ``otherwise``."""
+        """Return the result of ``call``; if it raises ConfigError, keep its mistakes and return ``otherwise``."""
         try:
             return call()
         except SeveralMistakesError as error:
@@ -41,7 +45,7 @@ class Mistakes:
         return otherwise
 
     def check(self) -> None:
-        """Raises the only mistake as it is, and several as one error that numbers them. Does nothing without one."""
+        """Raise the only mistake as it is, and several as one error that numbers them. Do nothing without one."""
         if len(self._found) == 1:
             raise next(iter(self._found.values()))
         if self._found:

@@ -36,7 +36,9 @@ DEFAULT_PRODUCER_GROUP: Final = "spark-rocketmq-sink"
 class Option:
     """One option of the data source.
 
-    ``uses``: reads and writes that accept it. ``help``: one line for the table in docs/spark.md.
+    Attributes:
+        uses: Reads and writes that accept it.
+        help: One line for the table in docs/spark.md.
     """
 
     name: str
@@ -136,8 +138,9 @@ STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if opti
 class OptionTexts:
     """The texts of one use's options, by name; each method reads one as its type.
 
-    ``mistakes``: gets each option that is unknown, not one of the use, given twice or invalid; the methods return the default of an
-    invalid one.
+    Args:
+        mistakes: Gets each option that is unknown, not one of the use, given twice or invalid; the methods return the default
+            of an invalid one.
     """
 
     def __init__(self, options: Mapping[str, str], use: Use, mistakes: Mistakes) -> None:
@@ -161,14 +164,14 @@ class OptionTexts:
                 self._values[option.name] = value
 
     def is_meant(self, *names: str) -> bool:
-        """Returns whether the error of an unknown option names one of these instead, so that they need no other error."""
+        """Return whether the error of an unknown option names one of these instead, so that they need no other error."""
         return not self._meant.isdisjoint(names)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """Returns the text; None if it is not given or empty, which is a mistake."""
+        """Return the text; None if it is not given or empty, which is a mistake."""
         value = self._values.get(name)
         if value is not None and not value.strip():
             self.mistakes.add(f"option {name} is empty; give a value, or leave it out")
@@ -188,7 +191,7 @@ class OptionTexts:
         return text == "true"
 
     def choice(self, name: str, *choices: str) -> str:
-        """Returns one of ``choices``; the first one is the default."""
+        """Return one of ``choices``; the first one is the default."""
         text = self.text(name)
         for choice in choices:
             if text is not None and text.lower() == choice.lower():
@@ -214,7 +217,11 @@ class OptionTexts:
         return self.integer(name, default_ms, 1, 10**10) / 1000
 
     def decoded(self, name: str) -> Any:
-        """Returns the decoded JSON; None if it is not given. Raises ConfigError for another text."""
+        """Return the decoded JSON; None if it is not given.
+
+        Raises:
+            ConfigError: For another text.
+        """
         text = self.text(name)
         if text is None:
             return None
@@ -224,7 +231,7 @@ class OptionTexts:
             raise ConfigError(f"option {name} must be JSON ({error}), not {text[:200]!r}") from None
 
     def _unknown(self, given: str) -> str:
-        """Returns the error text for an option that there is not."""
+        """Return the error text for an option that there is not."""
         if given.lower() == "path":
             self._meant.add("topic")
             return "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"

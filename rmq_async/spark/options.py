@@ -43,11 +43,15 @@ LENGTH_OF_ID: Final = 36
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The checked options of a read. Durations are seconds, moments milliseconds since 1970. Either ``topics`` or ``pattern``
-    is given; ``topics`` includes those of ``assign``.
+    """The checked options of a read.
 
-    ``start_default``: start of queues that a ``start`` by queue does not name; error, earliest or latest. ``group_prefix``:
-    the tasks of a streaming query pull in the group ``group_of_query(group_prefix, id)`` instead of ``group``.
+    Durations are seconds, moments milliseconds since 1970. Either ``topics`` or ``pattern`` is given; ``topics`` includes those
+    of ``assign``.
+
+    Attributes:
+        start_default: Start of queues that a ``start`` by queue does not name; error, earliest or latest.
+        group_prefix: The tasks of a streaming query pull in the group ``group_of_query(group_prefix, id)`` instead of
+            ``group``.
     """
 
     access: Access
@@ -80,7 +84,12 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The checked options of a write. ``timeout``: seconds. ``rate``: messages per second of each task; None for no limit."""
+    """The checked options of a write.
+
+    Attributes:
+        timeout: seconds.
+        rate: Messages per second of each task; None for no limit.
+    """
 
     access: Access
     topic: str | None
@@ -94,8 +103,13 @@ class WriteOptions:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mistakes | None = None) -> ReadOptions:
-    """Returns the checked options of a read. Raises ConfigError for those that are unknown, malformed, missing or contradict
-    others, all in one error. ``mistakes``: gets them instead; the result is of no use then.
+    """Return the checked options of a read.
+
+    Args:
+        mistakes: Gets them instead; the result is of no use then.
+
+    Raises:
+        ConfigError: For those that are unknown, malformed, missing or contradict others, all in one error.
     """
     found = Mistakes() if mistakes is None else mistakes
     result = _read_options(OptionTexts(options, "streaming read" if streaming else "batch read", found), streaming)
@@ -153,7 +167,7 @@ def _read_options(given: OptionTexts, streaming: bool) -> ReadOptions:
 
 
 def _check_companions(given: OptionTexts) -> None:
-    """Finds an option of a read without the one it needs, and two that exclude each other."""
+    """Find an option of a read without the one it needs, and two that exclude each other."""
     if given.flag("commitOffsets", False) and "consumerGroup" not in given:
         given.mistakes.add("option commitOffsets needs consumerGroup; give the group to commit offsets for")
     given.only_one(("consumerGroup", "consumerGroupPrefix"))
@@ -169,7 +183,7 @@ def _check_companions(given: OptionTexts) -> None:
 
 
 def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
-    """Returns the least and the greatest number of offsets in a micro-batch; None for no limit."""
+    """Return the least and the greatest number of offsets in a micro-batch; None for no limit."""
     fewest = given.number("minOffsetsPerTrigger", None, 1, 1 << 62)
     most = given.number("maxOffsetsPerTrigger", None, 1, 1 << 62)
     if fewest is not None and most is not None and fewest > most:
@@ -178,13 +192,14 @@ def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
 
 
 def read_options_of_either(options: Mapping[str, str]) -> ReadOptions:
-    """Reads the options before it is known whether the query is a batch or a stream: as those of a stream if one of them is
-    for streams only."""
+    """Read the options before it is known whether the query is a batch or a stream: as those of a stream if one of them is for
+    streams only.
+    """
     return read_options(options, streaming=not STREAM_ONLY.isdisjoint(name.lower() for name in options))
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mistakes | None = None) -> WriteOptions:
-    """Returns the checked options of a write. Raises ConfigError, and ``mistakes`` gets its parts, as in ``read_options``."""
+    """Return the checked options of a write. Raises ConfigError, and ``mistakes`` gets its parts, as in ``read_options``."""
     found = Mistakes() if mistakes is None else mistakes
     result = _write_options(OptionTexts(options, "streaming write" if streaming else "batch write", found))
     if mistakes is None:
@@ -254,7 +269,11 @@ def _group_prefix(given: OptionTexts) -> str | None:
 
 
 def group_of_query(prefix: str, query: str) -> str:
-    """Returns the group that a query pulls in. ``query``: the query's id, which stays the same as long as its checkpoint."""
+    """Return the group that a query pulls in.
+
+    Args:
+        query: The query's id, which stays the same as long as its checkpoint.
+    """
     return f"{prefix}-{query}"
 
 
@@ -287,7 +306,7 @@ def _topics(given: OptionTexts) -> Subject:
 
 
 def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]) -> Start:
-    """Returns the bound of one side, from the first of its three options that is given, in the order of Spark's Kafka source."""
+    """Return the bound of one side, from the first of its three options that is given, in the order of Spark's Kafka source."""
     moment = given.number(f"{side}Timestamp", None, 0, LAST_MOMENT)
     if moment is not None:
         return moment
@@ -312,8 +331,11 @@ def _bound_by_queue(given: OptionTexts, side: str, default: Literal["earliest", 
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """Returns the columns that the option names; all without it. Raises ConfigError for one that does not exist or is named
-    twice."""
+    """Return the columns that the option names; all without it.
+
+    Raises:
+        ConfigError: For one that does not exist or is named twice.
+    """
     if text is None:
         return tuple(SOURCE_COLUMNS)
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}

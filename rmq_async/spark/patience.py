@@ -21,8 +21,11 @@ LAST_REST: Final = 1.0
 
 
 class Patience:
-    """Waits with growing pauses. ``seconds``: time since the last ``renew`` after which ``rest`` raises the error that it is
-    given."""
+    """Waits with growing pauses.
+
+    Args:
+        seconds: Time since the last ``renew`` after which ``rest`` raises the error that it is given.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -37,7 +40,7 @@ class Patience:
         self._rests: Backoff | None = None
 
     async def rest(self, error: RocketMQError | None = None) -> None:
-        """Waits for the next pause; raises ``error``, if one is given, where waiting cannot help or the time is over."""
+        """Wait for the next pause; raise ``error``, if one is given, where waiting cannot help or the time is over."""
         if self._rests is None:
             self._rests = Backoff(FIRST_REST, LAST_REST)
         rest = self._rests.next()

@@ -48,15 +48,17 @@ class Range(NamedTuple):
 class EndOffset:
     """The content of a checkpoint: the offsets of the end of a micro-batch, and starts that are not the end of the one before it.
 
-    ``init``: for the first micro-batch the starts of all queues, for a later one those of queues that were added or created
-    again, with earlier ones that ``advance`` keeps; None for the answer of ``initialOffset``, which Spark has not written.
+    Attributes:
+        init: For the first micro-batch the starts of all queues, for a later one those of queues that were added or created
+            again, with earlier ones that ``advance`` keeps; None for the answer of ``initialOffset``, which Spark has not
+            written.
     """
 
     queues: Offsets
     init: Offsets | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the form that Spark stores: a dict that ``json.dumps`` accepts."""
+        """Return the form that Spark stores: a dict that ``json.dumps`` accepts."""
         data: dict[str, Any] = {"v": VERSION, "q": _written(self.queues)}
         if self.init is not None:
             data["init"] = _written(self.init)
@@ -64,8 +66,11 @@ class EndOffset:
 
     @classmethod
     def from_json(cls, data: Any) -> EndOffset:
-        """Parses the form of ``to_json``. Raises ConfigError for a checkpoint of another source or version, and for offsets that
-        cannot be read."""
+        """Parse the form of ``to_json``.
+
+        Raises:
+            ConfigError: For a checkpoint of another source or version, and for offsets that cannot be read.
+        """
         if not isinstance(data, dict) or not isinstance(data.get("q"), dict):
             raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}; use a new one")
         if data.get("v") != VERSION:
@@ -88,7 +93,7 @@ def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
 
 
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
-    """Returns the end of a micro-batch of at most ``limit`` offsets (None: no limit), divided by backlog.
+    """Return the end of a micro-batch of at most ``limit`` offsets (None: no limit), divided by backlog.
 
     Every queue with a backlog advances, however large the others' backlogs are; if there are more such queues than ``limit``, some
     advance in this micro-batch and the others in later ones. ``start`` has every queue of ``latest``. No end is below its start.
@@ -101,8 +106,9 @@ def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQ
 
 
 def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, int]:
-    """Divides ``limit``, which is less than all backlogs together: one offset for each queue (for some of them if ``limit`` is
-    less than their number), the rest in proportion to the backlogs."""
+    """Divide ``limit``, which is less than all backlogs together: one offset for each queue (for some of them if ``limit`` is
+    less than their number), the rest in proportion to the backlogs.
+    """
     queues = sorted(backlog)
     if limit < len(queues):
         # The sum of the starts grows by what was read, so the next micro-batch begins where this one ends.
@@ -119,7 +125,11 @@ def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, 
 
 
 class Step(NamedTuple):
-    """The end of the next micro-batch. ``backlog``: number of offsets that were available to it."""
+    """The end of the next micro-batch.
+
+    Attributes:
+        backlog: Number of offsets that were available to it.
+    """
 
     end: EndOffset
     backlog: int
@@ -127,17 +137,20 @@ class Step(NamedTuple):
 
 
 def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
-    """Returns the queues that cannot continue at their offset in ``begin``: new ones, and those that end before it."""
+    """Return the queues that cannot continue at their offset in ``begin``: new ones, and those that end before it."""
     return [queue for queue, last in latest.items() if last < begin.queues.get(queue, last + 1)]
 
 
 def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None, *, keep_init: bool = False) -> Step:
-    """Moves ends forward from ``begin`` as far as ``latest`` and ``limit`` allow; queues that do not exist now keep their
-    offset.
+    """Move ends forward from ``begin`` as far as ``latest`` and ``limit`` allow.
 
-    ``earliest``: first offsets of the queues that ``find_odd`` returned; they are read from there, and that becomes their
-    ``init``. ``keep_init``: True keeps the ``init`` of ``begin`` too; False leaves it out once an end moves, because it would be
-    half of the text of checkpoints and progress.
+    Queues that do not exist now keep their offset.
+
+    Args:
+        earliest: First offsets of the queues that ``find_odd`` returned; they are read from there, and that becomes their
+            ``init``.
+        keep_init: True keeps the ``init`` of ``begin`` too; False leaves it out once an end moves, because it would be half of
+            the text of checkpoints and progress.
     """
     init = dict(begin.queues) if begin.init is None else dict(begin.init) if keep_init else {}
     starts = dict(begin.queues)
@@ -158,7 +171,7 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
 
 
 def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
-    """Returns the start of a micro-batch in each queue of its end ``last``.
+    """Return the start of a micro-batch in each queue of its end ``last``.
 
     A ``first`` that Spark has not written is the current answer of ``initialOffset``: after a restart before the first commit
     that may be later than the end that was written. The end contains the original start, also for queues that ``first`` lacks,
@@ -176,8 +189,9 @@ def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
 def cut(
     ranges: Iterable[Range], *, at_least: int | None = None, at_most: int | None = None, max_records: int | None = None
 ) -> list[tuple[Range, ...]]:
-    """Cuts ranges into partitions: of one range each, and cut further until there are ``at_least`` (or no range can be cut) and
-    none is above ``max_records``; or of several ranges, so that there are at most ``at_most``. Leaves empty ranges out."""
+    """Cut ranges into partitions: of one range each, and cut further until there are ``at_least`` (or no range can be cut) and
+    none is above ``max_records``; or of several ranges, so that there are at most ``at_most``. Leaves empty ranges out.
+    """
     pieces = [piece for whole in ranges if whole.size for piece in _pieces(whole, max_records)]
     if at_least is not None and len(pieces) < at_least:
         pieces = _cut_further(pieces, at_least)
@@ -187,13 +201,13 @@ def cut(
 
 
 def _cut_further(pieces: Sequence[Range], at_least: int) -> list[Range]:
-    """Cuts each range by its share of all offsets."""
+    """Cut each range by its share of all offsets."""
     total = sum(piece.size for piece in pieces)
     return [part for piece in pieces for part in _parts(piece, max(1, -(-piece.size * at_least // total)))]
 
 
 def _packed(pieces: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
-    """Puts ranges into ``count`` partitions, the largest first, each into the smallest partition."""
+    """Put ranges into ``count`` partitions, the largest first, each into the smallest partition."""
     bins: list[tuple[int, int, list[Range]]] = [(0, number, []) for number in range(count)]
     for piece in sorted(pieces, key=lambda piece: (-piece.size, piece)):
         size, number, content = heapq.heappop(bins)
@@ -214,8 +228,13 @@ def _parts(whole: Range, count: int) -> list[Range]:
 
 
 class Loss(NamedTuple):
-    """A planned range that cannot be read as planned. ``why``: a part of a sentence. ``wanted``, ``available``: first offset and
-    end; None if nothing is available."""
+    """A planned range that cannot be read as planned.
+
+    Attributes:
+        why: A part of a sentence.
+        wanted: First offset and end; None if nothing is available.
+        available: See ``wanted``.
+    """
 
     queue: MessageQueue
     why: str
@@ -230,8 +249,13 @@ class Loss(NamedTuple):
 
 
 def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
-    """Returns a loss for each planned range of which a part is missing, and for each that begins above the end of its queue, even
-    an empty one. ``earliest``, ``latest``: first offsets and ends of the queues that exist now."""
+    """Return a loss for each planned range of which a part is missing, and for each that begins above the end of its queue,
+    even an empty one.
+
+    Args:
+        earliest: First offsets and ends of the queues that exist now.
+        latest: See ``earliest``.
+    """
     losses = []
     for queue in sorted(end):
         first, last = start.get(queue, end[queue]), end[queue]
@@ -250,7 +274,7 @@ def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets
 
 
 def raise_losses(losses: Sequence[Loss]) -> None:
-    """Raises OffsetRangeError for the first loss, with the number of the others; does nothing without a loss."""
+    """Raise OffsetRangeError for the first loss, with the number of the others; do nothing without a loss."""
     if losses:
         more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
         raise OffsetRangeError(

@@ -44,7 +44,7 @@ class Positions:
     topics: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, queue: MessageQueue) -> int | None:
-        """Returns the position of a queue; None if it has none."""
+        """Return the position of a queue; None if it has none."""
         return self.queues.get(queue, self.topics.get(queue.topic))
 
 
@@ -62,13 +62,19 @@ def key_of(queue: MessageQueue) -> str:
 
 
 def named_queues(queues: Iterable[MessageQueue]) -> str:
-    """Returns the names of up to four queues, and the number of the others."""
+    """Return the names of up to four queues, and the number of the others."""
     names = [key_of(queue) for queue in sorted(queues)]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def queue_of(key: str) -> MessageQueue:
-    """Returns the queue of a text of ``key_of``. Topic names have no "/", broker names may. Raises ValueError for another text."""
+    """Return the queue of a text of ``key_of``.
+
+    Topic names have no "/", broker names may.
+
+    Raises:
+        ValueError: For another text.
+    """
     topic, _, rest = key.partition("/")
     broker, _, number = rest.rpartition("/")
     if not topic or not broker or not number.isascii() or not number.isdigit() or len(number) > 10:
@@ -77,8 +83,12 @@ def queue_of(key: str) -> MessageQueue:
 
 
 def parse_positions(option: str, data: Any) -> Positions:
-    """Parses positions by queue and by topic. Raises ConfigError for data of another form, for an invalid topic name, for a
-    position that is not allowed, and for data that name no queue and no topic."""
+    """Parse positions by queue and by topic.
+
+    Raises:
+        ConfigError: For data of another form, for an invalid topic name, for a position that is not allowed, and for data that
+            name no queue and no topic.
+    """
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
         if isinstance(value, bool) or value not in (EARLIEST, LATEST):
@@ -89,8 +99,11 @@ def parse_positions(option: str, data: Any) -> Positions:
 
 
 def parse_times(option: str, data: Any) -> Times:
-    """Parses times: ``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form. Raises ConfigError as
-    ``parse_positions`` does; times must be from 0 to ``LAST_MOMENT``."""
+    """Parse times: ``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form.
+
+    Raises:
+        ConfigError: As ``parse_positions`` does; times must be from 0 to ``LAST_MOMENT``.
+    """
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
         _number(option, topic, value, 0, LAST_MOMENT)
@@ -99,7 +112,7 @@ def parse_times(option: str, data: Any) -> Times:
 
 
 def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the entries of whole topics, and the other entries."""
+    """Return the entries of whole topics, and the other entries."""
     if not _object(option, data):
         raise ConfigError(f"option {option} names no queue and no topic; name one or more")
     whole = {key: value for key, value in data.items() if not isinstance(value, dict) and "/" not in key}
@@ -109,8 +122,12 @@ def _by_topic(option: str, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_queues(option: str, data: Any) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Parses queues: ``{"topic": {"broker": [0, 1]}}``. Raises ConfigError for data of another form, for an invalid topic name,
-    for a queue number outside 0 to 2^31 - 1, and for data that name no queue."""
+    """Parse queues: ``{"topic": {"broker": [0, 1]}}``.
+
+    Raises:
+        ConfigError: For data of another form, for an invalid topic name, for a queue number outside 0 to 2^31 - 1, and for data
+            that name no queue.
+    """
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for topic, brokers in _object(option, data).items():
         _check_topic(option, topic)

@@ -63,7 +63,13 @@ ILLEGAL_PATIENCE: Final = 2.0
 
 
 class _Answer(NamedTuple):
-    """One response. ``first``, ``end`` (exclusive): the offsets wanted of it; ``whole``: the range that they are a part of."""
+    """One response.
+
+    Attributes:
+        first: The offsets wanted of it (exclusive).
+        end: See ``first``.
+        whole: The range that they are a part of.
+    """
 
     whole: Range
     first: int
@@ -81,8 +87,15 @@ class _Answer(NamedTuple):
 
 
 class _Chunk:
-    """A part of a range and its responses. ``offset``: that of the next pull. ``skipped``: offsets that tags skipped, for a check.
-    ``odd_at``: the newest offset that was requested and in whose place there was another message."""
+    """A part of a range and its responses.
+
+    Args:
+        offset: That of the next pull.
+
+    Attributes:
+        skipped: Offsets that tags skipped, for a check.
+        odd_at: The newest offset that was requested and in whose place there was another message.
+    """
 
     __slots__ = ("answers", "end", "odd_at", "offset", "skipped", "task", "whole")
 
@@ -97,7 +110,11 @@ class _Chunk:
 
 
 class Puller:
-    """Pulls the ``ranges`` of one task. ``waiting``: bytes of responses that Spark's thread has not taken."""
+    """Pulls the ``ranges`` of one task.
+
+    Attributes:
+        waiting: Bytes of responses that Spark's thread has not taken.
+    """
 
     def __init__(self, worker: Worker, reader: SparkReader, ranges: Sequence[Range], options: ReadOptions) -> None:
         self._worker = worker
@@ -120,8 +137,11 @@ class Puller:
         self._losses = Losses(instance, self._group, options, self._calls)
 
     def batches(self) -> Iterator[Rows]:
-        """Yields the rows of the responses, in the order of each range. Raises the error of a pull when waiting did not help,
-        and, if ``failOnDataLoss``, OffsetRangeError for lost offsets and CorruptMessageError for a damaged message."""
+        """Yield the rows of the responses, in the order of each range.
+
+        Raise the error of a pull when waiting did not help, and, if ``failOnDataLoss``, OffsetRangeError for lost offsets and
+        CorruptMessageError for a damaged message.
+        """
         try:
             rows = Rows(self._options.columns, self._instance.names.shown)
             for answer in self._answers():
@@ -148,7 +168,7 @@ class Puller:
             yield from answers
 
     def _read(self, answer: _Answer, position: int, rows: Rows) -> int | None:
-        """Adds the records of a response from a byte on; returns the byte for the next call, None at the end."""
+        """Add the records of a response from a byte on; return the byte for the next call, None at the end."""
         pulled = answer.pulled
         found = read_columns(
             pulled.body,
@@ -168,7 +188,7 @@ class Puller:
         return found.resume
 
     def _compare(self, answer: _Answer) -> None:
-        """Reports the deleted ones among the offsets that a response lacks as lost."""
+        """Report the deleted ones among the offsets that a response lacks as lost."""
         pulled = answer.pulled
         queue = self._instance.names.wire_queue(answer.queue)
         offsets: set[int] = set()
@@ -196,8 +216,10 @@ class Puller:
     # -- on the loop
 
     async def _next(self) -> list[_Answer] | None:
-        """Waits for responses of the first chunk; returns them and, when it is complete, those of the chunks after it; None at the
-        end."""
+        """Wait for responses of the first chunk.
+
+        Return them and, when it is complete, those of the chunks after it; None at the end.
+        """
         found: list[_Answer] = []
         while True:
             self._fill()
@@ -216,7 +238,7 @@ class Puller:
             await self._news.wait()
 
     def _collect(self, found: list[_Answer]) -> bool:
-        """Takes complete responses; returns whether a failure is next. Raises it if there is nothing to deliver before it."""
+        """Take complete responses; return whether a failure is next. Raise it if there is nothing to deliver before it."""
         while self._ahead:
             chunk = self._ahead[0]
             found += chunk.answers
@@ -232,7 +254,7 @@ class Puller:
         return False
 
     def _fill(self) -> None:
-        """Starts chunks, several at a time: their requests are written together."""
+        """Start chunks, several at a time: their requests are written together."""
         fewest, most = CHUNKS_AHEAD
         wanted = fewest if not self._answer_bytes else min(max(int(AHEAD_BYTES / self._answer_bytes), fewest), most)
         if len(self._ahead) > wanted - max(wanted // 4, 1):
@@ -282,13 +304,13 @@ class Puller:
                 await patience.rest(error)
 
     async def _turn(self, chunk: _Chunk) -> None:
-        """Waits while ``WAITING_BYTES`` or more wait, unless the chunk is the first and none of its responses waits."""
+        """Wait while ``WAITING_BYTES`` or more wait, unless the chunk is the first and none of its responses waits."""
         while self.waiting >= WAITING_BYTES and (chunk is not self._ahead[0] or chunk.answers):
             self._taken.clear()
             await self._taken.wait()
 
     async def _take(self, chunk: _Chunk, pulled: PulledBody) -> bool:
-        """Keeps the response and moves the chunk on; returns whether it moved."""
+        """Keep the response and move the chunk on; return whether it moved."""
         start, whole = chunk.offset, chunk.whole
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             return await self._jump(chunk, pulled)
@@ -321,8 +343,10 @@ class Puller:
         return True
 
     async def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
-        """Moves a chunk below the queue's first offset to that offset, and reports the offsets before it as lost; returns
-        whether it moved."""
+        """Move a chunk below the queue's first offset to that offset, and report the offsets before it as lost.
+
+        Return whether it moved.
+        """
         start, whole = chunk.offset, chunk.whole
         if start >= pulled.min_offset:
             return False
@@ -333,7 +357,7 @@ class Puller:
         return True
 
     async def _check(self, chunk: _Chunk) -> None:
-        """Looks for deleted messages among the offsets that tags skipped, and reports them as lost."""
+        """Look for deleted messages among the offsets that tags skipped, and report them as lost."""
         whole, skipped = chunk.whole, chunk.skipped
         queue = self._instance.names.wire_queue(whole.queue)
         lost, high = await deleted_among(
@@ -347,7 +371,7 @@ class Puller:
         skipped.clear()
 
     async def _report_missing(self, answer: _Answer, missing: tuple[range, ...]) -> None:
-        """Reports the lost ones among the offsets that a response lacks. Waits for a broker as pulls do."""
+        """Report the lost ones among the offsets that a response lacks. Wait for a broker as pulls do."""
         whole, pulled = answer.whole, answer.pulled
         patience = Patience(self._options.pull_timeout)
         while True:
@@ -361,8 +385,10 @@ class Puller:
                 await patience.rest(error)
 
     def _adapt(self, given: int, left: int, size: int) -> None:
-        """Sets the size of the next chunks to the number of messages that the broker returns in one pull; tries a larger
-        one at intervals."""
+        """Set the size of the next chunks to the number of messages that the broker returns in one pull.
+
+        Try a larger one at intervals.
+        """
         self._answer_bytes = size if not self._answer_bytes else self._answer_bytes * 0.9 + size * 0.1
         asked = min(self._size, left)
         if given < asked:
@@ -375,7 +401,7 @@ class Puller:
                 self._size = min(self._size * 2, self._options.pull_size)
 
     async def _nothing(self, chunk: _Chunk, pulled: PulledBody, waited: float) -> bool:
-        """Handles ``waited`` seconds without messages; returns whether to continue without the rest of the chunk."""
+        """Handle ``waited`` seconds without messages; return whether to continue without the rest of the chunk."""
         whole, there = chunk.whole, (pulled.min_offset, pulled.max_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and waited > ILLEGAL_PATIENCE:
             await self._losses.check_master(whole)

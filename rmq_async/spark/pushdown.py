@@ -29,8 +29,11 @@ SLACK_MS: Final = 60_000
 class PushedFilters:
     """The filters that a read carries out itself.
 
-    ``tags``: the wanted ones, None for any. ``values``: the wanted values, by the column (topic, brokerName, queueId).
-    ``offsets``, ``stored`` (milliseconds since 1970): from and to, both included; None for no bound.
+    Attributes:
+        tags: The wanted ones, None for any.
+        values: The wanted values, by the column (topic, brokerName, queueId).
+        offsets: From and to, both included; None for no bound (milliseconds since 1970).
+        stored: See ``offsets``.
     """
 
     tags: frozenset[str] | None = None
@@ -43,7 +46,7 @@ class PushedFilters:
         return all(place[column] in wanted for column, wanted in self.values.items())
 
     def tags_with(self, option: str) -> str | None:
-        """Returns the expression for the tags that both ``option`` and these filters want; None if there are none."""
+        """Return the expression for the tags that both ``option`` and these filters want; None if there are none."""
         if self.tags is None:
             return option
         own = parse_tags(option)
@@ -56,7 +59,7 @@ class PushedFilters:
 
 
 def push_down(filters: Iterable[Filter]) -> PushedFilters:
-    """Returns the restrictions that follow from ``filters``, which Spark joins by AND; other kinds of filters are ignored."""
+    """Return the restrictions that follow from ``filters``, which Spark joins by AND; other kinds of filters are ignored."""
     tags: frozenset[str] | None = None
     values: dict[str, frozenset[object]] = {}
     bounds: dict[str, tuple[int | None, int | None]] = {"offset": (None, None), "storeTimestamp": (None, None)}
@@ -81,7 +84,7 @@ def _column(one: Filter) -> str:
 
 
 def _plain_tags(values: frozenset[object]) -> frozenset[str] | None:
-    """Returns the tags; None if one of them cannot be part of an expression of tags."""
+    """Return the tags; None if one of them cannot be part of an expression of tags."""
     try:
         if all(isinstance(value, str) and parse_tags(value) == frozenset((value,)) for value in values):
             return frozenset(map(str, values))

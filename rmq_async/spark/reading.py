@@ -48,7 +48,7 @@ ASKED_FOR_TIMES: Final = 64
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
-    """Returns the options; with ``group_prefix``, in a task of a streaming query, those with the group of that query."""
+    """Return the options; with ``group_prefix``, in a task of a streaming query, those with the group of that query."""
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if options.group_prefix is None or not query:
         return options
@@ -95,15 +95,17 @@ class _Reader:
         return [Slice(part) for part in slices]
 
     def _report_losses(self, losses: Sequence[Loss]) -> None:
-        """Raises OffsetRangeError for the first loss if losses fail the query, else logs each."""
+        """Raise OffsetRangeError for the first loss if losses fail the query, else logs each."""
         if self._options.fail_on_data_loss:
             raise_losses(losses)
         for loss in losses:
             logger.warning("data is lost, the query goes on: %s", loss)
 
     def _ranges(self, starts: Offsets, ends: Offsets, there: Extents) -> list[Range]:
-        """Returns the existing parts of the ranges; the rest counts as lost. A range for which only a replica answered stays whole:
-        the task waits for messages that the replica lacks."""
+        """Return the existing parts of the ranges; the rest counts as lost.
+
+        A range for which only a replica answered stays whole: the task waits for messages that the replica lacks.
+        """
         self._report_losses(_losses(starts, ends, there))
         return [
             Range(*queue, max(starts[queue], there.earliest[queue]), min(ends[queue], there.latest[queue]))
@@ -116,7 +118,8 @@ class _Reader:
 
 class BatchReader(_Reader, DataSourceReader):
     """The reader of a batch, without ``pushFilters``: Spark raises an error for that method unless a setting of the session
-    allows it."""
+    allows it.
+    """
 
     @short_errors
     def partitions(self) -> Sequence[InputPartition]:
@@ -171,7 +174,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @short_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Returns the offsets where the stream begins, those of the first call also later."""
+        """Return the offsets where the stream begins, those of the first call also later."""
         if self._initial is None:
             cluster = self._cluster
             there = cluster.extents(cluster.queues(), settled=True)
@@ -194,8 +197,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Returns the queues' end offsets at the last trigger and, by topic where it is known, the store time of the oldest unread
-        message, from which ``LagListener`` computes the lag; None before the first trigger."""
+        """Return the queues' end offsets at the last trigger and, by topic where it is known, the store time of the oldest
+        unread message, from which ``LagListener`` computes the lag; None before the first trigger.
+        """
         return self._reported
 
     @short_errors
@@ -220,8 +224,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return step.end.to_json()
 
     def _oldest_unread(self, ends: Offsets, latest: Offsets) -> dict[str, Any]:
-        """Returns the store time of the oldest message that this micro-batch leaves unread, by topic: ``t`` of a reported
-        offset. It looks at up to ``ASKED_FOR_TIMES`` queues."""
+        """Return the store time of the oldest message that this micro-batch leaves unread, by topic: ``t`` of a reported
+        offset. It looks at up to ``ASKED_FOR_TIMES`` queues.
+        """
         left = {queue: last - ends.get(queue, last) for queue, last in latest.items() if last > ends.get(queue, last)}
         most = sorted(left, key=lambda queue: -left[queue])[:ASKED_FOR_TIMES]
         times = self._cluster.store_times({queue: ends[queue] for queue in most}) if most else {}
@@ -245,8 +250,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commits the offsets of ``end``, if the option ``commitOffsets`` asks for that. Spark reports a micro-batch as read when
-        it plans the next one.
+        """Commit the offsets of ``end``, if the option ``commitOffsets`` asks for that.
+
+        Spark reports a micro-batch as read when it plans the next one.
 
         Leaves out queues at the offset that was committed last, or at their start in the first commit: brokers know a group from
         its pulls, and nothing was pulled from these queues.
@@ -258,10 +264,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 self._committed = offset.queues
 
     def stop(self) -> None:
-        """Does nothing. Spark may end the process without this call."""
+        """Do nothing. Spark may end the process without this call."""
 
     def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
-        """Returns the ends of the queues. An end below the offset already read is used only if a second request proves it."""
+        """Return the ends of the queues. An end below the offset already read is used only if a second request proves it."""
         cluster = self._cluster
         there = self._snapshot if self._snapshot is not None else cluster.newest()
         latest = dict(there.latest)
@@ -281,8 +287,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
 
     def _enough(self, backlog: int) -> bool:
-        """Returns whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin. The first one of a run
-        always may, so that messages that arrived while no query ran are not delayed."""
+        """Return whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin.
+
+        The first one of a run always may, so that messages that arrived while no query ran are not delayed.
+        """
         fewest = self._options.min_offsets
         if fewest is None:
             return True
@@ -295,7 +303,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 class _Watch:
     """Watches queues of a stream that no route contains: those with unread messages are lost if they stay missing for longer than
-    requests are repeated."""
+    requests are repeated.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._patience = options.fetch_retries * options.fetch_interval
@@ -304,8 +313,12 @@ class _Watch:
         self._absent: dict[MessageQueue, float] = {}
 
     def look(self, begin: EndOffset, latest: Mapping[MessageQueue, int]) -> None:
-        """Logs the queues that are newly absent. Raises OffsetRangeError for one that has unread messages and was absent for
-        longer than requests are repeated, if losses fail the query."""
+        """Log the queues that are newly absent.
+
+        Raises:
+            OffsetRangeError: For one that has unread messages and was absent for longer than requests are repeated, if losses
+                fail the query.
+        """
         self._seen.update(latest)
         absent = [queue for queue in begin.queues if queue not in latest]
         self._absent = {queue: self._absent.get(queue, 0.0) for queue in absent}
@@ -320,7 +333,7 @@ class _Watch:
 
 
 def _losses(starts: Offsets, ends: Offsets, there: Extents) -> list[Loss]:
-    """Returns the losses; offsets of a replica prove none."""
+    """Return the losses; offsets of a replica prove none."""
     judged = {queue: end for queue, end in ends.items() if queue in there.proven or queue not in there.latest}
     return find_losses(starts, judged, there.earliest, there.latest)
 
@@ -347,8 +360,10 @@ def _check_order(starts: Offsets, ends: Offsets) -> None:
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Replaces a reader that cannot be made: its calls that plan or read raise the error. Spark would replace an error of the
-    constructor by its own."""
+    """Replaces a reader that cannot be made: its calls that plan or read raise the error.
+
+    Spark would replace an error of the constructor by its own.
+    """
 
     def __init__(self, error: RocketMQError) -> None:
         self._error = error

@@ -40,7 +40,11 @@ LONGEST: Final = 30.0
 
 @dataclass(frozen=True)
 class _Kept:
-    """The last valid credentials. ``warned``: time of the last warning that they are still in use."""
+    """The last valid credentials.
+
+    Attributes:
+        warned: Time of the last warning that they are still in use.
+    """
 
     credentials: Credentials
     at: float
@@ -48,7 +52,11 @@ class _Kept:
 
 
 class _Question:
-    """A thread that asks for credentials. ``late``: a caller has waited for it in vain."""
+    """A thread that asks for credentials.
+
+    Attributes:
+        late: A caller has waited for it in vain.
+    """
 
     def __init__(self, access: Access) -> None:
         self.late = False
@@ -71,8 +79,11 @@ class _Question:
             self._over.set()
 
     def answer(self, patient: bool) -> Credentials | ConfigError:
-        """Returns the credentials, or the error because of which there are none. ``patient``: True waits for them even if
-        another caller has waited in vain."""
+        """Return the credentials, or the error because of which there are none.
+
+        Args:
+            patient: True waits for them even if another caller has waited in vain.
+        """
         if not self._over.wait(LONGEST if patient or not self.late else 0.0):
             self.late = True
             return ConfigError(
@@ -101,9 +112,10 @@ def _asked(access: Access) -> str:
 
 
 def current(access: Access) -> Access:
-    """Returns ``access`` with the credentials that are valid now, else with the previous ones of this process.
+    """Return ``access`` with the credentials that are valid now, else with the previous ones of this process.
 
-    Raises ConfigError if there are neither.
+    Raises:
+        ConfigError: If there are neither.
     """
     if access.credentials_file is None and access.credentials_provider is None:
         return access
@@ -119,7 +131,7 @@ def current(access: Access) -> Access:
 
 
 def forget(access: Access) -> bool:
-    """Makes the next ``current`` ask again; returns whether there are earlier credentials which that may replace."""
+    """Make the next ``current`` ask again; return whether there are earlier credentials which that may replace."""
     key = (access.credentials_file, access.credentials_provider)
     with _lock:
         kept = _kept.get(key)
@@ -155,7 +167,7 @@ def _current_of(access: Access) -> Credentials:
 
 
 def _read(path: str) -> Credentials:
-    """Reads credentials from a file. Errors name the file and show no secret."""
+    """Read credentials from a file. Errors name the file and show no secret."""
     try:
         with Path(path).open("rb") as file:
             data = json.loads(file.read(LONGEST_FILE))
@@ -207,8 +219,9 @@ def _made(option: str, make: Callable[[], Credentials]) -> Credentials:
 
 
 def _forget_threads() -> None:
-    """Resets threads and locks in a forked child: the parent's threads do not exist here, and one of them may have held the
-    lock."""
+    """Reset threads and locks in a forked child: the parent's threads do not exist here, and one of them may have held the
+    lock.
+    """
     global _lock
     _lock = threading.Lock()
     _questions.clear()

@@ -53,9 +53,12 @@ _INT32: Final = range(-(1 << 31), 1 << 31)
 
 
 class Part(NamedTuple):
-    """Rows of one block with the same target, in their order. ``queue``: None for any queue.
+    """Rows of one block with the same target, in their order.
 
-    ``rows``: their places in the block. ``singly``: each must be sent alone.
+    Attributes:
+        queue: None for any queue.
+        rows: Their places in the block.
+        singly: Each must be sent alone.
     """
 
     topic: str
@@ -65,8 +68,12 @@ class Part(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The targets of the rows of one block: by row a topic (or one text for all), a queue (broker and number) and a
-    sharding key; None if no row has one. ``alone``: the rows that are not sent in a batch."""
+    """The targets of the rows of one block: by row a topic (or one text for all), a queue (broker and number) and a sharding
+    key; None if no row has one.
+
+    Attributes:
+        alone: The rows that are not sent in a batch.
+    """
 
     topics: str | list[str]
     queues: list[tuple[str, int] | None] | None
@@ -74,7 +81,7 @@ class Targets(NamedTuple):
     alone: set[int] | None
 
     def keyed_topics(self) -> set[str]:
-        """Returns the topics of rows with a sharding key."""
+        """Return the topics of rows with a sharding key."""
         if self.keys is None:
             return set()
         if isinstance(self.topics, str):
@@ -82,7 +89,11 @@ class Targets(NamedTuple):
         return {topic for topic, key in zip(self.topics, self.keys, strict=True) if key}
 
     def parts(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
-        """Groups the ``count`` rows by where they go. ``queues_of``: the queues of each topic of ``keyed_topics``."""
+        """Group the ``count`` rows by where they go.
+
+        Args:
+            queues_of: The queues of each topic of ``keyed_topics``.
+        """
         topics = self.topics
         if isinstance(topics, str) and self.queues is None and self.keys is None and self.alone is None:
             return [Part(topics, None, range(count), topics.startswith(RETRY_TOPIC_PREFIX))]
@@ -102,14 +113,14 @@ class Targets(NamedTuple):
         return in_order + [Part(topic, None, rows, singly) for (topic, singly), rows in anywhere.items()]
 
     def _rows_alone(self, count: int) -> Collection[int]:
-        """Returns the rows that are sent alone: also those for retry topics, for which brokers take no batches."""
+        """Return the rows that are sent alone: also those for retry topics, for which brokers take no batches."""
         if isinstance(self.topics, str):
             return range(count) if self.topics.startswith(RETRY_TOPIC_PREFIX) else self.alone or ()
         to_retry = {row for row, topic in enumerate(self.topics) if topic.startswith(RETRY_TOPIC_PREFIX)}
         return to_retry | self.alone if self.alone else to_retry
 
     def _row_queues(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[MessageQueue | None]:
-        """Returns the queue that each row names, else the one that its sharding key chooses; None for a row with neither."""
+        """Return the queue that each row names, else the one that its sharding key chooses; None for a row with neither."""
         topics, queues, keys = self.topics, self.queues, self.keys
         if queues is None and keys is None:
             return [None] * count
@@ -130,9 +141,12 @@ class Targets(NamedTuple):
 
 
 class Block:
-    """The rows of one Arrow batch. ``first``: the number of its first row in the partition.
+    """The rows of one Arrow batch.
 
     ``bodies``, ``texts`` (properties without the unique id) and ``flags`` (None where all are 0) have one entry per row.
+
+    Args:
+        first: The number of its first row in the partition.
     """
 
     __slots__ = ("bodies", "first", "flags", "partition", "sizes", "targets", "texts")
@@ -161,11 +175,15 @@ class Block:
         return len(self.bodies)
 
     def keyed_topics(self) -> set[str]:
-        """Returns the topics of rows with a sharding key."""
+        """Return the topics of rows with a sharding key."""
         return self.targets.keyed_topics()
 
     def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
-        """Returns all rows, by where they go. ``queues_of``: the queues to choose from, of each topic of ``keyed_topics``."""
+        """Return all rows, by where they go.
+
+        Args:
+            queues_of: The queues to choose from, of each topic of ``keyed_topics``.
+        """
         return self.targets.parts(len(self), queues_of)
 
 
@@ -174,9 +192,12 @@ _NO_MESSAGE: Final = Message("t", b"b")
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:
-    """Yields the rows of Arrow batches as blocks.
+    """Yield the rows of Arrow batches as blocks.
 
-    ``job``: the prefix of the ids of rows. Raises InvalidMessageError, which names the row, for one that cannot be a message.
+    Raises InvalidMessageError, which names the row, for one that cannot be a message.
+
+    Args:
+        job: The prefix of the ids of rows.
     """
     number = 0
     for batch in batches:
@@ -248,8 +269,9 @@ class _Reading:
         return [topic for topic in topics if topic]
 
     def _texts(self, name: str, instead: Mapping[str, list[str | None]]) -> Sequence[str | None] | None:
-        """Returns a text, or None, for each row: that of the column or, where it is missing or NULL, that of the property in its
-        place; None if there is neither the column nor the property."""
+        """Return a text, or None, for each row: that of the column or, where it is missing or NULL, that of the property in its
+        place; None if there is neither the column nor the property.
+        """
         column = self._columns.get(name)
         other = instead.get(name)
         if column is None:
@@ -280,7 +302,7 @@ class _Reading:
             self._fragments.append([f"{name}\x01{value}\x02" if value else "" for value in values])
 
     def _properties(self) -> Mapping[str, list[str | None]]:
-        """Adds the users' entries; returns those that replace a column, by its name."""
+        """Add the users' entries; return those that replace a column, by its name."""
         column = self._columns.get("properties")
         if column is None:
             return {}
@@ -308,7 +330,7 @@ class _Reading:
         return instead
 
     def _delays(self) -> set[int] | None:
-        """Returns the rows with a delayed delivery, each of which is sent alone; None if there are none."""
+        """Return the rows with a delayed delivery, each of which is sent alone; None if there are none."""
         levels, column = self._numbers("delayLevel", range(MAX_DELAY_LEVEL + 1)), self._columns.get("deliverTimestamp")
         texts = [f"DELAY\x01{level}\x02" if level else "" for level in levels] if levels is not None else [""] * self._count
         if column is not None:
@@ -343,7 +365,7 @@ class _Reading:
         return [flag or 0 for flag in flags] if flags is not None and any(flags) else None
 
     def _queues(self) -> list[tuple[str, int] | None] | None:
-        """Returns broker and queue of each row, None for a row without them; None if no row has them."""
+        """Return broker and queue of each row, None for a row without them; None if no row has them."""
         column = self._columns.get("brokerName")
         if column is None:
             return None
@@ -371,8 +393,11 @@ class _Reading:
         return values
 
     def _check_text(self, values: Sequence[str | None], what: str, column: Any = None) -> None:
-        """Raises InvalidMessageError for the characters 0, 1 and 2. ``column``: the column of maps from which the values come, or
-        None."""
+        """Raise InvalidMessageError for the characters 0, 1 and 2.
+
+        Args:
+            column: The column of maps from which the values come, or None.
+        """
         joined = "".join([value for value in values if value])
         if "\x01" not in joined and "\x02" not in joined and "\x00" not in joined:
             return
@@ -405,7 +430,7 @@ class _Reading:
         return int(column.is_valid().to_pylist().index(False))
 
     def _refuse(self, row: int, why: str) -> NoReturn:
-        """Raises InvalidMessageError that names the row by its number and its key, if it has one."""
+        """Raise InvalidMessageError that names the row by its number and its key, if it has one."""
         column = self._columns.get("keys")
         keys = column[row].as_py() if column is not None else None
         named = f", keys {str(keys)[:80]!r}," if keys else ""

@@ -52,7 +52,7 @@ SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def source_ddl(columns: tuple[str, ...]) -> str:
-    """Returns the schema of a read as Spark's DDL; a session's reserved words and meaning of ``timestamp`` do not change it."""
+    """Return the schema of a read as Spark's DDL; a session's reserved words and meaning of ``timestamp`` do not change it."""
     return ", ".join(f"`{name}` {_IN_ANY_SESSION.get(kind, kind)}" for name in columns for kind in [SOURCE_COLUMNS[name]])
 
 
@@ -60,7 +60,7 @@ _IN_ANY_SESSION: Final = {"timestamp": "timestamp_ltz"}
 
 
 def source_schema(columns: tuple[str, ...]) -> StructType:
-    """Returns the schema of a read, built from types, because the parser of a session reads DDL by its own settings."""
+    """Return the schema of a read, built from types, because the parser of a session reads DDL by its own settings."""
     from pyspark.sql import types
 
     made = {

@@ -60,11 +60,17 @@ PACES: Final = 8
 
 
 class Sending:
-    """Sends the rows of one partition. ``rows``, ``bytes`` (of bodies): those acknowledged; ``retried``: number of acknowledged
-    rows that took more than one attempt.
+    """Sends the rows of one partition.
 
-    ``topic_known``: the topic existed before, so a send waits for it while no name server knows it: they forget the topics of
-    brokers that are down. ``queues_known``: the same for the brokers of queues that rows name.
+    Args:
+        topic_known: The topic existed before, so a send waits for it while no name server knows it: they forget the topics of
+            brokers that are down.
+        queues_known: The same for the brokers of queues that rows name.
+
+    Attributes:
+        rows: Those acknowledged (of bodies).
+        bytes: See ``rows``.
+        retried: Number of acknowledged rows that took more than one attempt.
     """
 
     def __init__(
@@ -95,16 +101,18 @@ class Sending:
         self._failure: BaseException | None = None
 
     def send(self, block: Block) -> None:
-        """Passes rows to the loop, and waits until memory and rate let their requests begin; raises the error of an earlier
-        send, or that of looking up the queues of a topic."""
+        """Pass rows to the loop, and wait until memory and rate let their requests begin.
+
+        Raise the error of an earlier send, or that of looking up the queues of a topic.
+        """
         self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
-        """Waits until all sends have ended; raises the first failure, and RocketMQError if fewer rows are acknowledged."""
+        """Wait until all sends have ended; raise the first failure, and RocketMQError if fewer rows are acknowledged."""
         self._worker.run(self._drain())
 
     def close(self) -> None:
-        """Cancels the sends in flight, of which none is left after ``finish``."""
+        """Cancel the sends in flight, of which none is left after ``finish``."""
         self._worker.run(self._cancel())
 
     # -- on the loop
@@ -123,12 +131,12 @@ class Sending:
         self._check()
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Requests the queues of a topic; the task keeps them, so that a key keeps its queue."""
+        """Request the queues of a topic; the task keeps them, so that a key keeps its queue."""
         deadline = monotonic() + self._options.timeout
         return await self._patiently(lambda _: self._producer.fetch_publish_queues(topic), deadline)
 
     async def _pace(self, rows: int) -> None:
-        """Waits until the rate allows ``rows`` more."""
+        """Wait until the rate allows ``rows`` more."""
         rate = self._options.rate
         assert rate is not None
         while (left := self._due - monotonic()) > 0:
@@ -169,8 +177,10 @@ class Sending:
             self._pending -= request.held
 
     async def _confirmed(self, request: PreparedSend) -> bool:
-        """Sends a request until a broker has it with the status of ``requireStatus``; returns whether that took more than one
-        attempt."""
+        """Send a request until a broker has it with the status of ``requireStatus``.
+
+        Return whether that took more than one attempt.
+        """
         deadline = monotonic() + self._options.timeout
         backoff = Backoff(FIRST_REST, LAST_REST)
         sends = 0
@@ -210,8 +220,11 @@ class Sending:
     async def _patiently(
         self, request: Callable[[float], Awaitable[T]], deadline: float, queue: MessageQueue | None = None
     ) -> T:
-        """Returns the result of ``request(seconds left)``, repeated while it may succeed later and there is time. ``queue``: the
-        only queue that it may go to."""
+        """Return the result of ``request(seconds left)``, repeated while it may succeed later and there is time.
+
+        Args:
+            queue: The only queue that it may go to.
+        """
         backoff = Backoff(FIRST_REST, LAST_REST)
         began = monotonic()
         while True:
@@ -228,7 +241,11 @@ class Sending:
             await asyncio.sleep(rest)
 
     async def _check_queue(self, queue: MessageQueue, error: RocketMQError, waited: float) -> None:
-        """Raises BrokerNotFoundError, caused by ``error``, if the queue does not exist. ``waited``: seconds since the first try."""
+        """Raise BrokerNotFoundError, caused by ``error``, if the queue does not exist.
+
+        Args:
+            waited: Seconds since the first try.
+        """
         returning = self._queues_known or waited < ABSENT_PATIENCE
         try:
             timeout = self._producer.client_config.request_timeout
@@ -263,8 +280,9 @@ class Sending:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _worth_waiting(self, error: RocketMQError) -> bool:
-        """Returns whether the same request may succeed later: not if a broker refused it for good, nor for a missing topic unless
-        ``topic_known``."""
+        """Return whether the same request may succeed later: not if a broker refused it for good, nor for a missing topic
+        unless ``topic_known``.
+        """
         last = _newest(error)
         if isinstance(last, TopicNotFoundError):
             return self._topic_known
@@ -274,5 +292,5 @@ class Sending:
 
 
 def _newest(error: RocketMQError) -> BaseException | None:
-    """Returns the error of the newest attempt of a send."""
+    """Return the error of the newest attempt of a send."""
     return error.__cause__ if isinstance(error, SendError) else error

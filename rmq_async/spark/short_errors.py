@@ -26,7 +26,7 @@ _ours = re.compile(r"\brmq_(?:async|protocol)(?:\.\w+)*\.\w+Error: ([^\n]*)")
 
 
 def short_errors(function: Callable[P, T]) -> Callable[P, T]:
-    """Wraps ``function``: RocketMQError leaves it without a traceback."""
+    """Wrap ``function``: RocketMQError leaves it without a traceback."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -40,7 +40,7 @@ def short_errors(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def short_errors_iterated(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Wraps a function that returns an iterator: RocketMQError leaves it and its steps without a traceback."""
+    """Wrap a function that returns an iterator: RocketMQError leaves it and its steps without a traceback."""
 
     @functools.wraps(function)
     def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -55,7 +55,7 @@ def short_errors_iterated(function: Callable[P, Iterator[T]]) -> Callable[P, Ite
 
 
 def sentence(error: BaseException) -> str | None:
-    """Returns the first line of the last RocketMQError in the text of an exception of Spark; None if there is none."""
+    """Return the first line of the last RocketMQError in the text of an exception of Spark; None if there is none."""
     found = _ours.findall(str(error))
     return found[-1].strip() if found else None
 

@@ -13,8 +13,10 @@ __all__ = ["cuts", "sink_request"]
 
 
 def cuts(sizes: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yields runs of rows as start and exclusive end. A run has at most ``most`` rows and ``limit`` bytes; a larger row
-    makes a run alone."""
+    """Yield runs of rows as start and exclusive end.
+
+    A run has at most ``most`` rows and ``limit`` bytes; a larger row makes a run alone.
+    """
     ends = list(accumulate(sizes, initial=0))
     start, count = 0, len(sizes)
     while start < count:
@@ -24,7 +26,7 @@ def cuts(sizes: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, int
 
 
 def sink_request(producer: Producer, block: Block, part: Part, start: int, end: int) -> PreparedSend:
-    """Encodes the rows of ``part`` from ``start`` to ``end`` under new unique ids. Runs on the loop of the producer."""
+    """Encode the rows of ``part`` from ``start`` to ``end`` under new unique ids. Runs on the loop of the producer."""
     rows = part.rows[start:end]
     if isinstance(rows, range):
         chosen = slice(rows.start, rows.stop)

@@ -108,7 +108,11 @@ class RocketMQDataSource(DataSource):
 
 
 def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> ReadOptions:
-    """Returns the options of a read with the columns of the user's schema. Raises ConfigError for the mistakes in both."""
+    """Return the options of a read with the columns of the user's schema.
+
+    Raises:
+        ConfigError: For the mistakes in both.
+    """
     mistakes = Mistakes()
     options = read_options(given, streaming=streaming, mistakes=mistakes)
     options = mistakes.result(lambda: _narrowed(options, schema, given), options)
@@ -117,8 +121,12 @@ def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -
 
 
 def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]) -> ReadOptions:
-    """Returns the options with the columns of the user's schema. Raises ConfigError for a schema without columns, with a column
-    that is named twice or that the source does not have in this type, or with columns that differ from the option ``columns``."""
+    """Return the options with the columns of the user's schema.
+
+    Raises:
+        ConfigError: For a schema without columns, with a column that is named twice or that the source does not have in this
+            type, or with columns that differ from the option ``columns``.
+    """
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}
     for field in schema.fields:
         wanted = SOURCE_COLUMNS.get(field.name)

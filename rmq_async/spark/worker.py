@@ -50,10 +50,10 @@ class SparkReader(PullConsumer):
     """Pulls by offset without being a member of its group, so that a killed worker leaves no member behind."""
 
     def _join(self, instance: ClientInstance) -> None:
-        """Does nothing: brokers do not know this reader."""
+        """Do nothing: brokers do not know this reader."""
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
-        """Does nothing: this reader has not joined its group."""
+        """Do nothing: this reader has not joined its group."""
 
     @property
     def instance(self) -> ClientInstance:
@@ -66,7 +66,12 @@ Client: TypeAlias = "SparkReader | Producer"
 
 @dataclass(eq=False)
 class _Kept:
-    """A client. ``users``: tasks that use it now. ``used``: time of the last use."""
+    """A client.
+
+    Attributes:
+        users: Tasks that use it now.
+        used: Time of the last use.
+    """
 
     client: Client
     users: int = 0
@@ -90,7 +95,7 @@ class Worker:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs ``work`` on the loop and returns its result. Raises its error, and ClientStateError if the worker is closed."""
+        """Run ``work`` on the loop and return its result. Raise its error, and ClientStateError if the worker is closed."""
         future = self.start(work)
         while True:
             try:
@@ -115,7 +120,7 @@ class Worker:
         return client
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
-        """Returns the producer of a group and cluster, with separate connections; timeouts are arguments of each send."""
+        """Return the producer of a group and cluster, with separate connections; timeouts are arguments of each send."""
         from ..producer import Producer
 
         if fresh:
@@ -139,7 +144,7 @@ class Worker:
 
     @contextmanager
     def using(self, client: Client) -> Iterator[None]:
-        """Marks ``client`` as used inside the block, so that it is not closed as an unused one."""
+        """Mark ``client`` as used inside the block, so that it is not closed as an unused one."""
         kept = next((kept for kept in list(self._clients.values()) if kept.client is client), None)
         if kept is None:  # another task has replaced it
             yield
@@ -154,7 +159,7 @@ class Worker:
                 kept.used = monotonic()
 
     def close(self) -> None:
-        """Stops the clients and the thread."""
+        """Stop the clients and the thread."""
         with self._lock:
             clients = [kept.client for kept in self._clients.values()]
             self._clients.clear()
@@ -165,8 +170,10 @@ class Worker:
         self._thread.join(2.0)
 
     def _serve(self) -> None:
-        """Runs the loop in the thread. ``run_forever`` raises a BaseException of a call, which its caller gets too; other
-        calls continue."""
+        """Run the loop in the thread.
+
+        ``run_forever`` raises a BaseException of a call, which its caller gets too; other calls continue.
+        """
         while True:
             try:
                 self._loop.run_forever()
@@ -187,8 +194,10 @@ class Worker:
             return kept.client
 
     def _close_unused(self, wanted: object) -> None:
-        """Closes the clients that were unused for ``IDLE`` seconds, and the longest unused ones beyond ``MOST``, on the loop;
-        no call waits for that."""
+        """Close the clients that were unused for ``IDLE`` seconds, and the longest unused ones beyond ``MOST``, on the loop.
+
+        No call waits for that.
+        """
         now = monotonic()
         unused = [(kept.used, key) for key, kept in self._clients.items() if not kept.users and key != wanted]
         unused.sort(key=lambda pair: pair[0])
@@ -216,7 +225,7 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """Returns the worker of this process, which the first call makes."""
+    """Return the worker of this process, which the first call makes."""
     global _worker
     with _making:
         if _worker is None or _worker.pid != os.getpid():
@@ -228,7 +237,7 @@ def worker() -> Worker:
 
 
 def _forget() -> None:
-    """Removes the parent's worker in a forked child: its thread does not exist here, and its lock may be held for ever."""
+    """Remove the parent's worker in a forked child: its thread does not exist here, and its lock may be held for ever."""
     global _worker, _making
     _worker, _making = None, threading.Lock()
 

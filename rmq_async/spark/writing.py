@@ -1,4 +1,6 @@
-"""Writers of batch writes and streaming writes. A task succeeds when the brokers have acknowledged every one of its rows.
+"""Writers of batch writes and streaming writes.
+
+A task succeeds when the brokers have acknowledged every one of its rows.
 
 Rows without a queue or a sharding key are sent in batches, each to the queue that the producer chooses. Rows for a queue
 (``brokerName`` and ``queueId``, or a sharding key) keep their order in a task: it has one request for a queue in flight. Rows that
@@ -46,8 +48,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """The result of one task. ``attempt``: number of the task's attempt, from 0. ``bytes``: size of the bodies. ``retried``:
-    number of messages that took more than one attempt to send."""
+    """The result of one task.
+
+    Attributes:
+        attempt: Number of the task's attempt, from 0.
+        bytes: Size of the bodies.
+        retried: Number of messages that took more than one attempt to send.
+    """
 
     partition: int
     attempt: int
@@ -57,8 +64,14 @@ class Sent(WriterCommitMessage):
 
 
 def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes | None = None) -> tuple[str, ...]:
-    """Returns the names of the columns to write. Raises ConfigError for those that are missing, unknown, doubled or of another
-    type, for a write without a topic, and for an invalid topic of the options, all in one error. ``mistakes``: gets them instead.
+    """Return the names of the columns to write.
+
+    Args:
+        mistakes: Gets them instead.
+
+    Raises:
+        ConfigError: For those that are missing, unknown, doubled or of another type, for a write without a topic, and for an
+            invalid topic of the options, all in one error.
     """
     found = Mistakes() if mistakes is None else mistakes
     names = [field.name for field in schema.fields]
@@ -89,7 +102,7 @@ def _check_type(field: StructField, options: WriteOptions) -> None:
 
 
 def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) -> None:
-    """Finds a missing body, topic, id or half of a queue, and an invalid topic of the options."""
+    """Find a missing body, topic, id or half of a queue, and an invalid topic of the options."""
     stand_ins = {name.lower() for name in names}
     if "body" not in names and stand_ins.isdisjoint(("body", "value")):  # these have an error that says what they are called
         found.add(f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}")
@@ -108,7 +121,7 @@ def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) 
 
 
 def _unknown(unknown: list[str], names: list[str]) -> list[str]:
-    """Returns the error texts for columns that the sink does not have."""
+    """Return the error texts for columns that the sink does not have."""
     spelt = {known.lower(): known for known in SINK_COLUMNS}
     texts, others = [], []
     for name in unknown:
@@ -122,7 +135,7 @@ def _unknown(unknown: list[str], names: list[str]) -> list[str]:
 
 
 def _without_counterpart(unknown: list[str], names: list[str]) -> str:
-    """Returns the error text for columns in whose place no other one can be written."""
+    """Return the error text for columns in whose place no other one can be written."""
     what = "there is no column" if len(unknown) == 1 else "there are no columns"
     if set(unknown) <= SOURCE_COLUMNS.keys():
         kept = [repr(name) for name in names if name in _WORTH_KEEPING]
@@ -140,7 +153,7 @@ _WORTH_KEEPING: Final = ("topic", "body", "tags", "keys", "properties", "flag")
 
 
 def check_topic(options: WriteOptions) -> None:
-    """Raises TopicNotFoundError if the topic of the options does not exist or has no queue to write to, and the errors of
+    """Raise TopicNotFoundError if the topic of the options does not exist or has no queue to write to, and the errors of
     requests.
 
     A topic that brokers create at its first message is accepted. The driver calls this before there are tasks.
@@ -160,7 +173,7 @@ def check_topic(options: WriteOptions) -> None:
 
 
 def warn_of_speculation(session: SparkSession) -> None:
-    """Logs a warning if ``spark.speculation`` is on.
+    """Log a warning if ``spark.speculation`` is on.
 
     It runs in the driver's own process: the processes that Spark starts there for a data source have no ``spark.speculation``.
     """
@@ -211,15 +224,16 @@ class _Writer(ABC):
 
     @abstractmethod
     def _job(self, context: TaskContext) -> str:
-        """Returns the prefix of the ids of rows, which is the same for all attempts of all tasks."""
+        """Return the prefix of the ids of rows, which is the same for all attempts of all tasks."""
 
     @abstractmethod
     def _topic_known(self, context: TaskContext) -> bool:
-        """Returns whether there is a topic option and its topic is known before this task: it was looked up, or this is not the
-        first micro-batch."""
+        """Return whether there is a topic option and its topic is known before this task: it was looked up, or this is not the
+        first micro-batch.
+        """
 
     def _queues_known(self, context: TaskContext) -> bool:
-        """Returns whether earlier tasks may have sent to the queues that rows name, so that their brokers are waited for."""
+        """Return whether earlier tasks may have sent to the queues that rows name, so that their brokers are waited for."""
         return False
 
     def _log(self, messages: Sequence[Any], what: str) -> None:

@@ -50,11 +50,14 @@ class Resolver:
         """The address that answered last, of names with several."""
 
     async def addresses(self, host: str, deadline: float) -> list[str]:
-        """Returns the IP addresses of ``host`` in the order to try them: the preferred one first, else in the system's order, but
-        IPv4 and IPv6 in turn; at most MAX_ADDRESSES.
+        """Return the IP addresses of ``host`` in the order to try them: the preferred one first, else in the system's order,
+        but IPv4 and IPv6 in turn. At most MAX_ADDRESSES.
 
-        Raises OSError (socket.gaierror) if the look-up fails, ValueError for an invalid name, TimeoutError at ``deadline``
-        (``time.monotonic``), ClientStateError after ``close``.
+        Raises:
+            OSError: If the look-up fails (as socket.gaierror).
+            ValueError: For an invalid name.
+            TimeoutError: At ``deadline`` (``time.monotonic``).
+            ClientStateError: After ``close``.
         """
         if is_ip(host):
             return [host]
@@ -70,15 +73,15 @@ class Resolver:
         return found if preferred not in found else [preferred, *(each for each in found if each != preferred)]
 
     def known(self, host: str) -> tuple[str, ...]:
-        """Returns what the newest look-up of a name has found; nothing for an address and for an unknown name."""
+        """Return what the newest look-up of a name has found; nothing for an address and for an unknown name."""
         return self._known.get(host, ())
 
     def age(self, host: str) -> float:
-        """Returns the seconds since the newest look-up of a name; infinite for an address and for an unknown name."""
+        """Return the seconds since the newest look-up of a name; infinite for an address and for an unknown name."""
         return machine.monotonic() - self._looked.get(host, -inf)
 
     def prefer(self, host: str, address: str) -> None:
-        """Puts an address of a name first from now on."""
+        """Put an address of a name first from now on."""
         if len(self._known.get(host, ())) > 1:
             self._preferred[host] = address
 
@@ -87,11 +90,11 @@ class Resolver:
         self._preferred.pop(host, None)
 
     def close(self) -> list[asyncio.Task[Any]]:
-        """Cancels the look-ups; returns their tasks, which need an iteration of the loop to end."""
+        """Cancel the look-ups; return their tasks, which need an iteration of the loop to end."""
         return [*self._looking.close()]
 
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
-        """Returns the addresses, or the error: the loop would report a raised one if no connect waits for the look-up any more."""
+        """Return the addresses, or the error: the loop would report a raised one if no connect waits for the look-up any more."""
         try:
             infos = await look_up(host)
         except (OSError, ValueError) as error:
@@ -111,12 +114,16 @@ async def first_of(
     drop: Callable[[T], None],
     time: float,
 ) -> T:
-    """Returns the result of ``connect(address)`` for the first address that connects and passes ``prove(result)``, which raises
-    OSError for one that does not; a single address, and the last one that is left, need not pass. ``addresses``: at least one.
+    """Return the result of ``connect(address)`` for the first address that connects and passes ``prove(result)``, which raises
+    OSError for one that does not. A single address, and the last one that is left, need not pass.
 
-    ``drop`` is called with the results of other addresses. ``time``: the caller's timeout in seconds, from which the head start is
-    derived. If no address connects, raises OSError with the different texts of their errors. Any other exception of ``connect`` or
-    ``prove`` is raised as it is, unless another address has passed in the same turn of the loop.
+    ``drop`` is called with the results of other addresses.
+
+    Args:
+        addresses: At least one.
+        time: The caller's timeout in seconds, from which the head start is derived. If no address connects, raises OSError with
+            the different texts of their errors. Any other exception of ``connect`` or ``prove`` is raised as it is, unless
+            another address has passed in the same turn of the loop.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])
@@ -136,8 +143,12 @@ async def first_of(
 
 
 class _Race(Generic[T]):
-    """The attempts of ``first_of``. ``trying``: their tasks; ``made``: results that are not proved yet; ``winner``: the first that
-    is."""
+    """The attempts of ``first_of``.
+
+    Attributes:
+        trying: Their tasks. ``made``: results that are not proved yet.
+        winner: The first that is.
+    """
 
     def __init__(
         self, connect: Callable[[str], Awaitable[T]], prove: Callable[[T], Awaitable[object]], drop: Callable[[T], None]
@@ -151,12 +162,16 @@ class _Race(Generic[T]):
         self.winner: T | None = None
 
     def start(self, address: str, *, is_last: bool) -> None:
-        """Starts an attempt. ``is_last``: whether no other follows."""
+        """Start an attempt.
+
+        Args:
+            is_last: Whether no other follows.
+        """
         self._is_last = is_last
         self.trying[asyncio.ensure_future(self._attempt(address))] = None
 
     async def next(self, timeout: float | None) -> list[OSError]:
-        """Waits until an attempt has ended, for ``timeout`` seconds at most, and returns the errors of those that failed."""
+        """Wait until an attempt has ended, for ``timeout`` seconds at most, and return the errors of those that failed."""
         done, _ = await asyncio.wait(self.trying, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         failures: list[OSError] = []
         other: BaseException | None = None
@@ -179,7 +194,7 @@ class _Race(Generic[T]):
         return failures
 
     async def end(self) -> None:
-        """Cancels the attempts that are left, and drops what they have made or still make."""
+        """Cancel the attempts that are left, and drop what they have made or still make."""
         self._is_over = True
         for task, made in self.trying.items():
             if made is None:
@@ -215,6 +230,6 @@ def _together(failures: Sequence[OSError]) -> OSError:
 
 
 def _address(place: Any) -> str:
-    """Returns the host of a socket address from getaddrinfo, with the network interface that an IPv6 address may need."""
+    """Return the host of a socket address from getaddrinfo, with the network interface that an IPv6 address may need."""
     host = str(place[0])
     return f"{host}%{place[3]}" if len(place) == 4 and place[3] and "%" not in host else host

@@ -18,7 +18,8 @@ __all__ = ["AllowedHosts"]
 class AllowedHosts:
     """The hosts to which a client may connect.
 
-    ``allowed``: host names, addresses and networks in the form of ``ClientConfig.allowed_broker_hosts``.
+    Args:
+        allowed: Host names, addresses and networks in the form of ``ClientConfig.allowed_broker_hosts``.
     """
 
     def __init__(self, allowed: Collection[str]) -> None:

@@ -11,19 +11,31 @@ __all__ = ["close_text", "late_error", "lost_error"]
 
 
 def close_text(reason: CloseReason | None, cause: BaseException | None) -> str:
-    """Returns why a connection takes no more requests. ``reason``: None while it waits for its last answers."""
+    """Return why a connection takes no more requests.
+
+    Args:
+        reason: None while it waits for its last answers.
+    """
     text = reason.value if reason is not None else "it is closing"
     return f"{text} ({tls_reason(cause)})" if cause is not None and str(cause) else text
 
 
 def lost_error(address: str, code: int | None, why: str, *, written: bool) -> ConnectionLostError:
-    """Returns the error of a connection that was lost. ``code``: request code of the pending request; None if there is none."""
+    """Return the error of a connection that was lost.
+
+    Args:
+        code: Request code of the pending request; None if there is none.
+    """
     what = f"{request_name(code)} to {address}" if code is not None else address
     return ConnectionLostError(f"{what}: connection lost, {why}", maybe_stored=written, address=address)
 
 
 def late_error(address: str, code: int, why_held: str | None) -> RequestTimeoutError:
-    """Returns the error of a request whose deadline has passed. ``why_held``: why its frame was not written; None if it was."""
+    """Return the error of a request whose deadline has passed.
+
+    Args:
+        why_held: Why its frame was not written; None if it was.
+    """
     text = f"{request_name(code)} to {address}: no answer came by its deadline"
     if why_held is not None:
         text = f"{request_name(code)} to {address}: {why_held} by its deadline"

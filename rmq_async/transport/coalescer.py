@@ -36,8 +36,9 @@ GATHER_SECONDS: Final = 0.02
 
 
 class WriteCoalescer:
-    """The frames that wait to be written together. ``before_write`` is called before each write; ``sends_in_flight()`` returns the
-    number of sends without an answer.
+    """The frames that wait to be written together.
+
+    ``before_write`` is called before each write; ``sends_in_flight()`` returns the number of sends without an answer.
 
     The send path reads ``room``, and appends a frame to ``frames`` itself if ``queue`` would do nothing else.
     """
@@ -78,11 +79,15 @@ class WriteCoalescer:
         return sum(map(len, self.frames))
 
     def idle(self) -> bool:
-        """Returns whether there is no frame, no timer and no callback of a write."""
+        """Return whether there is no frame, no timer and no callback of a write."""
         return not (self.frames or self._written or self._timer)
 
     def queue(self, parts: bytes | list[bytes], *, urgent: bool = False) -> None:
-        """Gathers one frame. ``urgent``: True writes it at the end of the iteration at the latest, if the peer reads."""
+        """Gather one frame.
+
+        Args:
+            urgent: True writes it at the end of the iteration at the latest, if the peer reads.
+        """
         if urgent:
             self._urgent = True
         frames = self.frames
@@ -100,7 +105,7 @@ class WriteCoalescer:
             self.flush()
 
     def write(self, parts: bytes | list[bytes]) -> None:
-        """Writes to the transport directly; for a frame that would be written alone."""
+        """Write to the transport directly; for a frame that would be written alone."""
         self.writes += 1
         self._before_write()
         if isinstance(parts, bytes):
@@ -109,12 +114,12 @@ class WriteCoalescer:
             self._write_parts(parts)
 
     def flush(self) -> None:
-        """Writes the gathered frames, unless the peer does not read."""
+        """Write the gathered frames, unless the peer does not read."""
         if not self.paused:
             self.push()
 
     def push(self) -> None:
-        """Writes the gathered frames, also to a peer that does not read; they then wait in the transport's buffer.
+        """Write the gathered frames, also to a peer that does not read; they then wait in the transport's buffer.
 
         Frames may be gathered although the peer does not read: uvloop calls ``pause_writing`` some time after the write.
         """
@@ -136,15 +141,16 @@ class WriteCoalescer:
             self._report_written()
 
     def look_again(self) -> None:
-        """Schedules a check at the end of this iteration, which may write the gathered frames."""
+        """Schedule a check at the end of this iteration, which may write the gathered frames."""
         if not self._due:
             self._due = True
             self.room = FLUSH_FRAMES - 1
             self._loop.call_soon(self._end_of_iteration)
 
     def when_written(self, callback: Callable[[int], None], cost: int) -> None:
-        """Calls ``callback(cost)`` when all frames queued until the next write are written and the transport is not paused, or when
-        they are dropped."""
+        """Call ``callback(cost)`` when all frames queued until the next write are written and the transport is not paused, or
+        when they are dropped.
+        """
         self._written.append((callback, cost))
 
     def resume(self) -> None:
@@ -154,7 +160,7 @@ class WriteCoalescer:
         self.flush()
 
     def close(self) -> None:
-        """Drops the gathered frames, and runs the callbacks of writes."""
+        """Drop the gathered frames, and run the callbacks of writes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

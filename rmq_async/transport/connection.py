@@ -1,4 +1,6 @@
-"""One TCP connection, an asyncio.Protocol: its socket, its reading and its life cycle. Requests are in its RequestTable.
+"""One TCP connection, an asyncio.Protocol: its socket, its reading and its life cycle.
+
+Requests are in its RequestTable.
 
 Answers are decoded and resolved inside ``data_received``; no Task waits for bytes.
 """
@@ -65,11 +67,12 @@ seconds at most. It is below 352,518,400, the "length" in the first bytes of a T
 
 
 class ConnectionSettings(NamedTuple):
-    """The settings of a connection. ``max_frame_size``: maximum bytes of a received frame. A larger one, up to DROP_UP_TO bytes,
-    fails its request only.
+    """The settings of a connection.
 
-    ``dead_after``: seconds of silence after which the connection is closed as dead. Silence begins when the first request, long
-    polls excepted, is written after the last received byte.
+    Attributes:
+        max_frame_size: Maximum bytes of a received frame. A larger one, up to DROP_UP_TO bytes, fails its request only.
+        dead_after: Seconds of silence after which the connection is closed as dead. Silence begins when the first request, long
+            polls excepted, is written after the last received byte.
     """
 
     max_frame_size: int
@@ -78,11 +81,14 @@ class ConnectionSettings(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """A connection to a server, made by ConnectionPool. ``address``: the text "host:port" with which it was requested.
+    """A connection to a server, made by ConnectionPool.
 
-    ``on_request`` answers the server's own requests; without a handler they get REQUEST_CODE_NOT_SUPPORTED. ``on_retired``:
-    called when the server sends its clients away (GO_AWAY); the connection takes no new requests from then on, and the callback
-    has to close it after the pending ones.
+    ``on_request`` answers the server's own requests; without a handler they get REQUEST_CODE_NOT_SUPPORTED.
+
+    Args:
+        address: The text "host:port" with which it was requested.
+        on_retired: Called when the server sends its clients away (GO_AWAY); the connection takes no new requests from then on,
+            and the callback has to close it after the pending ones.
     """
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
@@ -166,8 +172,10 @@ class Connection(asyncio.Protocol):
         return () if self._answering is None else tuple(self._answering.tasks)
 
     def silent_for(self, now: float) -> float:
-        """Returns the seconds since the first request, long polls excepted, that was written after the last byte came; 0 without
-        one."""
+        """Return the seconds since the first request, long polls excepted, that was written after the last byte came.
+
+        0 without one.
+        """
         return max(0.0, now - self.requests.deadlines.silent_since)
 
     @property
@@ -187,11 +195,15 @@ class Connection(asyncio.Protocol):
         long_poll: bool = False,
         calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
     ) -> RemotingCommand:
-        """Sends ``command`` under an opaque of this connection and returns the answer, of any code.
+        """Send ``command`` under an opaque of this connection and return the answer, of any code.
 
-        ``calls``: contains the future of the answer during the wait, so that other code can end it. Raises RequestTimeoutError
-        after ``timeout`` seconds, ConnectionLostError if the connection takes no requests or closes first, and LocalProtocolError
-        for a command that cannot be encoded or signed.
+        Args:
+            calls: Contains the future of the answer during the wait, so that other code can end it.
+
+        Raises:
+            RequestTimeoutError: After ``timeout`` seconds.
+            ConnectionLostError: If the connection takes no requests or closes first.
+            LocalProtocolError: For a command that cannot be encoded or signed.
         """
         hooked = None
         if self.hooks.active:
@@ -277,8 +289,11 @@ class Connection(asyncio.Protocol):
             requests.writer.look_again()
 
     def _general_frame(self, frame: Frame | CutFrame | RemoteProtocolError) -> None:
-        """Handles a frame that ``data_received`` does not handle itself. ``frame``: a frame, or the error of a broken one, which is
-        raised."""
+        """Handle a frame that ``data_received`` does not handle itself.
+
+        Args:
+            frame: A frame, or the error of a broken one, which is raised.
+        """
         if isinstance(frame, RemoteProtocolError):
             raise frame
         if isinstance(frame, CutFrame):
@@ -310,7 +325,7 @@ class Connection(asyncio.Protocol):
             pending.receiver.set_result(command)
 
     def _too_large(self, frame: CutFrame) -> None:
-        """Fails the request of an answer above ``max_frame_size``, and refuses a request of the server above it."""
+        """Fail the request of an answer above ``max_frame_size``, and refuse a request of the server above it."""
         command = decode_command(Frame(frame.serialize_type, frame.header, b""))
         limit = self._max_frame_size
         if not command.is_response:
@@ -335,8 +350,9 @@ class Connection(asyncio.Protocol):
             pending.receiver.set_exception(error)
 
     def _refused(self, pending: Pending, code: int, remark: str | None) -> None:
-        """Learns from an answer that is not "success", before its receiver gets it: a sender that retries immediately must not get
-        a connection that is sent away."""
+        """Learn from an answer that is not "success", before its receiver gets it: a sender that retries immediately must not
+        get a connection that is sent away.
+        """
         if code == _GO_AWAY:
             self.retire()
         elif (pending.typed or pending.code == _SEND_BACK) and is_busy(code, remark):
@@ -358,7 +374,7 @@ class Connection(asyncio.Protocol):
             logger.debug("%s: %d answers without a request (dropped)", self.address, self.strays)
 
     def _serve(self, command: RemotingCommand) -> None:
-        """Answers a request of the server."""
+        """Answer a request of the server."""
         try:
             response = not_supported(command) if self._on_request is None else self._on_request(self, command)
         except Exception as error:  # noqa: BLE001 - a bug of the handler must not close the connection
@@ -416,13 +432,13 @@ class Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def drain(self) -> None:
-        """Ends the acceptance of new requests; pending ones may still be answered."""
+        """End the acceptance of new requests; pending ones may still be answered."""
         if self._state is ConnectionState.READY:
             self.requests.writer.flush()
             self._set_state(ConnectionState.DRAINING)
 
     def retire(self) -> None:
-        """Drains after GO_AWAY and calls ``on_retired``, once."""
+        """Drain after GO_AWAY and call ``on_retired``, once."""
         if self._state is ConnectionState.READY:
             self.retired = True
             self.drain()
@@ -430,8 +446,10 @@ class Connection(asyncio.Protocol):
                 self._on_retired(self)
 
     def close(self, reason: CloseReason, cause: BaseException | None = None) -> None:
-        """Closes the connection, once. Each pending request gets an error of its own, which states ``reason`` and whether the
-        request was written."""
+        """Close the connection, once.
+
+        Each pending request gets an error of its own, which states ``reason`` and whether the request was written.
+        """
         if self._state is ConnectionState.CLOSED:
             return
         requests = self.requests
@@ -468,7 +486,7 @@ class Connection(asyncio.Protocol):
         return error
 
     def close_text(self) -> str:
-        """Returns why the connection takes no more requests, for errors."""
+        """Return why the connection takes no more requests, for errors."""
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
         text = close_text(why, self.close_cause)
         if why not in (CloseReason.PEER, CloseReason.RESET):

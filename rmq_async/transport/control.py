@@ -20,9 +20,9 @@ MAX_UNREAD: Final = 1024 * 1024
 
 
 def send_control(connection: Connection, command: RemotingCommand) -> bool:
-    """Sends ``command`` one-way, through all hooks and signed like any request, and returns True.
+    """Send ``command`` one-way, through all hooks and signed like any request, and return True.
 
-    Returns False, with nothing sent, if the connection takes no requests, more than MAX_UNREAD bytes wait to be written, or the
+    Return False, with nothing sent, if the connection takes no requests, more than MAX_UNREAD bytes wait to be written, or the
     command cannot be written; the error of the last case is reported to the loop's exception handler.
     """
     if not connection.is_open or connection.buffered_bytes > MAX_UNREAD:
@@ -47,4 +47,4 @@ def send_control(connection: Connection, command: RemotingCommand) -> bool:
 
 
 def _ignore(cost: int) -> None:
-    """Does nothing: senders of messages need the callback to count unwritten bytes, control requests do not."""
+    """Do nothing: senders of messages need the callback to count unwritten bytes, control requests do not."""

@@ -40,12 +40,16 @@ GRACE_AFTER_WRITE: Final = 0.1
 
 
 class Deadlines:
-    """The timer of a connection's deadlines. ``flush`` writes the gathered frames; ``die`` closes the connection as dead.
+    """The timer of a connection's deadlines.
+
+    ``flush`` writes the gathered frames; ``die`` closes the connection as dead.
 
     ``expire(now)`` ends the late requests and returns the earliest deadline of the others, infinity if there are none.
-    ``unread()``: number of bytes in the socket.
 
     Code that runs for each message or each read uses the public attributes directly, to save calls.
+
+    Args:
+        unread: Number of bytes in the socket.
     """
 
     __slots__ = (
@@ -91,7 +95,7 @@ class Deadlines:
         self._timer = self._loop.call_later(self.at - now, self._scan, context=Context())
 
     def stop(self) -> None:
-        """Cancels the timer for good."""
+        """Cancel the timer for good."""
         self.at = -inf
         if self._timer is not None:
             self._timer.cancel()
@@ -117,8 +121,9 @@ class Deadlines:
             self.arm(max(earliest, now + SCAN_GRAIN))
 
     def _more_to_read(self, now: float) -> bool:
-        """Returns whether bytes that were in the socket at the end of a blocked iteration of the loop may still have to be read;
-        False at the limits of graces."""
+        """Return whether bytes that were in the socket at the end of a blocked iteration of the loop may still have to be read;
+        False at the limits of graces.
+        """
         if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
             self._flush()
             unread, (begun, since) = self._unread(), self._graces

@@ -13,8 +13,10 @@ __all__ = ["raise_soon", "report"]
 
 
 def report(text: str, error: BaseException) -> None:
-    """Passes an Exception or a CancelledError to the loop's exception handler. Others, such as KeyboardInterrupt, leave the loop in
-    its next iteration."""
+    """Pass an Exception or a CancelledError to the loop's exception handler.
+
+    Others, such as KeyboardInterrupt, leave the loop in its next iteration.
+    """
     if not isinstance(error, Exception | asyncio.CancelledError):
         raise_soon(error)
         return
@@ -25,7 +27,7 @@ def report(text: str, error: BaseException) -> None:
 
 
 def raise_soon(error: BaseException) -> None:
-    """Raises ``error`` out of the running loop in its next iteration; immediately where no loop runs."""
+    """Raise ``error`` out of the running loop in its next iteration; immediately where no loop runs."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -40,11 +40,16 @@ class Sendable(Protocol):
 class Pending(msgspec.Struct):
     """A pending request.
 
-    ``deadline``, ``call_deadline``: end of the attempt and of the call (monotonic). ``typed``: the request is a send, and the
-    receiver gets a SendReply instead of a RemotingCommand. ``long_poll``: the peer may hold the request, so its silence does not
-    mean that it is dead. ``owner``: the object that may end all its requests together (``RequestTable.abandon``). ``sequence``:
-    number in the order of writing; 0 while the frame is held back, -1 from when it got more time after a blocked loop.
-    ``opaque``: set for sends. ``pull``: the receiver gets a PullReply if ``decode_pull_reply`` reads the answer.
+    Attributes:
+        deadline: End of the attempt and of the call (monotonic).
+        call_deadline: See ``deadline``.
+        typed: The request is a send, and the receiver gets a SendReply instead of a RemotingCommand.
+        long_poll: The peer may hold the request, so its silence does not mean that it is dead.
+        owner: The object that may end all its requests together (``RequestTable.abandon``).
+        sequence: Number in the order of writing; 0 while the frame is held back, -1 from when it got more time after a blocked
+            loop.
+        opaque: Set for sends.
+        pull: The receiver gets a PullReply if ``decode_pull_reply`` reads the answer.
     """
 
     receiver: Receiver
@@ -80,7 +85,7 @@ class HeldFrame(NamedTuple):
 
 
 def overdue(entries: Iterable[tuple[int, Pending]], now: float) -> tuple[list[tuple[int, Pending]], float]:
-    """Returns the entries whose next deadline has come, and the earliest deadline of the others (infinity without others)."""
+    """Return the entries whose next deadline has come, and the earliest deadline of the others (infinity without others)."""
     late: list[tuple[int, Pending]] = []
     earliest = inf
     for opaque, entry in entries:
@@ -93,7 +98,7 @@ def overdue(entries: Iterable[tuple[int, Pending]], now: float) -> tuple[list[tu
 
 
 def request_name(code: int) -> str:
-    """Returns RocketMQ's name of a request code, or its number."""
+    """Return RocketMQ's name of a request code, or its number."""
     try:
         return RequestCode(code).name
     except ValueError:

@@ -72,8 +72,12 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Backoff:
-    """Decides when an address is retried: 50 ms after the first failure, twice as long after each further one, up to one second.
-    ``reason``: text of the last failure."""
+    """Decides when an address is retried: 50 ms after the first failure, twice as long after each further one, up to one
+    second.
+
+    Attributes:
+        reason: Text of the last failure.
+    """
 
     __slots__ = ("_delay", "_until", "reason")
 
@@ -88,13 +92,15 @@ class Backoff:
         self._until = now + self._delay
 
     def remaining(self, now: float) -> float:
-        """Returns the seconds until the next attempt is allowed; 0 if it is allowed now."""
+        """Return the seconds until the next attempt is allowed; 0 if it is allowed now."""
         return max(0.0, self._until - now)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of "host:port" or "[v6]:port". Raises a permanent ConnectError for other texts: addresses come from
-    routes."""
+    """Return host and port of "host:port" or "[v6]:port".
+
+    Raise a permanent ConnectError for other texts: addresses come from routes.
+    """
     found = host_and_port(address)
     if found is None:
         text = f"an address must be host:port or [IPv6]:port with a port from 1 to 65535, not {address[:200]!r}"
@@ -106,8 +112,10 @@ class ConnectionPool:
     """The connections of one client instance; it belongs to the loop that makes it.
 
     ``on_connected`` and ``on_closed`` are plain functions that are called with the connection, the latter when it takes no more
-    requests (because it is closed, or retired and still open for answers). ``on_request`` answers servers' requests. ``tls``: the
-    result of ``client_context``.
+    requests (because it is closed, or retired and still open for answers). ``on_request`` answers servers' requests.
+
+    Args:
+        tls: The result of ``client_context``.
     """
 
     def __init__(
@@ -168,32 +176,33 @@ class ConnectionPool:
         return (*self.open.values(), *self._retired)
 
     def get(self, address: str) -> Connection | None:
-        """Returns the open connection to ``address``, None if there is none; no I/O."""
+        """Return the open connection to ``address``, None if there is none; no I/O."""
         return self.open.get(address)
 
     def connecting(self, address: str) -> bool:
-        """Returns whether a connect to ``address`` is under way."""
+        """Return whether a connect to ``address`` is under way."""
         return address in self._connecting
 
     def backing_off(self, address: str) -> bool:
-        """Returns whether a new connect to ``address`` would wait for the end of a back-off."""
+        """Return whether a new connect to ``address`` would wait for the end of a back-off."""
         backoff = self._backoffs.get(address)
         return backoff is not None and backoff.remaining(machine.monotonic()) > 0
 
     def is_down(self, address: str) -> bool:
-        """Returns whether ``address`` has no open connection, and either a failure there is remembered or a connect is under
-        way."""
+        """Return whether ``address`` has no open connection, and either a failure there is remembered or a connect is under
+        way.
+        """
         return address not in self.open and (address in self._backoffs or address in self._connecting)
 
     def refusal(self, address: str) -> ConnectError | None:
-        """Returns the error for callers that do not wait until the back-off ends; None without a back-off."""
+        """Return the error for callers that do not wait until the back-off ends; None without a back-off."""
         if not self.backing_off(address):
             return None
         text = f"no connect to {address} until its back-off ends, within {MAX_BACKOFF:.3g} s: {self._backoffs[address].reason}"
         return ConnectError(text, address=address)
 
     def trouble(self, address: str) -> str | None:
-        """Returns the known reason why ``address`` cannot be reached; None if there is none, as before the first attempt.
+        """Return the known reason why ``address`` cannot be reached; None if there is none, as before the first attempt.
 
         This and ``last_stored`` may be called from any thread.
         """
@@ -204,17 +213,23 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Returns the time (monotonic) of a recent read in which a server confirmed a stored message; None without one."""
+        """Return the time (monotonic) of a recent read in which a server confirmed a stored message; None without one."""
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 
     async def connect(self, address: str, timeout: float, wait: WaitFor[Connection] = Flight.wait) -> Connection:
-        """Returns the connection to ``address``, made if necessary; several callers share one connect.
+        """Return the connection to ``address``, made if necessary; several callers share one connect.
 
-        ``wait``: the function that waits for the connect. Raises ConnectError if the connect, its look-up or its TLS handshake
-        fails or lasts longer than ``connect_timeout``, and for an address that is malformed or not allowed; ConnectionLostError
-        if the new connection is lost immediately; RequestTimeoutError after ``timeout`` seconds, which include a back-off;
-        ClientStateError if the client stops, ForkedError in a forked process.
+        Args:
+            wait: The function that waits for the connect.
+
+        Raises:
+            ConnectError: If the connect, its look-up or its TLS handshake fails or lasts longer than ``connect_timeout``, and
+                for an address that is malformed or not allowed.
+            ConnectionLostError: If the new connection is lost immediately.
+            RequestTimeoutError: After ``timeout`` seconds, which include a back-off.
+            ClientStateError: If the client stops.
+            ForkedError: In a forked process.
         """
         deadline = machine.monotonic() + timeout
         check_not_forked(self._generation)
@@ -230,7 +245,7 @@ class ConnectionPool:
                 return connection
 
     def too_late(self, address: str, seconds: float) -> RequestTimeoutError:
-        """Returns the error of a caller that got no connection within ``seconds``."""
+        """Return the error of a caller that got no connection within ``seconds``."""
         backoff = self._backoffs.get(address)
         if backoff is None:
             text = f"no connection to {address} within {seconds:.3g} s; check that the server runs, or raise the timeout"
@@ -239,8 +254,12 @@ class ConnectionPool:
         return RequestTimeoutError(text, maybe_stored=False, address=address)
 
     def start_connecting(self, address: str) -> Flight[Connection]:
-        """Returns the connect to ``address`` that is under way, or a new one. Raises ClientStateError if the client stops, and
-        ConnectError for an address that is malformed or not allowed."""
+        """Return the connect to ``address`` that is under way, or a new one.
+
+        Raises:
+            ClientStateError: If the client stops.
+            ConnectError: For an address that is malformed or not allowed.
+        """
         if self._closing:
             text = f"no connect to {address}: the client is stopping or stopped; start it again"
             raise ClientStateError(text, address=address)
@@ -259,11 +278,14 @@ class ConnectionPool:
         calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
         sent_away: RemotingCommand | None = None,
     ) -> RemotingCommand:
-        """Connects if necessary, sends one request and returns its answer, of any code, within ``timeout`` seconds.
+        """Connect if necessary, send one request and return its answer, of any code, within ``timeout`` seconds.
 
-        A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; if the connect
-        ends with ConnectError or RequestTimeoutError, the GO_AWAY is returned. ``sent_away``: the GO_AWAY that answered an
-        earlier attempt; then there is only one more attempt. Raises as ``connect`` and ``Connection.request`` do.
+        A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; if the
+        connect ends with ConnectError or RequestTimeoutError, the GO_AWAY is returned. Raises as ``connect`` and
+        ``Connection.request`` do.
+
+        Args:
+            sent_away: The GO_AWAY that answered an earlier attempt; then there is only one more attempt.
         """
         deadline = machine.monotonic() + timeout
         response = sent_away
@@ -287,9 +309,11 @@ class ConnectionPool:
     # -- names
 
     async def look_again(self, address: str, timeout: float) -> bool:
-        """Looks up the host name of an open connection again, unless that was done a moment ago. Where it leads elsewhere now, the
-        connection is given up; returns whether it was. False for an IP address, without a connection, and if the look-up fails or
-        lasts too long."""
+        """Look up the host name of an open connection again, unless that was done a moment ago.
+
+        Where it leads elsewhere now, the connection is given up; returns whether it was. False for an IP address, without a
+        connection, and if the look-up fails or lasts too long.
+        """
         connection, host, now = self.open.get(address), _host_of(address), machine.monotonic()
         if connection is None or self._resolver.age(host) < LOOK_SPACING or is_ip(host):
             return False
@@ -316,7 +340,7 @@ class ConnectionPool:
         return True
 
     def siblings(self, address: str) -> list[str]:
-        """Returns the other addresses that the name of a name server leads to, each as an address of its own."""
+        """Return the other addresses that the name of a name server leads to, each as an address of its own."""
         host, connection = _host_of(address), self.open.get(address)
         known = self._resolver.known(host)
         if len(known) < 2 or connection is None:
@@ -329,8 +353,10 @@ class ConnectionPool:
         return found
 
     def lead(self, sibling: str) -> str:
-        """Makes the name lead to one of its ``siblings`` first, and gives up the connection to another; returns the name's
-        address. Any other address is returned as it is."""
+        """Make the name lead to one of its ``siblings`` first, and give up the connection to another.
+
+        Return the name's address. Any other address is returned as it is.
+        """
         address = self._siblings.get(sibling)
         if address is None:
             return sibling
@@ -340,8 +366,12 @@ class ConnectionPool:
         return address
 
     async def aclose(self, timeout: float = 0.0) -> None:
-        """Waits up to ``timeout`` seconds for pending requests, closes all connections, and waits until sockets and tasks have
-        ended. Raises ForkedError in a forked process."""
+        """Wait up to ``timeout`` seconds for pending requests, close all connections, and wait until sockets and tasks have
+        ended.
+
+        Raises:
+            ForkedError: In a forked process.
+        """
         self._closing = True
         check_not_forked(self._generation)
         if self._idle_timer is not None:
@@ -364,7 +394,7 @@ class ConnectionPool:
     # -- inside
 
     async def _connect(self, address: str) -> Connection:
-        """Connects for all callers; after a failure the address backs off."""
+        """Connect for all callers; after a failure the address backs off."""
         try:
             backoff = self._backoffs.get(address)
             if backoff is not None:
@@ -376,7 +406,7 @@ class ConnectionPool:
             raise
 
     async def _open(self, address: str) -> Connection:
-        """Connects to the first address of the host that accepts, within ``connect_timeout``. Raises ConnectError."""
+        """Connect to the first address of the host that accepts, within ``connect_timeout``. Raises ConnectError."""
         host, port = split_address(address)
         timeout = self._config.connect_timeout
         deadline = machine.monotonic() + timeout
@@ -402,8 +432,10 @@ class ConnectionPool:
             raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
 
     async def _open_at(self, address: str, ip: str, host: str, port: int) -> Connection:
-        """Connects to ``ip``, an address of ``host``. The server's certificate must be for ``server_hostname``, by default
-        ``host``."""
+        """Connect to ``ip``, an address of ``host``.
+
+        The server's certificate must be for ``server_hostname``, by default ``host``.
+        """
         connection = Connection(
             address,
             self._connection_settings,
@@ -428,7 +460,11 @@ class ConnectionPool:
         return connection
 
     async def _prove(self, connection: Connection, timeout: float) -> None:
-        """Waits for any answer of the server. Raises OSError if none comes."""
+        """Wait for any answer of the server.
+
+        Raises:
+            OSError: If none comes.
+        """
         try:
             await connection.request(_question(connection.address in self._name_servers), timeout)
         except RocketMQError as error:
@@ -461,8 +497,10 @@ class ConnectionPool:
         return connection
 
     def _retire(self, connection: Connection) -> None:
-        """Retires a connection after GO_AWAY. A new connection may reach another server at the address; after a repeated GO_AWAY
-        the address backs off."""
+        """Retire a connection after GO_AWAY.
+
+        A new connection may reach another server at the address; after a repeated GO_AWAY the address backs off.
+        """
         address = connection.address
         if self.open.get(address) is not connection:
             return
@@ -481,7 +519,7 @@ class ConnectionPool:
             self._on_closed(connection)
 
     def _give_up(self, connection: Connection, why: str) -> None:
-        """Retires a connection to an address that its name should not lead to any more."""
+        """Retire a connection to an address that its name should not lead to any more."""
         text = "the connection of %s to %s is given up, %d requests still wait for their answers: %s"
         logger.info(text, connection.address, connection.ip, connection.pending, why)
         connection.drain()
@@ -491,7 +529,7 @@ class ConnectionPool:
             self._on_closed(connection)
 
     def _part_with(self, connection: Connection, reason: CloseReason) -> None:
-        """Takes a connection out of use, and closes it when its pending requests are answered."""
+        """Take a connection out of use, and close it when its pending requests are answered."""
         del self.open[connection.address]
         self._stored_at = max(self._stored_at, connection.stored_at)
         self._schedule_check(connection, reason, machine.monotonic() + MAX_RETIRED)
@@ -553,7 +591,7 @@ class ConnectionPool:
         self._idle_timer = self._loop.call_later(min(self._config.idle_timeout, LOOK_EVERY) / 4, self._close_idle)
 
     def _look_if_due(self, connection: Connection) -> None:
-        """Starts a look-up in the background if the newest one of a connection's name is too old."""
+        """Start a look-up in the background if the newest one of a connection's name is too old."""
         host = _host_of(connection.address)
         if inf > self._resolver.age(host) >= LOOK_EVERY:
             self._looking.start(connection.address, lambda: self._look_again(connection, host))
@@ -565,7 +603,7 @@ def _host_of(address: str) -> str:
 
 
 def _question(name_server: bool) -> RemotingCommand:
-    """Returns a request that changes nothing: for a route, or a heartbeat without groups."""
+    """Return a request that changes nothing: for a route, or a heartbeat without groups."""
     if name_server:
         header = GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True)
         return RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
@@ -573,5 +611,5 @@ def _question(name_server: bool) -> RemotingCommand:
 
 
 def _drop(connection: Connection) -> None:
-    """Closes a connection that is not used, because one to another address of the host is."""
+    """Close a connection that is not used, because one to another address of the host is."""
     connection.close(CloseReason.LOCAL)

@@ -20,7 +20,7 @@ def generation() -> int:
 
 
 def check_not_forked(since: int) -> None:
-    """Raises ForkedError in a process that was forked after ``generation()`` returned ``since``."""
+    """Raise ForkedError in a process that was forked after ``generation()`` returned ``since``."""
     if since != _generation:
         raise ForkedError("this client was started before os.fork(); make and start a new one in the child process")
 

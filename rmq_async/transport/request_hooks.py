@@ -23,8 +23,10 @@ __all__ = ["HookedRequest", "RequestHook", "RequestHooks", "call_hook", "cancel_
 
 
 class RequestHook(Protocol):
-    """A hook around each request of a client. ``before`` may change the command's ext_fields and nothing else. ``after`` gets the
-    answer or the error, and neither after a one-way request that was sent.
+    """A hook around each request of a client.
+
+    ``before`` may change the command's ext_fields and nothing else. ``after`` gets the answer or the error, and neither after a
+    one-way request that was sent.
 
     Equal hooks count as one.
     """
@@ -36,8 +38,12 @@ class RequestHook(Protocol):
 
 
 class RequestHooks:
-    """The hooks of one connection pool. ``namespace``: the value that each request gets in the extField ``ns``, as from Java's
-    ``NamespaceRpcHook``; None adds nothing."""
+    """The hooks of one connection pool.
+
+    Args:
+        namespace: The value that each request gets in the extField ``ns``, as from Java's ``NamespaceRpcHook``; None adds
+            nothing.
+    """
 
     __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change", "only_sign")
 
@@ -58,15 +64,18 @@ class RequestHooks:
         self._change()
 
     def remove(self, hook: RequestHook) -> None:
-        """Undoes one ``add``. The hook still gets ``after`` of requests that are pending."""
+        """Undo one ``add``. The hook still gets ``after`` of requests that are pending."""
         self._uses[hook] -= 1
         if not self._uses[hook]:
             del self._uses[hook]
         self._change()
 
     def hooked(self, address: str, command: RemotingCommand) -> HookedRequest:
-        """Returns the request as it is to be written; ``command`` itself is not changed. Raises LocalProtocolError for a text that
-        cannot be signed."""
+        """Return the request as it is to be written; ``command`` itself is not changed.
+
+        Raises:
+            LocalProtocolError: For a text that cannot be signed.
+        """
         ext: dict[str, str | None] = dict(command.ext_fields or {})
         if self._namespace is not None:
             ext["nsd"], ext["ns"] = "true", self._namespace
@@ -105,14 +114,17 @@ class HookedRequest(msgspec.Struct):
                 call_hook(hook.after, self.address, self.command, response, error)
 
     def receiver(self, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> Receiver:
-        """Returns a receiver that calls the hooks before it passes the answer on, or ``receiver`` itself if there are no hooks.
-        ``read`` makes a command of the answer."""
+        """Return a receiver that calls the hooks before it passes the answer on, or ``receiver`` itself if there are no hooks.
+
+        ``read`` makes a command of the answer.
+        """
         return _HookedReceiver(self, receiver, read) if self.hooks else receiver
 
 
 class _HookedReceiver:
     """A receiver that is not ``done`` until its hooks are called, so that they get the answer even if the caller was
-    cancelled."""
+    cancelled.
+    """
 
     __slots__ = ("_read", "_receiver", "_request")
 
@@ -135,18 +147,18 @@ class _HookedReceiver:
             self._receiver.set_exception(exception)
 
     def cancel(self) -> None:
-        """Calls the hooks with a CancelledError, and does not call the receiver."""
+        """Call the hooks with a CancelledError, and do not call the receiver."""
         self._request.finish(None, asyncio.CancelledError("the caller does not wait for the answer any more"))
 
 
 def cancel_hooked(receiver: Receiver) -> None:
-    """Calls the hooks of a request that was removed from its table before it was answered."""
+    """Call the hooks of a request that was removed from its table before it was answered."""
     if isinstance(receiver, _HookedReceiver):
         receiver.cancel()
 
 
 def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
-    """Reverts changes that a hook may not make; returns a text about the last one, None if there are none."""
+    """Revert changes that a hook may not make; return a text about the last one, None if there are none."""
     fault = None
     for name in command.__struct_fields__:
         if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):
@@ -174,7 +186,7 @@ def _sound(ext: object) -> bool:
 
 
 def call_hook(hook: Callable[..., object], *arguments: Any) -> None:
-    """Calls a user's hook. An exception goes to the loop's exception handler, KeyboardInterrupt out of the loop."""
+    """Call a user's hook. An exception goes to the loop's exception handler, KeyboardInterrupt out of the loop."""
     try:
         hook(*arguments)
     except BaseException as error:  # noqa: BLE001 - reported; the message is sent all the same
@@ -182,5 +194,5 @@ def call_hook(hook: Callable[..., object], *arguments: Any) -> None:
 
 
 def report_hook(hook: object, error: BaseException) -> None:
-    """Reports the error of a user's hook."""
+    """Report the error of a user's hook."""
     report(f"hook {hook!r} raised", error)

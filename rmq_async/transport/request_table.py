@@ -43,7 +43,8 @@ FEW: Final = 16
 
 class Remainder(NamedTuple):
     """The entries that were left in a table when its connection closed: requests without an answer, and callbacks of one-way frames
-    that were held."""
+    that were held.
+    """
 
     requests: list[Pending]
     oneways: list[OnewayCallback]
@@ -61,8 +62,9 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 
 
 def _make_up(pending: Pending, now: float) -> None:
-    """Gives a held request whose deadline passed while the loop was blocked as much more time, once, MOST_MADE_UP seconds at most:
-    its window could not open."""
+    """Give a held request whose deadline passed while the loop was blocked as much more time, once, MOST_MADE_UP seconds at
+    most: its window could not open.
+    """
     if pending.sequence == 0:
         pending.sequence = -1
         pending.deadline = now + min(now - pending.deadline, MOST_MADE_UP)
@@ -70,16 +72,21 @@ def _make_up(pending: Pending, now: float) -> None:
 
 
 class RequestTable:
-    """The requests of one connection. A request leaves the table with its answer, at the deadline of its call (of its attempt, if
-    its frame was not written), when its caller or its owner gives it up, or when the connection closes.
+    """The requests of one connection.
+
+    A request leaves the table with its answer, at the deadline of its call (of its attempt, if its frame was not written), when
+    its caller or its owner gives it up, or when the connection closes.
 
     ``lost(written, code)`` returns the error of a request on a connection that is not open; ``code`` is None for a request that
-    did not enter the table. ``die``: called after ``dead_after`` seconds of silence, which begins when the first request, long
-    polls excepted, is written after the last received byte. ``unread()`` returns the number of bytes that the kernel has received
-    and the loop has not read.
+    did not enter the table.
 
     The connection uses ``entries``, ``writer``, ``deadlines``, ``is_open`` and ``last_used`` directly, for each read or for each
     answer, to save calls.
+
+    Args:
+        die: Called after ``dead_after`` seconds of silence, which begins when the first request, long polls excepted, is
+            written after the last received byte. ``unread()`` returns the number of bytes that the kernel has received and the
+            loop has not read.
     """
 
     __slots__ = (
@@ -128,8 +135,10 @@ class RequestTable:
         self._window = 1 << 30
 
     def require_open(self) -> None:
-        """Raises ConnectionLostError unless the table takes requests. Called before a frame is signed: a traceback that shows
-        variables would show the signature."""
+        """Raise ConnectionLostError unless the table takes requests.
+
+        Called before a frame is signed: a traceback that shows variables would show the signature.
+        """
         if not self.is_open:
             raise self._lost(False, None)
 
@@ -152,15 +161,20 @@ class RequestTable:
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes of gathered frames and of held one-way frames. Held requests are left out: their senders count them."""
+        """Number of bytes of gathered frames and of held one-way frames.
+
+        Held requests are left out: their senders count them.
+        """
         return self.writer.gathered_bytes + self._held_oneway_bytes
 
     def oldest_of(self, owner: object, since: int = 0) -> tuple[int, int]:
-        """Returns the opaque of the owner's oldest request without an answer (0: none), and the newest opaque given out.
+        """Return the opaque of the owner's oldest request without an answer (0: none), and the newest opaque given out.
 
         Opaques rise until they start again, so a caller that kept the newest one of an earlier call can see whether the oldest
-        request is older than that call. ``since``: an opaque at which the search may begin, because the owner has no request with
-        a lower one.
+        request is older than that call.
+
+        Args:
+            since: An opaque at which the search may begin, because the owner has no request with a lower one.
         """
         newest = LAST_OPAQUE - length_hint(self.opaques)
         oldest = _oldest_of(owner, self.entries, since, newest) or _oldest_of(owner, self.held, since, newest)
@@ -176,9 +190,12 @@ class RequestTable:
         return opaque
 
     def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending, *, alone: bool = False) -> None:
-        """Enters a request that is not a send. It is not held for a window, only while the peer does not read.
+        """Enter a request that is not a send.
 
-        ``alone``: True writes it immediately unless other frames are gathered.
+        It is not held for a window, only while the peer does not read.
+
+        Args:
+            alone: True writes it immediately unless other frames are gathered.
         """
         if not self.is_open:
             self.require_open()
@@ -203,12 +220,15 @@ class RequestTable:
         *,
         gather: bool = False,
     ) -> int:
-        """Starts a pull from a template and returns its opaque. The receiver gets a PullReply for messages in a JSON answer, else a
-        RemotingCommand.
+        """Start a pull from a template and return its opaque.
+
+        The receiver gets a PullReply for messages in a JSON answer, else a RemotingCommand.
 
         The frame is written immediately unless others are gathered or the peer does not read: the caller is about to decode the
-        previous answer, and the peer should work meanwhile. ``gather``: True writes it at the end of the iteration, together with
-        others; for callers that start several pulls.
+        previous answer, and the peer should work meanwhile.
+
+        Args:
+            gather: True writes it at the end of the iteration, together with others; for callers that start several pulls.
         """
         opaque = self.next_opaque()
         pending = Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True)
@@ -225,8 +245,9 @@ class RequestTable:
         owner: object,
         window: int,
     ) -> Pending:
-        """Enters the send of one message and returns the entry. It does the work of ``start_send`` with fewer calls, because it
-        runs for each message.
+        """Enter the send of one message and return the entry.
+
+        It does the work of ``start_send`` with fewer calls, because it runs for each message.
 
         The caller must have called ``require_open``, or read ``is_open``, before it made the frame.
         """
@@ -254,7 +275,11 @@ class RequestTable:
         return pending
 
     def start_send(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Enters a send of any kind. ``parts``: its frame, made with ``opaque``, an opaque of this table."""
+        """Enter a send of any kind.
+
+        Args:
+            parts: Its frame, made with ``opaque``, an opaque of this table.
+        """
         if not self.is_open:
             self.require_open()
         if pending.deadline < self.deadlines.at:
@@ -273,8 +298,9 @@ class RequestTable:
             writer.queue(parts)
 
     def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
-        """Queues a one-way frame. ``written(cost)`` is called when it is written and the transport is not paused, or when it
-        will never be written.
+        """Queue a one-way frame.
+
+        ``written(cost)`` is called when it is written and the transport is not paused, or when it will never be written.
 
         The frame keeps its place in the order of the sends, so it is held while sends are held.
         """
@@ -290,19 +316,23 @@ class RequestTable:
         self.writer.queue(parts)
 
     def takes_oneways(self) -> bool:
-        """Returns whether a one-way frame would not be held."""
+        """Return whether a one-way frame would not be held."""
         return self.is_open and not self.writer.paused and not self.held
 
     def when_written(self, written: Callable[[int], None]) -> None:
-        """Calls ``written(0)`` when all frames queued until the next write are written and the transport is not paused, or when
-        they are dropped."""
+        """Call ``written(0)`` when all frames queued until the next write are written and the transport is not paused, or when
+        they are dropped.
+        """
         self.writer.when_written(written, 0)
 
     def submit_single_oneway(
         self, template: SendTemplate, born_ms: bytes, unique_id: str, message: Sendable, properties: str | None = None
     ) -> None:
-        """Queues the one-way frame of one message, provided that ``takes_oneways`` returned True. ``properties``: the properties
-        text; None if the message has no properties but ``unique_id`` and WAIT=true."""
+        """Queue the one-way frame of one message, provided that ``takes_oneways`` returned True.
+
+        Args:
+            properties: The properties text; None if the message has no properties but ``unique_id`` and WAIT=true.
+        """
         opaque = next(self.opaques, 0) or self.next_opaque()
         if properties is None:
             parts = template.plain(opaque, born_ms, unique_id, message.body)
@@ -324,14 +354,14 @@ class RequestTable:
             self._expects_answer = True
 
     def _hold(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Holds a send's frame until the peer reads and has answered enough sends for the window."""
+        """Hold a send's frame until the peer reads and has answered enough sends for the window."""
         if not self.held:
             self._begin_holding()
         self._window = window
         self.held[opaque] = HeldFrame(parts, pending)
 
     def _begin_holding(self) -> None:
-        """Lets the window count and time the answers from now on."""
+        """Let the window count and time the answers from now on."""
         entries = self.entries
         if self.window.timed not in entries:
             self.window.timed = 0  # it was answered while none were held
@@ -341,25 +371,25 @@ class RequestTable:
     # -- requests leave
 
     def take(self, opaque: int) -> Pending | None:
-        """Removes and returns the entry of an answer; returns None if there is none."""
+        """Remove and return the entry of an answer; return None if there is none."""
         pending = self.entries.pop(opaque, None)
         if pending is not None and not pending.typed:
             self.untyped -= 1
         return pending
 
     def forget(self, opaque: int) -> None:
-        """Removes a request whose caller does not wait for the answer any more; a held frame is dropped."""
+        """Remove a request whose caller does not wait for the answer any more; a held frame is dropped."""
         pending = self._remove(opaque)
         self.release_held()
         if pending is not None:
             cancel_hooked(pending.receiver)
 
     def knows(self, opaque: int) -> bool:
-        """Returns whether the request is still in the table, with its frame written, gathered or held."""
+        """Return whether the request is still in the table, with its frame written, gathered or held."""
         return opaque in self.entries or opaque in self.held or opaque in self._held_control
 
     def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
-        """Ends every request of ``owner`` with an error of its own, the result of ``error(written)``."""
+        """End every request of ``owner`` with an error of its own, the result of ``error(written)``."""
         self.writer.push()  # gathered frames leave in any case
         ended = [item for item in self.entries.items() if item[1].owner is owner]
         for held in (self.held, self._held_control):
@@ -372,11 +402,11 @@ class RequestTable:
         self.release_held()
 
     def was_written(self, pending: Pending) -> bool:
-        """Returns whether the frame has been given to the transport, so that the peer may have it."""
+        """Return whether the frame has been given to the transport, so that the peer may have it."""
         return 0 < pending.sequence <= self._flushed
 
     def take_all(self) -> Remainder:
-        """Empties the table when its connection closes, and returns the entries for ``end``."""
+        """Empty the table when its connection closes, and return the entries for ``end``."""
         frames = [*self.held.values(), *self._held_control.values()]
         held = [frame.pending for frame in frames if frame.pending is not None]
         unfinished = Remainder([*self.entries.values(), *held], [frame.oneway for frame in frames if frame.oneway is not None])
@@ -387,8 +417,7 @@ class RequestTable:
         return unfinished
 
     def end(self, unfinished: Remainder) -> None:
-        """Ends the entries that ``take_all`` returned: requests with an error of their own, one-way frames with their
-        callbacks."""
+        """End the entries that ``take_all`` returned: requests with an error of their own, one-way frames with their callbacks."""
         for pending in unfinished.requests:
             if not pending.receiver.done():
                 pending.receiver.set_exception(self._lost(self.was_written(pending), pending.code))
@@ -399,24 +428,24 @@ class RequestTable:
     # -- held frames
 
     def answers_came(self) -> None:
-        """Adjusts the window to the answers of one read and queues held frames; called while sends are held."""
+        """Adjust the window to the answers of one read and queues held frames; called while sends are held."""
         self.window.came(self._count_answers(), self.last_used, self.entries)
         self.limit = self.window.size
         self.release_held()
 
     def adjust(self, answers: int, seconds: float) -> None:
-        """Adjusts the window to one answer after ``seconds``, which stands for ``answers``."""
+        """Adjust the window to one answer after ``seconds``, which stands for ``answers``."""
         self.window.measured(seconds)
         self.window.answered(answers)
         self.limit = self.window.size
 
     def busy(self, pending: Pending) -> None:
-        """Narrows the window, because the broker answered "busy" to a request that has left the table."""
+        """Narrow the window, because the broker answered "busy" to a request that has left the table."""
         self.window.busy(pending.sequence, self._sequence, self._count_sends() + 1)
         self.limit = self.window.size
 
     def release_held(self) -> None:
-        """Queues held frames, as many as the peer and the window allow."""
+        """Queue held frames, as many as the peer and the window allow."""
         held, control, writer = self.held, self._held_control, self.writer
         while control and not writer.paused:
             self._release(*control.popitem(last=False))
@@ -441,7 +470,7 @@ class RequestTable:
         self.writer.queue(frame.parts)
 
     def _remove(self, opaque: int) -> Pending | None:
-        """Removes and returns a request that gets no answer; its frame is dropped if it is held."""
+        """Remove and return a request that gets no answer; its frame is dropped if it is held."""
         pending = self.take(opaque)
         if pending is not None:
             self._unanswered += pending.typed
@@ -452,19 +481,21 @@ class RequestTable:
         return frame.pending if frame is not None else None
 
     def _count_answers(self) -> int:
-        """Returns the number of sends that were answered."""
+        """Return the number of sends that were answered."""
         return self._sequence - self._others - self._count_sends() - self._unanswered
 
     def _why_held(self) -> str:
-        """Returns why a frame was not written."""
+        """Return why a frame was not written."""
         unanswered, window = self._count_sends(), min(self._window, self.limit)
         if self.writer.paused or unanswered < window:
             return "it was not written, because the server does not read"
         return f"it was not written, because {unanswered} earlier sends are unanswered and the broker takes {window} at a time"
 
     def _count_sends(self) -> int:
-        """Returns the number of sends in ``entries``. Other requests, such as pulls that the peer holds, do not count for a
-        window."""
+        """Return the number of sends in ``entries``.
+
+        Other requests, such as pulls that the peer holds, do not count for a window.
+        """
         return len(self.entries) - self.untyped
 
     # -- writing
@@ -485,10 +516,11 @@ class RequestTable:
     # -- deadlines
 
     def _extend(self, before: int, until: float) -> None:
-        """Extends the deadlines of requests that are written now, after a blocked loop, to ``until`` at least.
+        """Extend the deadlines of requests that are written now, after a blocked loop, to ``until`` at least.
 
-        ``before``: sequence of the newest request that was written before. The write may come from any of several timers that the
-        block delayed.
+        Args:
+            before: Sequence of the newest request that was written before. The write may come from any of several timers that
+                the block delayed.
         """
         leaving = self._flushed - before
         for pending in reversed(self.entries.values()):  # mostly the newest: each pull leaves alone, there may be thousands
@@ -500,7 +532,7 @@ class RequestTable:
                     pending.deadline = until
 
     def _end_late(self, now: float) -> float:
-        """Ends the requests whose deadline has come; returns the earliest deadline of the others."""
+        """End the requests whose deadline has come; return the earliest deadline of the others."""
         held = [
             (opaque, frame.pending)
             for opaque, frame in chain(self.held.items(), self._held_control.items())
@@ -518,8 +550,10 @@ class RequestTable:
         return earliest
 
     def _expire(self, opaque: int, pending: Pending, now: float, why_held: str) -> float:
-        """Gives a receiver that is not done a RequestTimeoutError; returns the entry's next deadline, infinity if the entry has
-        left the table."""
+        """Give a receiver that is not done a RequestTimeoutError.
+
+        Return the entry's next deadline, infinity if the entry has left the table.
+        """
         written = self.was_written(pending)
         call_over = pending.call_deadline <= now or not written  # an unwritten frame needs no answer, and must not leave later
         if call_over:

@@ -31,9 +31,13 @@ PAUSE: Final = 0.03
 
 
 class SendWindow:
-    """The size of the window. It has no clock and no requests: the caller reports what it saw, with times in seconds (monotonic).
+    """The size of the window.
 
-    ``size``: sends that may be unanswered. ``timed``: opaque of the send whose answer is timed, 0 if there is none.
+    It has no clock and no requests: the caller reports what it saw, with times in seconds (monotonic).
+
+    Attributes:
+        size: Sends that may be unanswered.
+        timed: Opaque of the send whose answer is timed, 0 if there is none.
     """
 
     __slots__ = ("_answers", "_began", "_grows", "_narrowed_at", "_nearest", "_paused", "_read_at", "size", "timed")
@@ -52,18 +56,22 @@ class SendWindow:
     # -- while sends are held back
 
     def holds(self, answers: int, now: float, written: Iterable[int]) -> None:
-        """Begins to hold sends back. ``answers``: number of sends that were answered so far. ``written``: opaques of some sends on
-        the wire, the oldest first."""
+        """Begin to hold sends back.
+
+        Args:
+            answers: Number of sends that were answered so far.
+            written: Opaques of some sends on the wire, the oldest first.
+        """
         self._answers, self._read_at = answers, now
         if self._nearest == inf and (oldest := next(iter(written), 0)):
             self.time(oldest, now)  # it has waited least in the broker's queue
 
     def time(self, opaque: int, now: float) -> None:
-        """Times a send that is written now."""
+        """Time a send that is written now."""
         self.timed, self._began, self._paused = opaque, now, 0.0
 
     def came(self, answers: int, now: float, unanswered: Container[int]) -> None:
-        """Reports a read: ``answers`` sends were answered so far, those in ``unanswered`` are not."""
+        """Report a read: ``answers`` sends were answered so far, those in ``unanswered`` are not."""
         pause = now - self._read_at
         if pause > PAUSE:
             self._paused += pause
@@ -76,15 +84,16 @@ class SendWindow:
     # -- what was seen
 
     def answered(self, number: int) -> None:
-        """Reports ``number`` answers that came while sends waited for the window."""
+        """Report ``number`` answers that came while sends waited for the window."""
         if self._grows:
             self.size = min(self.size + number, MOST_SIZE)
 
     def measured(self, seconds: float, paused: float = 0.0) -> None:
-        """Reports the seconds from the write of a send to its answer.
+        """Report the seconds from the write of a send to its answer.
 
-        ``paused``: seconds of these in long pauses without any answer. A queue makes none: they are those of a loop that was
-        blocked, of the whole broker, or of a way that is long for what is on it.
+        Args:
+            paused: Seconds of these in long pauses without any answer. A queue makes none: they are those of a loop that was
+                blocked, of the whole broker, or of a way that is long for what is on it.
         """
         self._nearest = min(self._nearest, seconds)
         queued = seconds - max(self._nearest, paused)
@@ -97,10 +106,11 @@ class SendWindow:
             self._nearest = seconds
 
     def busy(self, sequence: int, newest: int, unanswered: int) -> None:
-        """Reports the answer "busy" to the send ``sequence``, with ``unanswered`` sends on the wire before it came.
+        """Report the answer "busy" to the send ``sequence``, with ``unanswered`` sends on the wire before it came.
 
-        ``newest``: the send that was written last. Those up to it were written before the broker's answer showed anything, so they
-        do not halve the window again.
+        Args:
+            newest: The send that was written last. Those up to it were written before the broker's answer showed anything, so
+                they do not halve the window again.
         """
         if sequence > self._narrowed_at:
             self._narrowed_at = newest

@@ -29,7 +29,10 @@ MAX_ANSWERING: Final = 32
 
 
 class Answering:
-    """The requests of one server whose handlers returned awaitables. ``respond`` writes a response, if the connection is open."""
+    """The requests of one server whose handlers returned awaitables.
+
+    ``respond`` writes a response, if the connection is open.
+    """
 
     def __init__(self, address: str, respond: Callable[[RemotingCommand, RemotingCommand], None]) -> None:
         self.tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
@@ -39,7 +42,7 @@ class Answering:
         self._respond = respond
 
     def start(self, command: RemotingCommand, response: Awaitable[RemotingCommand | None]) -> None:
-        """Responds when the awaitable is done; if MAX_ANSWERING others run, immediately with SYSTEM_BUSY."""
+        """Respond when the awaitable is done; if MAX_ANSWERING others run, immediately with SYSTEM_BUSY."""
         if len(self.tasks) >= MAX_ANSWERING:
             discard(response)
             self._refuse(command)
@@ -77,7 +80,7 @@ class Answering:
 
 
 def discard(awaitable: Awaitable[object]) -> None:
-    """Closes a coroutine, or cancels a future, that nothing awaits, so that Python does not warn about it."""
+    """Close a coroutine, or cancel a future, that nothing awaits, so that Python does not warn about it."""
     if isinstance(awaitable, Coroutine):
         awaitable.close()
     elif isinstance(awaitable, asyncio.Future):
@@ -87,7 +90,7 @@ def discard(awaitable: Awaitable[object]) -> None:
 def response_frame(
     command: RemotingCommand, response: RemotingCommand, address: str, serialize_type: SerializeType
 ) -> list[bytes]:
-    """Returns the frame of a handler's response; one that cannot be encoded is reported, and the server gets SYSTEM_ERROR."""
+    """Return the frame of a handler's response; one that cannot be encoded is reported, and the server gets SYSTEM_ERROR."""
     try:
         return encode_command(response, serialize_type)
     except Exception as error:  # noqa: BLE001 - a bug of the handler must not close the connection
@@ -95,11 +98,11 @@ def response_frame(
 
 
 def failed(command: RemotingCommand, address: str, error: BaseException) -> RemotingCommand:
-    """Reports the error of a handler to the loop's exception handler; returns SYSTEM_ERROR for the server."""
+    """Report the error of a handler to the loop's exception handler; return SYSTEM_ERROR for the server."""
     report(f"handler of {request_name(command.code)} from {address} raised", error)
     return make_response(command, ResponseCode.SYSTEM_ERROR, type(error).__name__)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """Returns the response of a RocketMQ peer to a request code it does not know (``NettyRemotingAbstract``)."""
+    """Return the response of a RocketMQ peer to a request code it does not know (``NettyRemotingAbstract``)."""
     return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

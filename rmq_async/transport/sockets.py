@@ -15,8 +15,9 @@ __all__ = ["unread"]
 
 
 def unread(transport: asyncio.BaseTransport | None) -> int:
-    """Returns the number of bytes that the kernel has received and the loop has not read: 1 if that is not known, 0 for a closed
-    socket."""
+    """Return the number of bytes that the kernel has received and the loop has not read: 1 if that is not known, 0 for a closed
+    socket.
+    """
     if transport is not None and (known := transport.get_extra_info("unread")) is not None:
         return int(known)  # of a simulated transport, which has no descriptor
     sock = transport.get_extra_info("socket") if transport is not None else None

@@ -24,7 +24,7 @@ _LEGAL = {
 
 
 def next_state(now: ConnectionState, then: ConnectionState) -> ConnectionState:
-    """Returns ``then``. Raises RuntimeError, which is a bug of this library, if that state cannot follow ``now``."""
+    """Return ``then``. Raises RuntimeError, which is a bug of this library, if that state cannot follow ``now``."""
     if then not in _LEGAL[now]:
         raise RuntimeError(f"a connection cannot go from {now.value} to {then.value}; this is a bug of rmq_async, report it")
     return then

@@ -33,13 +33,17 @@ T = TypeVar("T")
 
 
 class _Shared:
-    """The threads of this process. ``_users``: number of ``Threads`` that are not closed."""
+    """The threads of this process.
+
+    Attributes:
+        _users: Number of ``Threads`` that are not closed.
+    """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Sets the state without threads and clients. Also called in a forked child, which has none of its parent's threads."""
+        """Set the state without threads and clients. Also called in a forked child, which has none of its parent's threads."""
         self._lock = Lock()
         self._users = 0
         self._pool: ThreadPool | None = None
@@ -84,16 +88,20 @@ class Threads:
             _shared.join()
 
     def close(self) -> None:
-        """Ends this client's use of the threads; that of the last client ends the threads too. A second call has no effect."""
+        """End this client's use of the threads; that of the last client ends the threads too. A second call has no effect."""
         if not self._closed:
             self._closed = True
             _shared.leave()
 
     async def run(self, work: Callable[[], T], deadline: float, calls: OrderedSet[asyncio.Future[Any]] | None = None) -> T:
-        """Runs ``work()`` in a thread; returns its result or raises its error. Raises TimeoutError at ``deadline`` (monotonic).
+        """Run ``work()`` in a thread; return its result or raise its error.
 
-        Raises ClientStateError if the last client stops before the work has started. ``calls``: contains a future during the
-        wait, so that other code can end it with an exception.
+        Args:
+            calls: Contains a future during the wait, so that other code can end it with an exception.
+
+        Raises:
+            TimeoutError: At ``deadline`` (monotonic).
+            ClientStateError: If the last client stops before the work has started.
         """
         try:
             job = _shared.submit(work)
@@ -116,7 +124,7 @@ class Threads:
             job.cancel()
 
     def _ended(self, future: asyncio.Future[bool | None]) -> None:
-        """Handles the end of a job, in the thread or after a cancellation."""
+        """Handle the end of a job, in the thread or after a cancellation."""
         with suppress(RuntimeError):  # the loop is closed, so no call waits
             self._loop.call_soon_threadsafe(_wake, future)
 

@@ -38,10 +38,13 @@ _ENDED: Final = (
 
 
 async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLContext | None:
-    """Returns the context for ``config``; None without TLS. A thread reads the system's certificate authorities, which takes 30 ms.
+    """Return the context for ``config``; None without TLS.
 
-    Raises RequestTimeoutError if that takes longer than ``request_timeout``, ClientStateError if the last client of the process
-    stops before the thread has begun.
+    A thread reads the system's certificate authorities, which takes 30 ms.
+
+    Raises:
+        RequestTimeoutError: If that takes longer than ``request_timeout``.
+        ClientStateError: If the last client of the process stops before the thread has begun.
     """
     if isinstance(config.tls, ssl.SSLContext):
         return config.tls
@@ -67,15 +70,18 @@ def _make_context(verify: bool) -> ssl.SSLContext:
 
 
 def system_text(error: BaseException) -> str:
-    """Returns the error's text. For an OSError with an errno, except those of TLS and look-ups, it is the system's text, because
-    the texts of event loops differ."""
+    """Return the error's text.
+
+    For an OSError with an errno, except those of TLS and look-ups, it is the system's text, because the texts of event loops
+    differ.
+    """
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
         return str(error)
     return f"[Errno {error.errno}] {os.strerror(error.errno)}"
 
 
 def tls_reason(error: BaseException) -> str:
-    """Returns the cause of a TLS error as text for a user; the text of any other error."""
+    """Return the cause of a TLS error as text for a user; the text of any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not accepted: {error.verify_message}"
     if not isinstance(error, ssl.SSLError):
@@ -91,16 +97,19 @@ def tls_reason(error: BaseException) -> str:
 
 
 def handshake_reason(error: BaseException) -> str:
-    """Returns the cause of a failed connect with TLS as text for a user."""
+    """Return the cause of a failed connect with TLS as text for a user."""
     if isinstance(error, _ENDED):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or may require another certificate"
     return tls_reason(error)
 
 
 def silent_end(transport: asyncio.BaseTransport | None, *, soon: bool) -> str:
-    """Returns a possible reason why the peer closed the connection before it had sent a byte: with TLS 1.3 it may reject the
-    client's certificate after the handshake, and without TLS it may want it. ``soon``: whether it did so at once; else an
-    empty text is returned without TLS."""
+    """Return a possible reason why the peer closed the connection before it had sent a byte: with TLS 1.3 it may reject the
+    client's certificate after the handshake, and without TLS it may want it.
+
+    Args:
+        soon: Whether it did so at once; else an empty text is returned without TLS.
+    """
     if transport is None:
         return ""
     if transport.get_extra_info("sslcontext") is not None:

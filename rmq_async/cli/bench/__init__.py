@@ -1,5 +1,6 @@
 """The command ``rmq bench``: measures the rate at which a cluster takes messages from this machine, and the client's CPU time per
-message."""
+message.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _BenchOptions(ClientOptions):
     processes: int
 
     def check(self) -> None:
-        """Raises UsageError for options that contradict each other."""
+        """Raise UsageError for options that contradict each other."""
         batch, body, limit = self.batch, self.body, ProducerConfig.max_message_size
         if self.seconds is not None and self.messages is not None:
             raise click.UsageError("give --seconds or --messages, not both")
@@ -132,8 +132,10 @@ def bench(options: _BenchOptions) -> int:
 
 
 async def _offsets_before(client: ClientConfig, topic: str, create_queues: int | None) -> int | None:
-    """Returns the sum of all queues' next offsets, or None where the brokers do not give them. Creates a missing topic, with
-    ``create_queues`` queues on each broker; raises TopicNotFoundError instead if that is None."""
+    """Return the sum of all queues' next offsets, or None where the brokers do not give them.
+
+    Create a missing topic, with ``create_queues`` queues on each broker; raise TopicNotFoundError instead if that is None.
+    """
     async with Admin(client=client) as admin:
         try:
             await admin.topic_route(topic)
@@ -152,9 +154,11 @@ async def _next_offsets(admin: Admin, topic: str) -> int:
 
 
 async def _stored(client: ClientConfig, topic: str, before: int, expected: int) -> int | None:
-    """Returns the number of messages stored since ``before``; None where the brokers do not give it. Brokers acknowledge a
-    message before they index it, so the offsets are read again until all are counted, for 10 s at most, and for 1 s at most
-    without growth."""
+    """Return the number of messages stored since ``before``; None where the brokers do not give it.
+
+    Brokers acknowledge a message before they index it, so the offsets are read again until all are counted, for 10 s at most,
+    and for 1 s at most without growth.
+    """
     async with Admin(client=client) as admin:
         deadline, found, since = monotonic() + SETTLE, -1, monotonic()
         while True:

@@ -1,4 +1,6 @@
-"""Counts of one process, and the sum over all processes. Pure functions and numbers, which can pass through pipes.
+"""Counts of one process, and the sum over all processes.
+
+Pure functions and numbers, which can pass through pipes.
 
 Latencies go into a histogram whose steps are 2 % wide: its size does not grow with the run, and those of several processes add
 up. A percentile is the upper end of its step, or the largest value if that is less; the largest value is exact.
@@ -23,7 +25,11 @@ PERCENTILES: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 
 class Histogram:
-    """Counts latencies by step; ``add`` takes seconds. ``longest``: the longest one, exact, in seconds."""
+    """Counts latencies by step; ``add`` takes seconds.
+
+    Attributes:
+        longest: The longest one, exact, in seconds.
+    """
 
     __slots__ = ("counts", "longest")
 
@@ -38,8 +44,12 @@ class Histogram:
 
 
 class Part(msgspec.Struct):
-    """The counts of one process. ``messages``: number sent in a window of ``seconds``; ``cpu``: CPU seconds in the window.
-    ``total`` and ``failures`` count the whole run."""
+    """The counts of one process.
+
+    Attributes:
+        messages: Number sent in a window of ``seconds``.
+        cpu: CPU seconds in the window. ``total`` and ``failures`` count the whole run.
+    """
 
     messages: int
     seconds: float
@@ -51,7 +61,7 @@ class Part(msgspec.Struct):
 
 
 def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
-    """Counts ``number`` failures under the text of ``error``; under "others" if 20 other texts are kept already."""
+    """Count ``number`` failures under the text of ``error``; under "others" if 20 other texts are kept already."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
     if text not in failures and len(failures) >= _TEXTS:
         text = _OTHERS
@@ -59,7 +69,7 @@ def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """Adds up the parts of processes that ran side by side: the messages are those of all, the window is the longest."""
+    """Add up the parts of processes that ran side by side: the messages are those of all, the window is the longest."""
     whole = Part(0, 0.0, 0.0, 0, {}, {}, 0.0)
     failures: Counter[str] = Counter()
     latencies: Counter[int] = Counter()
@@ -76,7 +86,7 @@ def merged(parts: Iterable[Part]) -> Part:
 
 
 def percentiles(part: Part) -> dict[str, float | None]:
-    """Returns milliseconds by name: those of ``PERCENTILES`` and the maximum; None where nothing was timed."""
+    """Return milliseconds by name: those of ``PERCENTILES`` and the maximum; None where nothing was timed."""
     number = sum(part.latencies.values())
     if not number:
         return {**dict.fromkeys(PERCENTILES), "max": None}

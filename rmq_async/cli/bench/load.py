@@ -38,8 +38,13 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """The load of one process. ``messages``: number to send, or None to send for ``seconds``. ``body``: bytes. ``warm_up``:
-    seconds before the window."""
+    """The load of one process.
+
+    Attributes:
+        messages: Number to send, or None to send for ``seconds``.
+        body: bytes.
+        warm_up: Seconds before the window.
+    """
 
     topic: str
     mode: str
@@ -52,8 +57,11 @@ class LoadSettings:
 
 
 class Ending:
-    """The signal that has ended a load early; ``number`` is 0 before it. A second signal ends the process at once; with ``shares``,
-    which is for the child processes of a load, it is ignored, since their parent ends them."""
+    """The signal that has ended a load early; ``number`` is 0 before it.
+
+    A second signal ends the process at once; with ``shares``, which is for the child processes of a load, it is ignored, since
+    their parent ends them.
+    """
 
     def __init__(self, *, shares: bool = False) -> None:
         self.number = 0
@@ -61,7 +69,7 @@ class Ending:
 
     @contextmanager
     def by_signal(self) -> Iterator[asyncio.Event]:
-        """Provides an event of the running loop that a first signal sets."""
+        """Provide an event of the running loop that a first signal sets."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def first(number: int) -> None:
@@ -73,7 +81,7 @@ class Ending:
 
 
 def _ignore(_: int) -> None:
-    """Ignores a signal."""
+    """Ignore a signal."""
 
 
 @dataclass
@@ -88,7 +96,7 @@ class _State:
     latencies: Histogram = field(default_factory=Histogram)
 
     def take(self, number: int) -> int:
-        """Returns the number of messages that the next call may send, at most ``number``; 0 ends its worker."""
+        """Return the number of messages that the next call may send, at most ``number``; 0 ends its worker."""
         if self.stop:
             return 0
         if self.left is None:
@@ -107,8 +115,10 @@ class _State:
 
 
 async def run_load(settings: LoadSettings, client: ClientConfig, report: Report, ending: Ending) -> Part:
-    """Sends and counts, up to the end or to a signal. Raises the errors of starting and stopping the producer; failed sends
-    are counted."""
+    """Send and count, up to the end or to a signal.
+
+    Raise the errors of starting and stopping the producer; failed sends are counted.
+    """
     limit = max(65535, settings.in_flight * settings.batch)
     adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
     producer = Producer(
@@ -147,7 +157,7 @@ async def _measured(settings: LoadSettings, state: _State, producer: Producer, r
 
 
 async def _all_or_first(workers: Iterable[Awaitable[None]], ending: asyncio.Future[Any], timeout: float | None) -> None:
-    """Waits for all workers or for the signal, up to ``timeout`` seconds."""
+    """Wait for all workers or for the signal, up to ``timeout`` seconds."""
     working = asyncio.ensure_future(asyncio.wait([*workers]))  # type: ignore[type-var]
     try:
         await asyncio.wait([working, ending], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -221,7 +231,7 @@ async def _oneway(state: _State, producer: Producer, message: Callable[[], Messa
 
 
 async def _callbacks(state: _State, producer: Producer, message: Callable[[], Message], depth: int, every: int) -> None:
-    """Keeps ``depth`` sends under way from one coroutine, and counts their outcomes in callbacks; one of ``every`` is timed."""
+    """Keep ``depth`` sends under way from one coroutine, and count their outcomes in callbacks; one of ``every`` is timed."""
     under_way = number = 0
     room = asyncio.Event()
 

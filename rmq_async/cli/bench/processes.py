@@ -28,9 +28,13 @@ __all__ = ["run_processes"]
 
 
 def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report, ending: Ending) -> list[Part]:
-    """Shares ``settings.messages`` among ``number`` processes and returns the counts of each. Raises RocketMQError if one of
-    several fails to start or stop its producer, or ends without a result; the error of ``run_load`` where ``number`` is 1. A
-    second signal ends the children and this process at once."""
+    """Share ``settings.messages`` among ``number`` processes and return the counts of each.
+
+    Raises the error of ``run_load`` where ``number`` is 1, too. A second signal ends the children and this process at once.
+
+    Raises:
+        RocketMQError: If one of several fails to start or stop its producer, or ends without a result.
+    """
     if number == 1:
         return [run(run_load(settings, client, report, ending))]
     context = multiprocessing.get_context("fork")
@@ -54,8 +58,11 @@ def run_processes(settings: LoadSettings, client: ClientConfig, number: int, rep
 
 
 def _ended_by_signal(children: Iterable[Any], ending: Ending) -> AbstractContextManager[None]:
-    """Passes a first signal on to the children. A second one ends them and this process, without the flush of stdout at the end
-    of an interpreter: that would wait for a reader of the output."""
+    """Pass a first signal on to the children.
+
+    A second one ends them and this process, without the flush of stdout at the end of an interpreter: that would wait for a
+    reader of the output.
+    """
 
     def first(number: int) -> None:
         ending.number = number

@@ -15,8 +15,12 @@ __all__ = ["BenchResult", "print_result"]
 
 @dataclass(frozen=True)
 class BenchResult:
-    """The result of a run. ``whole``: counts of all processes together. ``stored``: messages added to the topic; None if
-    unknown."""
+    """The result of a run.
+
+    Attributes:
+        whole: Counts of all processes together.
+        stored: Messages added to the topic; None if unknown.
+    """
 
     settings: LoadSettings
     processes: int
@@ -84,7 +88,7 @@ class BenchResult:
 
 
 def print_result(output: Output, result: BenchResult) -> int:
-    """Prints the result; returns the exit code."""
+    """Print the result; return the exit code."""
     output.record(result.fields())
     for line in result.lines():
         output.line(line)

@@ -26,8 +26,11 @@ LAST_WORDS: Final = 1.0
 
 
 class Commands:
-    """Runs the command for messages, and ends what still runs. ``stdout_to_stderr``: True sends the command's standard output to
-    stderr, since ours is for JSON objects only."""
+    """Runs the command for messages, and ends what still runs.
+
+    Args:
+        stdout_to_stderr: True sends the command's standard output to stderr, since ours is for JSON objects only.
+    """
 
     def __init__(self, command: str, *, stdout_to_stderr: bool) -> None:
         self._command = command
@@ -35,9 +38,12 @@ class Commands:
         self._running: set[asyncio.subprocess.Process] = set()
 
     async def run(self, message: MessageExt, delivery: Delivery) -> int:
-        """Runs the command by the shell, in a process group of its own, and returns its exit code; 128 + N after signal N.
+        """Run the command by the shell, in a process group of its own, and return its exit code; 128 + N after signal N.
 
-        When this call is cancelled it ends the command, as ``end`` does. Raises OSError where no process can be started.
+        When this call is cancelled it ends the command, as ``end`` does.
+
+        Raises:
+            OSError: Where no process can be started.
         """
         # In a task of its own: a cancelled start may have made a process without an owner.
         starting = asyncio.ensure_future(self._start(message, delivery))
@@ -72,14 +78,17 @@ class Commands:
         self._running.discard(process)
 
     async def end(self) -> None:
-        """Ends all running commands: sends SIGTERM to their process groups, and SIGKILL to those whose shell still runs 1 s
-        later."""
+        """End all running commands: sends SIGTERM to their process groups, and SIGKILL to those whose shell still runs 1 s
+        later.
+        """
         await asyncio.gather(*map(_end, self._running))
 
 
 def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
-    """Returns the environment variables that describe the message; a field without a value is an empty text, and
-    U+FFFD replaces NUL, which the environment cannot hold."""
+    """Return the environment variables that describe the message.
+
+    A field without a value is an empty text, and U+FFFD replaces NUL, which the environment cannot hold.
+    """
     facts = {
         "RMQ_TOPIC": message.topic,
         "RMQ_GROUP": delivery.group,
@@ -99,8 +108,10 @@ def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
 
 
 def _file_of(body: bytes) -> IO[bytes]:
-    """Returns a file with the body, in memory or in the temporary directory. Unlike a pipe it needs no task to write it, and a
-    command need not read it."""
+    """Return a file with the body, in memory or in the temporary directory.
+
+    Unlike a pipe it needs no task to write it, and a command need not read it.
+    """
     in_memory = hasattr(os, "memfd_create")
     file = os.fdopen(os.memfd_create("message"), "w+b") if in_memory else tempfile.TemporaryFile()  # noqa: SIM115 - the caller's
     try:

@@ -39,7 +39,7 @@ LAST_COMMITS: Final = 1.0
 
 
 async def consume_messages(options: ConsumeOptions, config: ClientConfig) -> int:
-    """Consumes until --count, a signal or a failure; returns the exit code, or raises the failure."""
+    """Consume until --count, a signal or a failure; return the exit code, or raise the failure."""
     loop, work = asyncio.get_running_loop(), _Work(options)
 
     def received(number: int) -> None:
@@ -78,7 +78,11 @@ async def _consume(options: ConsumeOptions, config: ClientConfig, work: _Work) -
 
 
 async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
-    """Starts the consumer. Returns False if a signal ends the start."""
+    """Start the consumer.
+
+    Returns:
+        False if a signal ends the start.
+    """
     starting, waiting = asyncio.create_task(consumer.start()), asyncio.create_task(over.wait())
     try:
         await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +113,11 @@ class _EndedError(Exception):
 
 
 class _Work:
-    """The handler of messages, and the counts of their outcomes. ``consumer``: set before the first call."""
+    """The handler of messages, and the counts of their outcomes.
+
+    Attributes:
+        consumer: Set before the first call.
+    """
 
     consumer: Consumer
 
@@ -136,7 +144,8 @@ class _Work:
     @property
     def concurrency(self) -> int:
         """Maximum number of calls at a time, such that none begins beyond --count: a stop cuts such a call off, and leaves its last
-        commits little time."""
+        commits little time.
+        """
         most, count = self._options.concurrency, self._options.count
         return most if count is None else max(min(most, self._running + count - self._begun), 1)
 
@@ -146,7 +155,7 @@ class _Work:
             subscription.concurrency = self.concurrency
 
     def interrupt(self, number: int) -> None:
-        """Ends the work; ends the running calls too if the end of the work has begun already."""
+        """End the work; end the running calls too if the end of the work has begun already."""
         if self.over.is_set() and self.aborted is None:
             self.aborted = number
             self.cut.set()
@@ -155,7 +164,7 @@ class _Work:
         self._end()
 
     async def drained(self) -> None:
-        """Waits until no handler runs or, if ``cut`` comes first, until the running commands have been ended."""
+        """Wait until no handler runs or, if ``cut`` comes first, until the running commands have been ended."""
         waits = [asyncio.create_task(each.wait()) for each in (self._idle, self.cut)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for each in waits:
@@ -215,7 +224,7 @@ class _Work:
         return line + body_bytes(message) + b"\n"
 
     async def _execute(self, message: MessageExt) -> tuple[str, int | None]:
-        """Returns the outcome of the message, and the exit code, which is None where no process can be started."""
+        """Return the outcome of the message, and the exit code, which is None where no process can be started."""
         assert self._commands is not None
         delivery = current_delivery()
         code: int | None = None
@@ -241,8 +250,12 @@ class _Work:
         return outcome, code
 
     async def _run(self, commands: Commands, message: MessageExt, delivery: Delivery) -> int:
-        """Runs the command; while the machine has no room for a process, waits for it. Raises OSError where the message is too
-        large, and _EndedError at the end of the work, which a machine that lets no process start brings about."""
+        """Run the command; while the machine has no room for a process, wait for it.
+
+        Raises:
+            OSError: Where the message is too large, and _EndedError at the end of the work, which a machine that lets no
+                process start brings about.
+        """
         pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
@@ -271,7 +284,7 @@ class _Work:
             delivery.extend(self._options.exec_timeout)
 
     async def _tell(self, message: MessageExt, delivery: Delivery, ended: dict[str, object]) -> None:
-        """Prints the outcome of a command as a JSON object; nothing without --json."""
+        """Print the outcome of a command as a JSON object; nothing without --json."""
         if self._options.as_json:
             facts = {"topic": message.topic, "broker": message.queue.broker_name, "queue_id": message.queue.queue_id}
             facts |= {"queue_offset": message.queue_offset, "msg_id": message.msg_id, "attempt": delivery.attempt}
@@ -286,7 +299,7 @@ class _Work:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Waits until the stop cancels the call: its message is not settled."""
+        """Wait until the stop cancels the call: its message is not settled."""
         self.leaving = True
         await asyncio.get_running_loop().create_future()
 

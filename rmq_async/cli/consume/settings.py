@@ -27,7 +27,7 @@ class ConsumeOptions(ClientOptions):
     verbose: bool
 
     def check(self) -> None:
-        """Raises UsageError for options that contradict each other."""
+        """Raise UsageError for options that contradict each other."""
         if self.sql is not None and self.tags != "*":
             raise click.UsageError("give --tags or --sql, not both: a condition may ask for TAGS = 'a'")
         if isinstance(self.start, int):

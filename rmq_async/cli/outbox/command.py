@@ -45,8 +45,12 @@ def _seconds(option: str, default: float, help_text: str) -> Callable[[Command],
 
 
 def _database_url(database: str | None) -> str:
-    """Returns the URL of the option or else of the environment. Raises UsageError where neither is set, ClickException where the
-    extra is not installed."""
+    """Return the URL of the option or else of the environment.
+
+    Raises:
+        UsageError: Where neither is set.
+        ClickException: Where the extra is not installed.
+    """
     found = os.environ.get(DATABASE_ENVIRONMENT) if database is None else database
     if not found:
         raise click.UsageError(f"no database is known: give --database or set {DATABASE_ENVIRONMENT}")
@@ -55,7 +59,7 @@ def _database_url(database: str | None) -> str:
 
 
 def _with_table(database: str | None, table: str, work: Callable[[Store], Awaitable[int]]) -> int:
-    """Runs ``work`` on the table and returns its exit code."""
+    """Run ``work`` on the table and return its exit code."""
     url = _database_url(database)
     from .database import connected
 
@@ -172,7 +176,8 @@ def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: s
 @json_option
 def purge(older_than: float, failed: bool, database: str | None, table: str, as_json: bool) -> int:
     """Delete messages that were sent or, with --failed, failed for good longer than --older-than ago, a thousand in a transaction.
-    There is no confirmation."""
+    There is no confirmation.
+    """
     output = Output(as_json=as_json)
 
     async def work(store: Store) -> int:

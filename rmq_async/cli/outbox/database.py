@@ -1,5 +1,8 @@
-"""Connects to the database of a URL and shortens its errors. The errors made here quote no part of a URL except the name of a
-SQLite file, because any other part may hold a password; what the database or the system reports may name its user and address."""
+"""Connects to the database of a URL and shortens its errors.
+
+The errors made here quote no part of a URL except the name of a SQLite file, because any other part may hold a password; what
+the database or the system reports may name its user and address.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,12 @@ ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 @asynccontextmanager
 async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngine, Store]]:
-    """Yields an engine and the store of the existing table; disposes of the engine at the end.
+    """Yield an engine and the store of the existing table; disposes of the engine at the end.
 
-    Raises UsageError for an invalid URL, ConfigError for an invalid table name and for a table that is missing or lacks a column,
-    ClickException for a SQLite file that is missing, and for other errors of the database, in one line.
+    Raises:
+        UsageError: For an invalid URL.
+        ConfigError: For an invalid table name and for a table that is missing or lacks a column.
+        ClickException: For a SQLite file that is missing, and for other errors of the database, in one line.
     """
     engine = _engine(database)
     try:
@@ -48,7 +53,7 @@ async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngin
 
 @contextmanager
 def _short_database_errors() -> Iterator[None]:
-    """Raises ClickException for errors of the database, without the statement and its parameters."""
+    """Raise ClickException for errors of the database, without the statement and its parameters."""
     try:
         yield
     except ERRORS as error:

@@ -1,5 +1,6 @@
 """The command ``rmq outbox relay``: sends pending messages until a signal or, with --drain, until no row is left that can be
-sent."""
+sent.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,10 @@ T = TypeVar("T")
 
 
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
-    """Relays until SIGTERM or SIGINT, or with --drain until no message is left that can be sent; returns the exit code. Raises
-    the error of a failed write of progress."""
+    """Relay until SIGTERM or SIGINT, or with --drain until no message is left that can be sent; return the exit code.
+
+    Raise the error of a failed write of progress.
+    """
     async with AsyncExitStack() as stack:
         ended = stack.enter_context(ended_by_signal())
         found = await _unless(ended, stack.enter_async_context(connected(database, settings.table)))
@@ -75,7 +78,11 @@ def _outbox(
 
 
 async def _relay(outbox: Outbox, store: Store, settings: RelayOptions) -> bool:
-    """Starts the outbox. Returns True with --drain once no message is left that can be sent; does not return without it."""
+    """Start the outbox.
+
+    Returns:
+        True with --drain once no message is left that can be sent; does not return without it.
+    """
     await outbox.start()
     if not settings.drain:
         await asyncio.get_running_loop().create_future()
@@ -112,7 +119,7 @@ def _ended_early(output: Output) -> int:
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Returns the result of ``work``; cancels it and returns None when ``ended`` is set first."""
+    """Return the result of ``work``; cancel it and returns None when ``ended`` is set first."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -41,8 +41,11 @@ def _age(status: OutboxStatus) -> str:
 
 
 class Progress:
-    """Prints the progress of one relay. ``sent()``: messages that it has sent. A failed write of ``status`` or ``stuck`` sets
-    ``error`` and ``ended``."""
+    """Prints the progress of one relay.
+
+    Args:
+        sent: Messages that it has sent. A failed write of ``status`` or ``stuck`` sets ``error`` and ``ended``.
+    """
 
     def __init__(self, output: Output, sent: Callable[[], int], ended: asyncio.Event) -> None:
         self.error: OSError | None = None
@@ -53,7 +56,7 @@ class Progress:
         self._count = 0
 
     def status(self, status: OutboxStatus) -> None:
-        """Prints a line of progress; the outbox calls this at its status interval."""
+        """Print a line of progress; the outbox calls this at its status interval."""
         now, sent = monotonic(), self._sent()
         rate = (sent - self._count) / max(now - self._last, 1e-3)
         self._count, self._last = sent, now
@@ -81,7 +84,11 @@ class Progress:
         )
 
     def totals(self, status: OutboxStatus | None) -> None:
-        """Prints the last line. ``status``: None if it could not be read from the database."""
+        """Print the last line.
+
+        Args:
+            status: None if it could not be read from the database.
+        """
         sent, seconds = self._sent(), monotonic() - self._began
         rate = sent / max(seconds, 1e-3)
         known = _fields(status) if status is not None else dict.fromkeys(("pending", "oldest_age", "failed"))
@@ -90,8 +97,10 @@ class Progress:
         self._output.line(f"{message_count(sent)} sent in {seconds:,.1f} s, {rest}")
 
     def _write(self, write: Callable[..., None], *arguments: object) -> None:
-        """Calls ``write``. An OSError, such as that of a closed pipe, ends the command: the outbox only reports errors of
-        callbacks."""
+        """Call ``write``.
+
+        An OSError, such as that of a closed pipe, ends the command: the outbox only reports errors of callbacks.
+        """
         try:
             write(*arguments)
         except OSError as error:

@@ -11,7 +11,13 @@ __all__ = ["RelayOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(ClientOptions):
-    """The options. Those of ``rmq_async.outbox.Outbox`` have its names. ``every``: seconds between two lines of progress."""
+    """The options.
+
+    Those of ``rmq_async.outbox.Outbox`` have its names.
+
+    Attributes:
+        every: Seconds between two lines of progress.
+    """
 
     drain: bool
     every: float

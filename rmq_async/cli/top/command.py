@@ -169,8 +169,11 @@ class _Top:
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
-        """Reads and shows the figures at each interval and change of the filter until the end. When an overview cannot be read,
-        it shows the last figures with that problem; with --once, or if there are no figures yet, it raises the error."""
+        """Read and show the figures at each interval and change of the filter until the end.
+
+        When an overview cannot be read, it shows the last figures with that problem; with --once, or if there are no figures
+        yet, it raises the error.
+        """
         watch, last = Watch(), None
         while not self._ended.is_set():
             began = monotonic()

@@ -1,4 +1,6 @@
-"""The choices of a user of the live view: the table in focus, its order, the filter, the scroll position. It does no I/O.
+"""The choices of a user of the live view: the table in focus, its order, the filter, the scroll position.
+
+It does no I/O.
 
 A key changes it: Tab goes to the next table, s to the next column to sort by, r turns the order round, / begins a filter, arrows
 and j k scroll, q ends.
@@ -34,14 +36,21 @@ LONGEST_FILTER: Final = 127
 
 @dataclass
 class Order:
-    """The order of a table's rows. ``column``: a heading. ``reverse``: names from Z to A, numbers from the smallest."""
+    """The order of a table's rows.
+
+    Attributes:
+        column: A heading.
+        reverse: Names from Z to A, numbers from the smallest.
+    """
 
     column: str
     reverse: bool = False
 
     def sorted(self, rows: Sequence[Row], table: str) -> list[Row]:
-        """Returns the rows in order: names from A to Z, numbers from the largest, the other way round if ``reverse``; unknown
-        values come last. Rows with equal values stay in their order."""
+        """Return the rows in order: names from A to Z, numbers from the largest, the other way round if ``reverse``.
+
+        Unknown values come last. Rows with equal values stay in their order.
+        """
         name = _FIELDS.get(self.column, self.column)
         known = [row for row in rows if getattr(row, name) is not None]
         unknown = [row for row in rows if getattr(row, name) is None]
@@ -58,7 +67,9 @@ def _sort_key(row: Any, name: str) -> Any:
 class Controls:
     """The settings that keys change.
 
-    ``filter``: a part of names, or a pattern with * and ?. ``typing``: the filter that is being typed, None for none.
+    Attributes:
+        filter: A part of names, or a pattern with * and ?.
+        typing: The filter that is being typed, None for none.
     """
 
     filter: str = ""
@@ -71,7 +82,7 @@ class Controls:
     ended: bool = False
 
     def sort_by(self, column: str) -> None:
-        """Sorts the tables that have ``column`` by it; each table has "name"."""
+        """Sort the tables that have ``column`` by it; each table has "name"."""
         for table, order in self.orders.items():
             if column in ("name", *COLUMNS[table]):
                 order.column = COLUMNS[table][0] if column == "name" else column
@@ -79,7 +90,8 @@ class Controls:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The patterns of names that pass the filter: a filter with * or ? as it is, else a pattern of the names that contain
-        it, case-insensitively."""
+        it, case-insensitively.
+        """
         text = self.filter
         if not text or "*" in text or "?" in text:
             return (text or "*",)
@@ -87,7 +99,7 @@ class Controls:
         return (f"*{''.join(either)}*",)
 
     def press(self, key: str) -> None:
-        """Applies a key; one without a meaning has no effect."""
+        """Apply a key; one without a meaning has no effect."""
         if self.typing is not None:
             self._type(key)
         elif key == "q":
@@ -120,5 +132,5 @@ class Controls:
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Yields the keys, characters and escape sequences, in input of a terminal."""
+    """Yield the keys, characters and escape sequences, in input of a terminal."""
     yield from (found.group() for found in _KEY.finditer(text))

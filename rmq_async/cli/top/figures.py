@@ -1,4 +1,6 @@
-"""Rates computed from two overviews, as rows of tables. It does no I/O.
+"""Rates computed from two overviews, as rows of tables.
+
+It does no I/O.
 
 A rate counts only queues that both overviews have and whose offset has not decreased, so a broker that joins or leaves makes
 no peak. The rate out of a topic is that of the messages that groups commit.
@@ -28,8 +30,13 @@ MOST_KNOWN: Final = 1000
 class TopicRow:
     """The figures of one topic.
 
-    ``in_rate``, ``out_rate``: messages a second, None while they are not known. ``messages``: number of stored messages.
-    ``groups``: number of groups with offsets. ``messages``, ``queues``: None if a broker refused them.
+    Attributes:
+        in_rate: Messages a second, None while they are not known.
+        out_rate: See ``in_rate``.
+        messages: Number of stored messages.
+        groups: Number of groups with offsets.
+        messages: None if a broker refused them.
+        queues: See ``messages``.
     """
 
     topic: str
@@ -44,9 +51,13 @@ class TopicRow:
 class GroupRow:
     """The figures of one group.
 
-    ``rate``: messages a second that are committed, those of retries not included. ``oldest``: seconds since the oldest
-    uncommitted message that was found was stored. ``lag``, ``retries``, ``members``: None if a broker refused them; ``rate``,
-    ``oldest``: None if they are not known.
+    Attributes:
+        rate: Messages a second that are committed, those of retries not included.
+        oldest: Seconds since the oldest uncommitted message that was found was stored.
+        lag: None if a broker refused them. ``rate``.
+        retries: See ``lag``.
+        members: See ``lag``.
+        oldest: None if they are not known.
     """
 
     group: str
@@ -61,7 +72,8 @@ class GroupRow:
 class BrokerRow:
     """The figures of one broker.
 
-    ``state``: "up", or "away" with the ``problem``. The rates are those of the topics that were asked for.
+    Attributes:
+        state: "up", or "away" with the ``problem``. The rates are those of the topics that were asked for.
     """
 
     broker: str
@@ -80,8 +92,10 @@ class BrokerRow:
 class Figures:
     """The figures of one interval.
 
-    ``time_ms``: when they were read, epoch ms. ``seconds``: between the two overviews, None for the first one. ``problem``: the
-    reason why newer figures could not be read, None if these are the newest.
+    Attributes:
+        time_ms: When they were read, epoch ms.
+        seconds: Between the two overviews, None for the first one.
+        problem: The reason why newer figures could not be read, None if these are the newest.
     """
 
     time_ms: int
@@ -96,7 +110,7 @@ class Figures:
         return tuple(each.broker for each in self.brokers if each.state == "away")
 
     def fields(self) -> dict[str, object]:
-        """Returns the fields for ``--json``."""
+        """Return the fields for ``--json``."""
         return asdict(self)
 
 
@@ -109,10 +123,12 @@ class Watch:
         self._known: dict[str, BrokerOverview] = {}
 
     def figures(self, found: Overview, at: float, time_ms: int, patterns: Collection[str] = ("*",)) -> Figures:
-        """Returns the figures of the time since the call before.
+        """Return the figures of the time since the call before.
 
-        ``at``: monotonic seconds. ``time_ms``: epoch ms. ``patterns``: those of the groups to show, which match the name of the
-        group or of one of its topics.
+        Args:
+            at: Monotonic seconds.
+            time_ms: Epoch ms.
+            patterns: Those of the groups to show, which match the name of the group or of one of its topics.
         """
         last = self._last or Overview({}, {}, {})
         seconds = None if self._last is None else max(at - self._at, 1e-3)
@@ -131,7 +147,7 @@ class Watch:
         return Figures(time_ms, seconds, topics, groups, brokers)
 
     def _brokers(self, found: Mapping[str, BrokerOverview], rates: _Rates) -> tuple[BrokerRow, ...]:
-        """Returns the rows of the brokers that name servers know now or knew before."""
+        """Return the rows of the brokers that name servers know now or knew before."""
         rows = []
         for name, each in {**self._known, **found}.items():
             seen = each if name in found else msgspec.structs.replace(each, disk_used=None, problem=GONE)
@@ -158,8 +174,12 @@ class Watch:
 class _Gaps:
     """The figures that brokers refused in one of two overviews.
 
-    ``topics``, ``groups``: names whose offsets were refused. ``read_topics``: topics that those groups read. ``storing``:
-    brokers that refused offsets of topics. ``reading``: brokers that refused offsets of groups.
+    Attributes:
+        topics: Names whose offsets were refused.
+        groups: See ``topics``.
+        read_topics: Topics that those groups read.
+        storing: Brokers that refused offsets of topics.
+        reading: Brokers that refused offsets of groups.
     """
 
     def __init__(self, *overviews: Overview) -> None:
@@ -179,9 +199,12 @@ class _Gaps:
 class _Rates:
     """Messages per second, by topic or by broker.
 
-    ``came``, ``went``: by queue, the numbers of messages that were stored, and that were committed, in the last ``seconds``.
-    ``part``: the field of MessageQueue to sum by, "topic" or "broker_name". ``came_to``: topics or brokers with a known rate of
-    stored messages; ``went_from``: those with a known rate of committed ones.
+    Args:
+        came: By queue, the numbers of messages that were stored, and that were committed, in the last ``seconds``.
+        went: See ``came``.
+        part: The field of MessageQueue to sum by, "topic" or "broker_name".
+        came_to: Topics or brokers with a known rate of stored messages.
+        went_from: Those with a known rate of committed ones.
     """
 
     def __init__(
@@ -201,7 +224,7 @@ class _Rates:
                 sums[getattr(queue, part)] += count
 
     def of(self, name: str) -> tuple[float | None, float | None]:
-        """Returns the rates of the stored and of the committed messages of a topic or broker; None for one that is not known."""
+        """Return the rates of the stored and of the committed messages of a topic or broker; None for one that is not known."""
         if self._seconds is None:
             return None, None
         came, went = (

@@ -25,8 +25,10 @@ Settings = list[Any]
 
 @contextmanager
 def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iterator[None]:
-    """Calls ``press`` for each key, ``gone`` when the terminal has been closed; restores the terminal's settings at the end. Does
-    nothing if standard input is no terminal."""
+    """Call ``press`` for each key, ``gone`` when the terminal has been closed; restore the terminal's settings at the end.
+
+    Do nothing if standard input is no terminal.
+    """
     if not os.isatty(STDIN):
         yield
         return
@@ -56,12 +58,12 @@ def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iter
 
 
 def settings_now() -> Settings | None:
-    """Returns the settings of the terminal on standard input; None if standard input is no terminal."""
+    """Return the settings of the terminal on standard input; None if standard input is no terminal."""
     return termios.tcgetattr(STDIN) if os.isatty(STDIN) else None
 
 
 def leave_at_once(settings: Settings | None) -> None:
-    """Gives the terminal back without waiting for it, for a process that is about to end."""
+    """Give the terminal back without waiting for it, for a process that is about to end."""
     with suppress(OSError, termios.error):
         if settings is not None:
             termios.tcsetattr(STDIN, termios.TCSANOW, settings)

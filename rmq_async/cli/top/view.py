@@ -27,7 +27,7 @@ _TO_THE_RIGHT: Final = frozenset(
 
 
 def picture(figures: Figures, controls: Controls, height: int) -> RenderableType:
-    """Returns the view, cut to ``height`` lines or the fewest that it can have; ends scrolling at the last row."""
+    """Return the view, cut to ``height`` lines or the fewest that it can have; end scrolling at the last row."""
     rows = {table: controls.orders[table].sorted(getattr(figures, table), table) for table in TABLES}
     room = _room({table: max(len(rows[table]), 1) for table in TABLES}, max(height - BESIDE_ROWS, LEAST * len(TABLES)))
     parts: list[RenderableType] = [_state(figures, controls)]
@@ -42,7 +42,7 @@ def picture(figures: Figures, controls: Controls, height: int) -> RenderableType
 
 
 def whole(figures: Figures, controls: Controls) -> RenderableType:
-    """Returns all rows, for a file or a pipe."""
+    """Return all rows, for a file or a pipe."""
     parts: list[RenderableType] = [_state(figures, controls)]
     for table in TABLES:
         rows: Sequence[Any] = controls.orders[table].sorted(getattr(figures, table), table)
@@ -51,7 +51,7 @@ def whole(figures: Figures, controls: Controls) -> RenderableType:
 
 
 def _room(wanted: dict[str, int], lines: int) -> dict[str, int]:
-    """Divides the lines among the tables: equal parts, and lines that one table does not need go to the others."""
+    """Divide the lines among the tables: equal parts, and lines that one table does not need go to the others."""
     room = dict.fromkeys(wanted, 0)
     left = sorted(wanted, key=lambda table: wanted[table])
     while left:
@@ -89,7 +89,10 @@ def _keys(controls: Controls) -> Text:
 
 
 def _table(name: str, rows: Sequence[Any], controls: Controls) -> Table:
-    """Returns the table of ``rows``. On a narrow terminal names are shortened, and in the table of brokers the last column too."""
+    """Return the table of ``rows``.
+
+    On a narrow terminal names are shortened, and in the table of brokers the last column too.
+    """
     headings, is_open = COLUMNS[name], name == "brokers"
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=is_open)
     order = controls.orders[name]

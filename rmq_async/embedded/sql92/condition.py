@@ -18,7 +18,11 @@ MAX_LENGTH: Final = 16 * 1024
 
 
 class Condition:
-    """A parsed condition. ``size``: number of its parts."""
+    """A parsed condition.
+
+    Attributes:
+        size: Number of its parts.
+    """
 
     __slots__ = ("_evaluate", "size", "text")
 
@@ -31,11 +35,15 @@ class Condition:
         return f"<Condition {self.text[:80]!r}>"
 
     def evaluate(self, properties: Mapping[str, str]) -> Value:
-        """Returns True, False, or None for unknown. Raises EvaluationError for a comparison without a result."""
+        """Return True, False, or None for unknown.
+
+        Raises:
+            EvaluationError: For a comparison without a result.
+        """
         return self._evaluate(properties)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Returns whether the condition is true for these properties; only such messages are delivered."""
+        """Return whether the condition is true for these properties; only such messages are delivered."""
         try:
             return self._evaluate(properties) is True
         except EvaluationError:
@@ -44,8 +52,11 @@ class Condition:
 
 @lru_cache(maxsize=256)
 def compile_condition(text: str) -> Condition:
-    """Parses a condition. Raises ConditionError for a text that is no condition, is longer than MAX_LENGTH, or is deeper than
-    MAX_DEPTH."""
+    """Parse a condition.
+
+    Raises:
+        ConditionError: For a text that is no condition, is longer than MAX_LENGTH, or is deeper than MAX_DEPTH.
+    """
     if len(text) > MAX_LENGTH:
         raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}; shorten it")
     return Condition(text, parse(text))

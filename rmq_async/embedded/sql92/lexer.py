@@ -1,4 +1,6 @@
-"""The words of a condition. If several words are possible, the longest one is taken, and a reserved word rather than a name.
+"""The words of a condition.
+
+If several words are possible, the longest one is taken, and a reserved word rather than a name.
 
 Words are read one by one, as the parser asks for them: an unknown character is an error only where the parser looks at it.
 """
@@ -25,7 +27,12 @@ class Kind(Enum):
 
 
 class Word(NamedTuple):
-    """One word of a condition. ``text``: in capitals for reserved words, else as written. ``at``: place of its first character."""
+    """One word of a condition.
+
+    Attributes:
+        text: In capitals for reserved words, else as written.
+        at: Place of its first character.
+    """
 
     kind: Kind
     text: str
@@ -51,7 +58,11 @@ _WORD: Final = re.compile(
 
 
 class Lexer:
-    """Reads the words of a condition, one after the other. ``at``: index of the character after the last word."""
+    """Reads the words of a condition, one after the other.
+
+    Attributes:
+        at: Index of the character after the last word.
+    """
 
     __slots__ = ("_text", "at")
 
@@ -60,7 +71,11 @@ class Lexer:
         self.at = 0
 
     def next(self) -> Word:
-        """Returns the next word. Raises ConditionError for a character that begins no word, and for a string without an end."""
+        """Return the next word.
+
+        Raises:
+            ConditionError: For a character that begins no word, and for a string without an end.
+        """
         text, at = self._text, self.at
         while blank := _BLANK.match(text, at):
             at = blank.end()

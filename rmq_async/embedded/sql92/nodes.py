@@ -1,5 +1,6 @@
 """The nodes of a condition's tree, which the parser builds: their checks, which are those of Java's classes, and their
-evaluation."""
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,13 @@ class Shape(Enum):
 
 
 class Node(NamedTuple):
-    """A part of a condition. ``value``: of a constant. ``depth``: number of nodes on the longest path down from this one, this
-    one included; ``size``: number of all nodes in this part."""
+    """A part of a condition.
+
+    Attributes:
+        value: Of a constant.
+        depth: Number of nodes on the longest path down from this one, this one included.
+        size: Number of all nodes in this part.
+    """
 
     shape: Shape
     evaluate: Callable[[Properties], Value]
@@ -68,7 +74,7 @@ def _made(shape: Shape, evaluate: Callable[[Properties], Value], parts: Sequence
 
 
 def constant(value: Value) -> Node:
-    """Makes the node of a string, a number, or TRUE, FALSE or NULL."""
+    """Make the node of a string, a number, or TRUE, FALSE or NULL."""
     shape = Shape.TRUTH if value is None or isinstance(value, bool) else Shape.CONSTANT
     return Node(shape, lambda _: value, value)
 
@@ -78,8 +84,11 @@ def property_of(name: str) -> Node:
 
 
 def as_condition(node: Node) -> Node:
-    """Returns a node that is true, false or unknown; a property is never true. Raises ConditionError for strings, numbers and
-    values with a minus sign."""
+    """Return a node that is true, false or unknown; a property is never true.
+
+    Raises:
+        ConditionError: For strings, numbers and values with a minus sign.
+    """
     if node.is_condition:
         return node
     if node.shape is not Shape.PROPERTY:
@@ -89,17 +98,21 @@ def as_condition(node: Node) -> Node:
 
 
 def both(parts: Sequence[Node]) -> Node:
-    """Makes the node of AND."""
+    """Make the node of AND."""
     return _joined(parts, False)
 
 
 def either(parts: Sequence[Node]) -> Node:
-    """Makes the node of OR."""
+    """Make the node of OR."""
     return _joined(parts, True)
 
 
 def _joined(parts: Sequence[Node], decisive: bool) -> Node:
-    """Returns a node that evaluates ``parts`` in order. ``decisive``: the value that ends the evaluation."""
+    """Return a node that evaluates ``parts`` in order.
+
+    Args:
+        decisive: The value that ends the evaluation.
+    """
     inner = tuple(as_condition(part).evaluate for part in parts)
 
     def evaluate(properties: Properties) -> Value:
@@ -115,7 +128,7 @@ def _joined(parts: Sequence[Node], decisive: bool) -> Node:
 
 
 def opposite(node: Node) -> Node:
-    """Makes the node of NOT."""
+    """Make the node of NOT."""
     checked = as_condition(node)
     inner = checked.evaluate
 
@@ -164,7 +177,11 @@ _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
 
 
 def order(sign: str, left: Node, right: Node) -> Node:
-    """Makes the node of >, >=, < or <=. Raises ConditionError for a side that is a string or a condition."""
+    """Make the node of >, >=, < or <=.
+
+    Raises:
+        ConditionError: For a side that is a string or a condition.
+    """
     for each in (left, right):
         if each.is_condition or isinstance(each.value, str):
             raise ConditionError(f"{each.described} has no order; give numbers or properties to {sign}")
@@ -192,7 +209,7 @@ def not_between(node: Node, low: Node, high: Node) -> Node:
 
 
 def member(node: Node, texts: frozenset[str], *, outside: bool) -> Node:
-    """Makes the node of IN, or of NOT IN."""
+    """Make the node of IN, or of NOT IN."""
     if node.shape is not Shape.PROPERTY:
         raise ConditionError(f"IN must follow a property, not {node.described}")
     inner = node.evaluate
@@ -212,8 +229,9 @@ _PARTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
 
 
 def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
-    """Makes the node of CONTAINS, STARTSWITH, ENDSWITH or their opposites, which are false for an empty ``part`` and for values
-    that are not strings."""
+    """Make the node of CONTAINS, STARTSWITH, ENDSWITH or their opposites, which are false for an empty ``part`` and for values
+    that are not strings.
+    """
     inner, holds = node.evaluate, _PARTS[word]
 
     def evaluate(properties: Properties) -> Value:
@@ -224,7 +242,7 @@ def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
 
 
 def whole(text: str) -> Node:
-    """Makes the node of a whole number that Java's Long can hold."""
+    """Make the node of a whole number that Java's Long can hold."""
     digits = text.rstrip("lL")
     if len(digits) > _MOST_DIGITS or (value := int(digits)) >= 2**63:
         raise ConditionError(f"{text[:40]} is above {2**63 - 1}, the largest whole number; give a smaller one")
@@ -232,7 +250,7 @@ def whole(text: str) -> Node:
 
 
 def floating(text: str) -> Node:
-    """Makes the node of a number with a fraction or an exponent, which Java takes only above 0."""
+    """Make the node of a number with a fraction or an exponent, which Java takes only above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise ConditionError(

@@ -31,12 +31,20 @@ _COMPARING: Final = frozenset([">", ">=", "<", "<=", "NOT", "BETWEEN", "IN", *_P
 
 
 def parse(text: str) -> Node:
-    """Returns the tree of a condition. Raises ConditionError for a text that is no condition, or is deeper than MAX_DEPTH."""
+    """Return the tree of a condition.
+
+    Raises:
+        ConditionError: For a text that is no condition, or is deeper than MAX_DEPTH.
+    """
     return nodes.as_condition(_Parser(text).condition())
 
 
 class _Parser:
-    """The parser of one condition. ``_next``: the word that was read ahead, if any."""
+    """The parser of one condition.
+
+    Attributes:
+        _next: The word that was read ahead, if any.
+    """
 
     def __init__(self, text: str) -> None:
         self._lexer = Lexer(text)
@@ -84,7 +92,7 @@ class _Parser:
         return left
 
     def _compared(self, left: Node, word: str) -> Node:
-        """Makes the comparison that begins with ``word``, which is taken."""
+        """Make the comparison that begins with ``word``, which is taken."""
         if word in (">", ">=", "<", "<="):
             return nodes.order(word, left, self._unary())
         negative = word == "NOT"

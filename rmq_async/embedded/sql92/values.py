@@ -37,14 +37,22 @@ _HEX_DIGITS: Final = re.compile(r"0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA
 
 
 def read_whole(text: str, among: range) -> int:
-    """Returns the number that a text is, as ``Long.valueOf`` and ``Integer.valueOf`` read it. Raises EvaluationError for others."""
+    """Return the number that a text is, as ``Long.valueOf`` and ``Integer.valueOf`` read it.
+
+    Raises:
+        EvaluationError: For others.
+    """
     if _WHOLE.fullmatch(text) and max(text) <= "\uffff" and (value := int(text)) in among:
         return value
     raise EvaluationError(f"{text[:80]!r} is no whole number from {among.start} to {among.stop - 1}")
 
 
 def read_floating(text: str) -> float:
-    """Returns the number that a text is, as ``Double.valueOf`` reads it. Raises EvaluationError for others."""
+    """Return the number that a text is, as ``Double.valueOf`` reads it.
+
+    Raises:
+        EvaluationError: For others.
+    """
     found = _FLOATING.fullmatch(text.strip(_BLANKS))
     if found is None or (found["hex"] and not _HEX_DIGITS.match(found["hex"])):
         raise EvaluationError(f"{text[:80]!r} is no number; give digits, with a decimal point or an exponent")
@@ -59,8 +67,11 @@ def read_floating(text: str) -> float:
 
 
 def compare(left: Known, right: Known) -> int:
-    """Returns the order of two values: a number below 0, 0, or above 0; -1 for types without an order. Raises EvaluationError
-    for a string that cannot be compared with the other value."""
+    """Return the order of two values: a number below 0, 0, or above 0; -1 for types without an order.
+
+    Raises:
+        EvaluationError: For a string that cannot be compared with the other value.
+    """
     if isinstance(left, bool):
         if isinstance(right, str):
             raise EvaluationError(
@@ -81,7 +92,11 @@ def compare(left: Known, right: Known) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Returns whether two values are equal; None if only the right one exists. Raises EvaluationError as ``compare`` does."""
+    """Return whether two values are equal; None if only the right one exists.
+
+    Raises:
+        EvaluationError: As ``compare`` does.
+    """
     if left is None:
         return True if right is None else None
     if right is None:
@@ -90,8 +105,11 @@ def equal(left: Value, right: Value) -> bool | None:
 
 
 def ordered(left: Value, right: Value) -> int | None:
-    """Returns the order of two values as ``compare`` does, None if one is missing. Raises EvaluationError for a string that is no
-    number."""
+    """Return the order of two values as ``compare`` does, None if one is missing.
+
+    Raises:
+        EvaluationError: For a string that is no number.
+    """
     if left is None or right is None:
         return None
     if isinstance(left, str) and isinstance(right, str):
@@ -100,21 +118,25 @@ def ordered(left: Value, right: Value) -> int | None:
 
 
 def negate(value: Value) -> Value:
-    """Returns the negated number; None for a value that is not a number."""
+    """Return the negated number; None for a value that is not a number."""
     if isinstance(value, Long):
         return Long(-value)
     return -value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _as(number: Known, text: str) -> int | float:
-    """Returns the number that ``text`` is, read as the type of ``number``. Raises EvaluationError for any other text."""
+    """Return the number that ``text`` is, read as the type of ``number``.
+
+    Raises:
+        EvaluationError: For any other text.
+    """
     if isinstance(number, float):
         return read_floating(text)
     return read_whole(text, _LONG if isinstance(number, Long) else _INTEGER)
 
 
 def _compare_floating(left: float, right: float) -> int:
-    """Compares as ``Double.compareTo``: -0.0 is below 0.0, NaN is above all numbers and equal to itself."""
+    """Compare as ``Double.compareTo``: -0.0 is below 0.0, NaN is above all numbers and equal to itself."""
     if left != right:
         return (
             math.isnan(left) - math.isnan(right) if math.isnan(left) or math.isnan(right) else (left > right) - (left < right)

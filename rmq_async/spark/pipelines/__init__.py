@@ -1,6 +1,8 @@
-"""Pipelines between topics and tables. The module of a pipeline holds a function for programs, and a command: ``rmq spark NAME``,
-or the module's file given to ``spark-submit``. A module is loaded on its first use, because Spark's workers import this package
-with any of them."""
+"""Pipelines between topics and tables.
+
+The module of a pipeline holds a function for programs, and a command: ``rmq spark NAME``, or the module's file given to
+``spark-submit``. A module is loaded on its first use, because Spark's workers import this package with any of them.
+"""
 
 from __future__ import annotations
 

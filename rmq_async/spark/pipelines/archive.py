@@ -50,8 +50,13 @@ DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 a
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveSummary:
-    """The result of one run. ``bytes``: size of the added bodies. ``compacted``: number of small files that were rewritten.
-    ``offsets``: start and exclusive end, by queue."""
+    """The result of one run.
+
+    Attributes:
+        bytes: Size of the added bodies.
+        compacted: Number of small files that were rewritten.
+        offsets: Start and exclusive end, by queue.
+    """
 
     path: str
     checkpoint: str
@@ -84,23 +89,31 @@ def archive(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ArchiveSummary:
-    """Adds the messages of ``topics`` that the archive lacks, with all columns, partitioned by topic and date (UTC, of the
-    store time).
+    """Add the messages of ``topics`` that the archive lacks, with all columns, partitioned by topic and date (UTC, of the store
+    time).
 
-    ``pattern``: a regular expression for whole names of topics, with () as ``topics``. ``checkpoint``: path of the positions
-    that were read, PATH/_checkpoint by default; it belongs to the archive for ever. ``starting``: start of the first run,
-    "earliest", "latest" or a time (a naive one is UTC); later runs start where the last ended. ``max_offsets``: maximum offsets
-    of a micro-batch; None: no limit. ``tags``: "a || b"; None for all messages. ``files``: maximum files per topic and date of a
-    micro-batch; None: no limit. ``compression``: that of Parquet. ``compacting``: True afterwards rewrites the files below 32 MiB
-    of each topic and date, where there are two or more, into files of about 128 MiB, as far as the newest ``.compact`` list of
-    the archive names them (Spark writes one with every tenth micro-batch by default), and deletes its Parquet files older than a
-    day that no list names. ``options``: of format rocketmq. ``progress``: called once per micro-batch.
+    Raises PipelineError, also after the run, if the rewritten files hold another number of rows; and the errors of Spark, whose
+    text names the cause, such as an invalid option.
 
-    Raises ConfigError for both or neither of ``topics`` and ``pattern``, for an option that names columns or topics, if path,
-    checkpoint and topics do not belong together, and for a session of Spark Connect; with ``compacting`` also for a store that
-    is not known to rename files atomically and, after the run, for a log of an unknown form. Raises PipelineError, also after
-    the run, if the rewritten files hold another number of rows; and the errors of Spark, whose text names the cause, such as an
-    invalid option.
+    Args:
+        pattern: A regular expression for whole names of topics, with () as ``topics``.
+        checkpoint: Path of the positions that were read, PATH/_checkpoint by default; it belongs to the archive for ever.
+        starting: Start of the first run, "earliest", "latest" or a time (a naive one is UTC); later runs start where the last
+            ended.
+        max_offsets: Maximum offsets of a micro-batch; None: no limit.
+        tags: "a || b"; None for all messages.
+        files: Maximum files per topic and date of a micro-batch; None: no limit.
+        compression: That of Parquet.
+        compacting: True afterwards rewrites the files below 32 MiB of each topic and date, where there are two or more, into
+            files of about 128 MiB, as far as the newest ``.compact`` list of the archive names them (Spark writes one with
+            every tenth micro-batch by default), and deletes its Parquet files older than a day that no list names.
+        options: Of format rocketmq.
+        progress: Called once per micro-batch.
+
+    Raises:
+        ConfigError: For both or neither of ``topics`` and ``pattern``, for an option that names columns or topics, if path,
+            checkpoint and topics do not belong together, and for a session of Spark Connect; with ``compacting`` also for a
+            store that is not known to rename files atomically and, after the run, for a log of an unknown form.
     """
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -154,7 +167,7 @@ def archive(
 
 
 def _check(topics: Sequence[str], pattern: str | None, options: Mapping[str, str]) -> None:
-    """Raises ConfigError for no topics, for two ways to name them, and for options that an archive does not accept."""
+    """Raise ConfigError for no topics, for two ways to name them, and for options that an archive does not accept."""
     if bool(topics) == (pattern is not None):
         raise ConfigError(
             f"{'topics and a pattern are both given' if topics else 'nothing says what to archive'}; give either topics or a "
@@ -173,7 +186,12 @@ def _start_options(starting: str | datetime) -> dict[str, str | int]:
 
 
 class _Run:
-    """Counts the work of one query from its progress. ``starts``, ``ends``: offsets by queue."""
+    """Counts the work of one query from its progress.
+
+    Attributes:
+        starts: Offsets by queue.
+        ends: See ``starts``.
+    """
 
     def __init__(self, before: Mapping[str, int], progress: Progress) -> None:
         self.messages = 0
@@ -185,7 +203,7 @@ class _Run:
         self._last: int | None = None
 
     def follow(self, query: StreamingQuery) -> None:
-        """Waits until the query has ended; raises its error if it failed."""
+        """Wait until the query has ended; raise its error if it failed."""
         while not _ended(query):
             self._take(query)
         self._take(query)
@@ -219,7 +237,7 @@ def _ended(query: StreamingQuery) -> bool:
 
 
 def _offset(value: Any) -> dict[str, Any]:
-    """Returns an offset of the progress, which is an object or its JSON text, as a dict; an empty one for anything else."""
+    """Return an offset of the progress, which is an object or its JSON text, as a dict; an empty one for anything else."""
     found = json.loads(value) if isinstance(value, str) else value
     return found if isinstance(found, dict) else {}
 
@@ -228,7 +246,11 @@ def _offset(value: Any) -> dict[str, Any]:
 
 
 def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pattern: str | None) -> dict[str, int]:
-    """Returns the offsets by queue at which earlier runs ended. Raises ConfigError if this run cannot follow them."""
+    """Return the offsets by queue at which earlier runs ended.
+
+    Raises:
+        ConfigError: If this run cannot follow them.
+    """
     read, done = _numbers(files.names(f"{checkpoint}/offsets")), _numbers(files.names(f"{checkpoint}/commits"))
     content = files.names(path)
     check_pair(path, checkpoint, content, _numbers(files.names(f"{path}/{SINK_LOG}")), read, done)
@@ -242,8 +264,14 @@ def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pat
 def check_pair(
     path: str, checkpoint: str, content: Sequence[str] | None, written: Sequence[int], read: Sequence[int], done: Sequence[int]
 ) -> None:
-    """Raises ConfigError if path and checkpoint do not belong together. ``content``: names in the path. ``written``, ``read``,
-    ``done``: numbers of the batches in its log, of those that the checkpoint has begun, and of those that it has finished."""
+    """Raise ConfigError if path and checkpoint do not belong together.
+
+    Args:
+        content: Names in the path.
+        written: Numbers of the batches in its log, of those that the checkpoint has begun, and of those that it has finished.
+        read: See ``written``.
+        done: See ``written``.
+    """
     if written and (not read or max(written) > max(read)):
         known = f"knows {max(read) + 1}" if read else "is missing or empty"
         raise ConfigError(
@@ -261,7 +289,7 @@ def check_pair(
 
 
 def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], pattern: str | None) -> None:
-    """Raises ConfigError for a topic of the archive that this run leaves out; new topics are allowed."""
+    """Raise ConfigError for a topic of the archive that this run leaves out; new topics are allowed."""
     missing = [name for name in sorted(known) if name not in topics and not (pattern and re.fullmatch(pattern, name))]
     if missing:
         asked = f"pattern {pattern!r}" if pattern else ", ".join(topics)
@@ -272,8 +300,11 @@ def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], p
 
 
 def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
-    """Parses an entry of Spark's offset log: a line for its version, one for Spark, one for each source. Raises ConfigError if the
-    offsets are not of this source."""
+    """Parse an entry of Spark's offset log: a line for its version, one for Spark, one for each source.
+
+    Raises:
+        ConfigError: If the offsets are not of this source.
+    """
     try:
         offsets = json.loads(text.splitlines()[-1])["q"]
         return {str(key): int(offset) for key, offset in offsets.items()}
@@ -284,7 +315,7 @@ def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
 
 
 def _numbers(names: Sequence[str] | None) -> list[int]:
-    """Returns the numbers of the batches in a log of Spark: ``7``, or ``9.compact`` for all up to 9."""
+    """Return the numbers of the batches in a log of Spark: ``7``, or ``9.compact`` for all up to 9."""
     found = [re.fullmatch(r"([0-9]+)(?:\.compact)?", name) for name in names or ()]
     return [int(match[1]) for match in found if match]
 
@@ -348,8 +379,14 @@ class _Archive:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments and looks up the topics that they name. Raises ConfigError for wrong arguments, TopicNotFoundError
-        for a topic that does not exist, and the errors of requests."""
+        """Check the arguments and looks up the topics that they name.
+
+        Raises the errors of requests, too.
+
+        Raises:
+            ConfigError: For wrong arguments.
+            TopicNotFoundError: For a topic that does not exist.
+        """
         options, topics = connection_options(given), given.topic or ()
         _check(topics, given.pattern, options)
         if given.compact:
@@ -381,7 +418,7 @@ ARCHIVE: Final = _Archive()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``rmq spark archive`` and returns the exit code."""
+    """Run ``rmq spark archive`` and return the exit code."""
     return run_job("archive", ARCHIVE, arguments)
 
 

@@ -1,5 +1,6 @@
 """Checks and converts arguments of pipelines (options, windows of time, columns), and runs requests of an admin client for
-them."""
+them.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,10 @@ _USES: Final = {name.lower(): option.uses for option in OPTIONS for name in (opt
 
 
 def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[str, str]:
-    """Returns ``options`` without those that only other uses take; the options of ``over`` that are not None replace or join
-    them."""
+    """Return ``options`` without those that only other uses take.
+
+    The options of ``over`` that are not None replace or join them.
+    """
     fitting = {name: value for name, value in options.items() if use in _USES.get(name.lower(), (use,))}
     chosen = {name: str(value) for name, value in over.items() if value is not None}
     lower = {name.lower() for name in chosen}
@@ -50,13 +53,17 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 
 
 def refuse_topics(options: Mapping[str, str]) -> None:
-    """Raises ConfigError for options that name topics: a pipeline has arguments for them."""
+    """Raise ConfigError for options that name topics: a pipeline has arguments for them."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
         raise ConfigError(f"option {given[0]} is not one of this pipeline; name its topics by the pipeline's own arguments")
 
 
 def refuse_replicas(options: Mapping[str, str], why: str) -> None:
-    """Raises ConfigError if the option ``offsetsFromReplicas`` is given. ``why``: the consequence of missing messages."""
+    """Raise ConfigError if the option ``offsetsFromReplicas`` is given.
+
+    Args:
+        why: The consequence of missing messages.
+    """
     if any(name.lower() == "offsetsfromreplicas" for name in options):
         raise ConfigError(
             f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}; leave it out"
@@ -64,7 +71,7 @@ def refuse_replicas(options: Mapping[str, str], why: str) -> None:
 
 
 def check_topics(options: Mapping[str, str], topics: Iterable[str]) -> None:
-    """Raises TopicNotFoundError for a topic that does not exist, and the errors of ``ask``."""
+    """Raise TopicNotFoundError for a topic that does not exist, and the errors of ``ask``."""
     names = tuple(topics)
 
     async def routes(admin: Admin) -> None:
@@ -75,7 +82,7 @@ def check_topics(options: Mapping[str, str], topics: Iterable[str]) -> None:
 
 
 async def check_masters(admin: Admin, topic: str) -> None:
-    """Raises BrokerNotFoundError for a broker of the topic without a master now: its figures would be those of a replica.
+    """Raise BrokerNotFoundError for a broker of the topic without a master now: its figures would be those of a replica.
 
     It reads the list of brokers, because a route may name a replica as an acting master.
     """
@@ -90,9 +97,10 @@ async def check_masters(admin: Admin, topic: str) -> None:
 
 
 def window(since: datetime | None, until: datetime | None) -> dict[str, str]:
-    """Returns the options of a batch read for messages stored at ``since`` or later and before ``until``.
+    """Return the options of a batch read for messages stored at ``since`` or later and before ``until``.
 
-    Raises ConfigError for a time without a zone, and for an empty window.
+    Raises:
+        ConfigError: For a time without a zone, and for an empty window.
     """
     bounds = {}
     if since is not None:
@@ -111,14 +119,22 @@ def _epoch_ms(when: datetime) -> str:
 
 
 def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Runs ``question`` with an admin client of the options' cluster, and returns its result. Raises ConfigError for invalid
-    options, and as ``ask_at``."""
+    """Run ``question`` with an admin client of the options' cluster, and return its result.
+
+    Raises:
+        ConfigError: For invalid options, and as ``ask_at``.
+    """
     return ask_at(read_options(options_for("batch read", options, topic="any"), streaming=False).access, question)
 
 
 def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Runs ``question`` with an admin client, also beside a running loop, as in a notebook, and returns its result. Raises
-    ConfigError for settings that cannot be used, and the errors of ``question``."""
+    """Run ``question`` with an admin client, also beside a running loop, as in a notebook, and return its result.
+
+    Raises the errors of ``question``, too.
+
+    Raises:
+        ConfigError: For settings that cannot be used.
+    """
 
     async def asking() -> T:
         async with Admin(client=client_config(current(access))) as admin:
@@ -129,7 +145,7 @@ def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) 
 
 
 def column(option: str, name: str, columns: Iterable[str]) -> Column:
-    """Returns the column that an option names. Raises ConfigError, which lists the existing ones, if it does not exist."""
+    """Return the column that an option names. Raises ConfigError, which lists the existing ones, if it does not exist."""
     there = list(columns)
     if name.lower() not in (one.lower() for one in there):
         raise ConfigError(f"{option}: there is no column {name!r}, only {', '.join(there)}")

@@ -53,7 +53,11 @@ _OTHER_SPARK: Final = "this release cannot compact archives of that Spark; use a
 
 
 class Entry(NamedTuple):
-    """A file as the log of Spark's sink lists it. ``line``: the JSON of the list."""
+    """A file as the log of Spark's sink lists it.
+
+    Attributes:
+        line: The JSON of the list.
+    """
 
     uri: str
     size: int
@@ -66,8 +70,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Compacted:
-    """The result of one run, in numbers of files. ``before``: small files that were rewritten; ``after``: files made of them.
-    ``deleted``: files of earlier runs and of failed attempts that no list names."""
+    """The result of one run, in numbers of files.
+
+    Attributes:
+        before: Small files that were rewritten.
+        after: Files made of them.
+        deleted: Files of earlier runs and of failed attempts that no list names.
+    """
 
     before: int = 0
     after: int = 0
@@ -75,10 +84,15 @@ class Compacted:
 
 
 def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
-    """Rewrites the small files of the archive at ``path``. ``ddl``: its columns without those of partitions.
+    """Rewrite the small files of the archive at ``path``.
 
-    Raises ConfigError for a session of Spark Connect, for a store that is not known to rename atomically and for a log of an
-    unknown form, and PipelineError if the rewritten files hold another number of rows.
+    Args:
+        ddl: Its columns without those of partitions.
+
+    Raises:
+        ConfigError: For a session of Spark Connect, for a store that is not known to rename atomically and for a log of an
+            unknown form.
+        PipelineError: If the rewritten files hold another number of rows.
     """
     files = Files(spark)
     check_store(path, files.scheme(path))
@@ -103,7 +117,7 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
 
 
 def check_store(path: str, scheme: str) -> None:
-    """Raises ConfigError for the scheme of a store that is not known to rename files atomically."""
+    """Raise ConfigError for the scheme of a store that is not known to rename files atomically."""
     if scheme not in _ATOMIC:
         raise ConfigError(
             f"{path} cannot be compacted: a store {scheme} is not known to rename files atomically; archive without compacting "
@@ -112,13 +126,13 @@ def check_store(path: str, scheme: str) -> None:
 
 
 def newest_list(names: Iterable[str]) -> str | None:
-    """Returns the name of the newest list of all files; None if no micro-batch has made one yet."""
+    """Return the name of the newest list of all files; None if no micro-batch has made one yet."""
     lists = [name for name in names if re.fullmatch(r"[0-9]+\.compact", name)]
     return max(lists, key=_number, default=None)
 
 
 def names_after(names: Iterable[str], newest: str) -> list[str]:
-    """Returns the names of the micro-batches that the newest list does not contain yet."""
+    """Return the names of the micro-batches that the newest list does not contain yet."""
     return [name for name in names if re.fullmatch(r"[0-9]+", name) and int(name) > _number(newest)]
 
 
@@ -127,8 +141,11 @@ def _number(name: str) -> int:
 
 
 def entries_of(text: str) -> list[Entry]:
-    """Parses a file of the log: a line for its version, one for each file. Raises ConfigError for another version, and for a line
-    that does not add a file."""
+    """Parse a file of the log: a line for its version, one for each file.
+
+    Raises:
+        ConfigError: For another version, and for a line that does not add a file.
+    """
     version, *lines = text.splitlines() or ("",)
     if version != VERSION:
         raise ConfigError(f"the log of Spark's sink is of version {version!r}, not {VERSION!r}; {_OTHER_SPARK}")
@@ -148,12 +165,12 @@ def entries_of(text: str) -> list[Entry]:
 
 
 def log_text(entries: Iterable[Entry]) -> str:
-    """Returns the text that ``entries_of`` parses."""
+    """Return the text that ``entries_of`` parses."""
     return "\n".join([VERSION, *(entry.line for entry in entries)])
 
 
 def small_files(listed: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Returns the small files by directory, of directories that have two or more."""
+    """Return the small files by directory, of directories that have two or more."""
     found: dict[str, list[Entry]] = {}
     for entry in listed:
         if entry.size < SMALL:
@@ -162,7 +179,7 @@ def small_files(listed: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, small: Sequence[Entry], ddl: str) -> list[Entry]:
-    """Writes the rows of the files beside them, in order, and returns the new files; no list names them yet."""
+    """Write the rows of the files beside them, in order, and return the new files; no list names them yet."""
     run = uuid.uuid4().hex
     staging = f"{path.rstrip('/')}/{STAGING}/{run}"
     count = -(-sum(entry.size for entry in small) // LARGE)
@@ -191,15 +208,15 @@ def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, sma
 
 
 def may_be_deleted(name: str) -> bool:
-    """Returns whether an archive or a compaction gives such a name to its files."""
+    """Return whether an archive or a compaction gives such a name to its files."""
     return _WRITTEN.search(name) is not None
 
 
 def _delete_old(files: Files, path: str, listed: Iterable[Entry]) -> int:
-    """Deletes Parquet files with names of archives that no list names and that are older than ``KEPT``; returns their number.
+    """Delete Parquet files with names of archives that no list names and that are older than ``KEPT``; return their number.
 
-    Deletes nothing if a listed file is not found: then the names in the list differ from those of the store, for example after
-    a move of the archive.
+    Delete nothing if a listed file is not found: then the names in the list differ from those of the store, for example after a
+    move of the archive.
     """
     known = {files.plain(entry.uri) for entry in listed}
     there = files.parquet_below(path)

@@ -1,4 +1,6 @@
-"""Replays dead letters to their original topics. ``rmq spark dlq-replay GROUP`` prints the plan; ``--send`` sends.
+"""Replays dead letters to their original topics.
+
+``rmq spark dlq-replay GROUP`` prints the plan; ``--send`` sends.
 
 No state is kept between runs. A replayed message has an id that names its dead letter (``RMQ_SPARK_ID``), so a run finds the
 messages of earlier runs, killed ones included, in the target topics, and does not send them again (except with ``--again``): it
@@ -51,10 +53,16 @@ _COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properti
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of one run. ``found``: number of dead letters that match the filters; the sum of the five counts after it.
-    ``to_send``: number that a real run would send. ``before``: number replayed by earlier runs. ``guarded``: number
-    already replayed as often as allowed. ``no_target``: number that name no topic, or one of ``missing_topics``.
-    ``topics``: numbers by topic of messages that were replayed, or would be."""
+    """The result of one run.
+
+    Attributes:
+        found: Number of dead letters that match the filters; the sum of the five counts after it.
+        to_send: Number that a real run would send.
+        before: Number replayed by earlier runs.
+        guarded: Number already replayed as often as allowed.
+        no_target: Number that name no topic, or one of ``missing_topics``.
+        topics: Numbers by topic of messages that were replayed, or would be.
+    """
 
     dry_run: bool
     found: int = 0
@@ -88,18 +96,26 @@ def replay_dead_letters(
     rate: int | None = None,
     progress: Progress = no_progress,
 ) -> Replayed:
-    """Sends the dead letters of ``group`` to their original topics; only counts them if ``send`` is False.
+    """Send the dead letters of ``group`` to their original topics; only counts them if ``send`` is False.
 
-    ``options``: of format rocketmq, for both directions. ``topic``: the target of messages that do not name their original
-    topic, or name a retry or dead-letter topic. ``since`` (inclusive), ``until`` (exclusive): aware, the range of their store
-    times as dead letters; None: no limit. ``tags``: "a || b". ``key``: only messages with this key. ``where``: SQL on the
-    columns of the source. ``max_replays``: maximum number of replays of one message in all runs, 1 or more. ``look``: False
-    sends without reading the messages of earlier runs from the target topics. ``rate``: maximum messages per second; None: no
-    limit. ``progress``: called once per target topic, and while sending.
+    Every group that reads a target topic gets the message, not only the one that failed.
 
-    Every group that reads a target topic gets the message, not only the one that failed. Raises ConfigError for invalid
-    arguments and for dead letters of more than 1000 topics, TopicNotFoundError if the group has no dead-letter topic, the errors
-    of requests to the cluster, and those of Spark; after a failure the next run sends the rest.
+    Args:
+        options: Of format rocketmq, for both directions.
+        topic: The target of messages that do not name their original topic, or name a retry or dead-letter topic. ``since``
+            (inclusive), ``until`` (exclusive): aware, the range of their store times as dead letters; None: no limit.
+        tags: "a || b".
+        key: Only messages with this key.
+        where: SQL on the columns of the source.
+        max_replays: Maximum number of replays of one message in all runs, 1 or more.
+        look: False sends without reading the messages of earlier runs from the target topics.
+        rate: Maximum messages per second; None: no limit.
+        progress: Called once per target topic, and while sending.
+
+    Raises:
+        ConfigError: For invalid arguments and for dead letters of more than 1000 topics.
+        TopicNotFoundError: If the group has no dead-letter topic, the errors of requests to the cluster, and those of Spark;
+            after a failure the next run sends the rest.
     """
     source = _source(group, topic, max_replays, options)
     writing = options_for("batch write", options, idColumn="id")
@@ -133,7 +149,7 @@ def replay_dead_letters(
 
 
 def _source(group: str, topic: str | None, max_replays: int, options: Mapping[str, str]) -> str:
-    """Checks the arguments and the options, and returns the topic of the dead letters."""
+    """Check the arguments and the options, and return the topic of the dead letters."""
     source = _checked(group, topic, max_replays)
     refuse_topics(options)
     refuse_replicas(options, "copies that it lacks would be sent again")
@@ -146,7 +162,7 @@ def _check_there(options: Mapping[str, str], group: str, source: str) -> None:
 
 
 def _checked(group: str, topic: str | None, max_replays: int) -> str:
-    """Checks the arguments and returns the topic of the dead letters."""
+    """Check the arguments and return the topic of the dead letters."""
     try:
         check_group(group)
         if topic is not None:
@@ -170,7 +186,7 @@ def _exists(options: Mapping[str, str], topic: str) -> bool:
 
 
 def _understood(letters: DataFrame, topic: str | None, namespace: str | None) -> DataFrame:
-    """Adds the columns ``target`` (NULL for none), ``replays``, ``origin`` and ``id``."""
+    """Add the columns ``target`` (NULL for none), ``replays``, ``origin`` and ``id``."""
     given = sql.col("properties")
 
     def named(name: str) -> Column:
@@ -192,7 +208,7 @@ def _understood(letters: DataFrame, topic: str | None, namespace: str | None) ->
 
 
 def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
-    """Returns the target topics of dead letters with fewer than ``max_replays``, each with the store time of the oldest one."""
+    """Return the target topics of dead letters with fewer than ``max_replays``, each with the store time of the oldest one."""
     found = (
         letters.where(sql.col("target").isNotNull() & (sql.col("replays") < max_replays))
         .groupBy("target")
@@ -206,7 +222,7 @@ def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
 
 
 def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets: Mapping[str, datetime]) -> DataFrame:
-    """Returns the ids of dead letters that earlier runs have sent to these topics, as column ``done``."""
+    """Return the ids of dead letters that earlier runs have sent to these topics, as column ``done``."""
     reading = options_for(
         "batch read",
         options,
@@ -219,7 +235,7 @@ def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets:
 
 
 def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str], max_replays: int) -> DataFrame:
-    """Adds the column ``verdict``: the name of a count of ``Replayed``."""
+    """Add the column ``verdict``: the name of a count of ``Replayed``."""
     if done is None:
         joined = letters.withColumn("done", sql.lit(None).cast("string"))
     else:
@@ -234,7 +250,7 @@ def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str]
 
 
 def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progress: Progress) -> Replayed:
-    """Counts by target and verdict; reports a line per target."""
+    """Count by target and verdict; report a line per target."""
 
     def count(verdict: str) -> Column:
         return sql.count_if(sql.col("verdict") == verdict).alias(verdict)
@@ -263,8 +279,10 @@ def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progres
 
 
 def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> DataFrame:
-    """Returns the messages to send, in the order of the dead-letter queues. The sink drops properties of brokers and clients;
-    ``writing`` gets each task's share of ``rate``."""
+    """Return the messages to send, in the order of the dead-letter queues.
+
+    The sink drops properties of brokers and clients; ``writing`` gets each task's share of ``rate``.
+    """
     given = sql.col("properties")
     kept = sql.map_filter(given, lambda name, value: ~name.isin(REPLAYS_PROPERTY, ORIGIN_PROPERTY))
     counted = sql.create_map(
@@ -324,8 +342,14 @@ class _DlqReplay:
         parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="send at most so many a second")
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments, and looks up the dead-letter topic. Raises ConfigError for wrong arguments, TopicNotFoundError if
-        there is no such topic, and the errors of requests."""
+        """Check the arguments, and looks up the dead-letter topic.
+
+        Raises the errors of requests, too.
+
+        Raises:
+            ConfigError: For wrong arguments.
+            TopicNotFoundError: If there is no such topic.
+        """
         options = connection_options(given)
         source = _source(given.group, given.topic, given.max_replays, options)
         access_for(options_for("batch write", options, idColumn="id"))

@@ -1,5 +1,6 @@
 """Reads and moves files where Spark keeps them (local, HDFS, object stores), by Hadoop's file systems as the session has set them
-up."""
+up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ __all__ = ["Files"]
 
 
 class Files:
-    """The file systems of a session. Raises ConfigError for a session of Spark Connect, which has no JVM here to ask."""
+    """The file systems of a session.
+
+    Raises:
+        ConfigError: For a session of Spark Connect, which has no JVM here to ask.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         try:
@@ -29,7 +34,7 @@ class Files:
         self._settings: Any = spark._jsc.hadoopConfiguration()
 
     def names(self, path: str) -> list[str] | None:
-        """Returns the names in a directory, sorted; None if there is no directory."""
+        """Return the names in a directory, sorted; None if there is no directory."""
         place, system = self._at(path)
         if not system.exists(place) or not system.getFileStatus(place).isDirectory():
             return None
@@ -44,23 +49,24 @@ class Files:
             stream.close()
 
     def scheme(self, path: str) -> str:
-        """Returns the kind of store that holds ``path``: file, hdfs, s3a and so on."""
+        """Return the kind of store that holds ``path``: file, hdfs, s3a and so on."""
         _, system = self._at(path)
         return str(system.getUri().getScheme() or "")
 
     def plain(self, uri: str) -> str:
-        """Returns the path that a URI in a log of Spark encodes."""
+        """Return the path that a URI in a log of Spark encodes."""
         return str(self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(uri)).toString())
 
     def size_and_time(self, path: str) -> tuple[int, int]:
-        """Returns the bytes of a file, and when it was changed, in milliseconds since 1970."""
+        """Return the bytes of a file, and when it was changed, in milliseconds since 1970."""
         place, system = self._at(path)
         status = system.getFileStatus(place)
         return int(status.getLen()), int(status.getModificationTime())
 
     def parquet_below(self, path: str) -> dict[str, int]:
-        """Returns the Parquet files in the directories of partitions below ``path``, each with the time of its last change, in
-        milliseconds since 1970."""
+        """Return the Parquet files in the directories of partitions below ``path``, each with the time of its last change, in
+        milliseconds since 1970.
+        """
         place, system = self._at(path)
         found = {}
         remaining = [place]
@@ -76,7 +82,11 @@ class Files:
         return found
 
     def move(self, path: str, to: str) -> None:
-        """Renames a file. Raises OSError if the store refuses, as HDFS does for a target that exists."""
+        """Rename a file.
+
+        Raises:
+            OSError: If the store refuses, as HDFS does for a target that exists.
+        """
         place, system = self._at(path)
         if not system.rename(place, self._jvm.org.apache.hadoop.fs.Path(to)):
             raise OSError(
@@ -84,12 +94,12 @@ class Files:
             )
 
     def delete(self, path: str) -> None:
-        """Deletes a file, or a directory with its content."""
+        """Delete a file, or a directory with its content."""
         place, system = self._at(path)
         system.delete(place, True)
 
     def replace(self, path: str, text: str) -> None:
-        """Replaces the content of a file by one rename; see ``compaction`` for stores that rename atomically."""
+        """Replace the content of a file by one rename; see ``compaction`` for stores that rename atomically."""
         place, system = self._at(path)
         new = self._jvm.org.apache.hadoop.fs.Path(place.getParent(), f".{place.getName()}.{uuid4().hex}.tmp")
         stream = system.create(new, True)

@@ -54,11 +54,15 @@ class PipelineError(RocketMQError):
 
 
 def no_progress(figures: Mapping[str, Any]) -> None:
-    """Ignores the figures."""
+    """Ignore the figures."""
 
 
 class Summary(Protocol):
-    """The result of a pipeline, a dataclass. ``failed``: whether the command ends with 1."""
+    """The result of a pipeline, a dataclass.
+
+    Attributes:
+        failed: Whether the command ends with 1.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -67,9 +71,14 @@ class Summary(Protocol):
 
 
 class Job(Protocol):
-    """A pipeline's command. ``EXAMPLES``: command lines, for its help. ``arguments`` adds its arguments to a parser; ``check``
-    raises the errors that can be found in the arguments and at the brokers without Spark, which takes seconds to start; ``run``
-    runs it."""
+    """A pipeline's command.
+
+    ``arguments`` adds its arguments to a parser; ``check`` raises the errors that can be found in the arguments and at the brokers
+    without Spark, which takes seconds to start; ``run`` runs it.
+
+    Attributes:
+        EXAMPLES: Command lines, for its help.
+    """
 
     DESCRIPTION: str
     EXAMPLES: str
@@ -82,8 +91,10 @@ class Job(Protocol):
 
 
 def parser(name: str, job: Job) -> argparse.ArgumentParser:
-    """Returns a parser with the arguments of the job, then those of all pipelines. A job's ``arguments`` may set its ``epilog``,
-    which keeps its lines; the examples are before it."""
+    """Return a parser with the arguments of the job, then those of all pipelines.
+
+    A job's ``arguments`` may set its ``epilog``, which keeps its lines; the examples are before it.
+    """
     made = argparse.ArgumentParser(
         prog=f"rmq spark {name}",
         description=job.DESCRIPTION,
@@ -120,8 +131,11 @@ def parser(name: str, job: Job) -> argparse.ArgumentParser:
 
 
 def connection_options(given: argparse.Namespace) -> dict[str, str]:
-    """Returns options of format rocketmq from the common arguments. Raises ConfigError for an ``--option`` that is not
-    NAME=VALUE."""
+    """Return options of format rocketmq from the common arguments.
+
+    Raises:
+        ConfigError: For an ``--option`` that is not NAME=VALUE.
+    """
     options = {
         "nameserver": given.namesrv,
         "accessKey": given.access_key,
@@ -134,7 +148,11 @@ def connection_options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
-    """Returns the values of a repeated argument by name. Raises ConfigError for one that is not NAME=VALUE."""
+    """Return the values of a repeated argument by name.
+
+    Raises:
+        ConfigError: For one that is not NAME=VALUE.
+    """
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -145,7 +163,7 @@ def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """Returns a type for argparse: a whole number from ``low`` to ``high``. It raises ArgumentTypeError for another text."""
+    """Return a type for argparse: a whole number from ``low`` to ``high``. It raises ArgumentTypeError for another text."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or len(text) > 18 or not low <= int(text) <= high:
@@ -156,8 +174,9 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def moment(text: str) -> datetime:
-    """Parses a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970, 10^11
-    or more. argparse reports any other text as an error."""
+    """Parse a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970, 10^11 or more.
+    argparse reports any other text as an error.
+    """
     try:
         if text.isascii() and text.isdigit() and len(text) < 16:
             if int(text) < FIRST_MOMENT_MS:
@@ -174,8 +193,9 @@ def moment(text: str) -> datetime:
 
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
-    """Parses the arguments (default: those of the process) and runs the job, in the session that there is, else in one that it
-    makes and stops; returns the exit code. Ends without a message if the reader of its output has closed the pipe."""
+    """Parse the arguments (default: those of the process) and run the job, in the session that there is, else in one that it
+    makes and stops. Return the exit code. Ends without a message if the reader of its output has closed the pipe.
+    """
     try:
         return _run_job(name, job, arguments)
     except _ReaderGoneError:
@@ -213,7 +233,7 @@ def _run_job(name: str, job: Job, arguments: Sequence[str] | None) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences PySpark's logs of errors that it also raises, and warnings about pandas."""
+    """Silence PySpark's logs of errors that it also raises, and warnings about pandas."""
     names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
     loggers = [logging.getLogger("py4j"), *map(PySparkLogger.getLogger, names)]
     before = [logger.disabled for logger in loggers]
@@ -255,7 +275,7 @@ _STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """Returns the sentence of an error that names the cause, and the exit code for it.
+    """Return the sentence of an error that names the cause, and the exit code for it.
 
     Spark puts an error of a Python data source at the end of a traceback, and that into its own trace.
     """

@@ -45,8 +45,13 @@ TASK_RATE: Final = 5000
 
 @dataclass(frozen=True)
 class Written:
-    """The result of a write. ``messages``, ``bytes`` (of bodies): sent and acknowledged. ``arrived``: growth of the topics; None
-    if it could not be read."""
+    """The result of a write.
+
+    Attributes:
+        messages: Sent and acknowledged (of bodies).
+        bytes: See ``messages``.
+        arrived: Growth of the topics; None if it could not be read.
+    """
 
     messages: int
     bytes: int
@@ -54,20 +59,29 @@ class Written:
 
 
 def access_for(options: Mapping[str, str]) -> Access:
-    """Checks the options of a batch write and returns their connection. Raises ConfigError for invalid options."""
+    """Check the options of a batch write and return their connection.
+
+    Raises:
+        ConfigError: For invalid options.
+    """
     return write_options(options, streaming=False).access
 
 
 def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
-    """Returns the number of tasks (at most ``tasks``) that share a rate, and the share of each in messages a second; together at
-    most ``rate``."""
+    """Return the number of tasks (at most ``tasks``) that share a rate, and the share of each in messages a second.
+
+    Together at most ``rate``.
+    """
     count = max(1, min(tasks, -(-rate // TASK_RATE)))
     return count, rate // count
 
 
 def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """Returns the writable queues of each topic. Raises TopicNotFoundError for a topic without a route; the other errors of
-    requests."""
+    """Return the writable queues of each topic.
+
+    Raises:
+        TopicNotFoundError: For a topic without a route; the other errors of requests.
+    """
 
     async def queues(admin: Admin) -> dict[str, tuple[MessageQueue, ...]]:
         return {topic: publish_queues(topic, await admin.topic_route(topic)) for topic in sorted(set(topics))}
@@ -88,16 +102,20 @@ class Arrivals:
             logger.warning("the growth of the topics cannot be reported: %s", printable(error))
 
     def count(self) -> int | None:
-        """Returns the growth of the topics; None without the permission to read offsets, or without the first offsets. Raises
-        RocketMQError if a request fails for another reason."""
+        """Return the growth of the topics; None without the permission to read offsets, or without the first offsets.
+
+        Raises:
+            RocketMQError: If a request fails for another reason.
+        """
         if self._before is None:
             return None
         now = ask_at(self._access, self._ends)
         return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """Returns the growth once it is at least ``expected``, else that after ``PATIENCE`` seconds, because a stored message is
-        readable a moment later; None if it cannot be read. Logs errors of the cluster, because the write has ended."""
+        """Return the growth once it is at least ``expected``, else that after ``PATIENCE`` seconds, because a stored message is
+        readable a moment later; None if it cannot be read. Logs errors of the cluster, because the write has ended.
+        """
         until = monotonic() + PATIENCE
         while True:
             found: int | None = None
@@ -130,7 +148,11 @@ class Arrivals:
 def write(
     frame: DataFrame, options: Mapping[str, str], topics: Iterable[str], progress: Progress, expected: int | None = None
 ) -> Written:
-    """Writes a frame that has the sink's columns. ``expected``: number of its rows, for the progress."""
+    """Write a frame that has the sink's columns.
+
+    Args:
+        expected: Number of its rows, for the progress.
+    """
     warn_of_speculation(frame.sparkSession)
     activate(frame.sparkSession)
     arrivals = Arrivals(access_for(options), topics)
@@ -139,7 +161,7 @@ def write(
     started = False
 
     def report(arrived: int) -> None:
-        """Reports a growth other than 0; without one, the first call reports that tasks are starting."""
+        """Report a growth other than 0; without one, the first call reports that tasks are starting."""
         nonlocal started
         if arrived or not started:
             progress({"arrived": arrived, "of": expected} if arrived else {"step": "starting"})
@@ -153,8 +175,10 @@ def write(
 
 @contextmanager
 def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``report`` with the growth at intervals, in a separate thread, while the body runs; not where it cannot be read, and
-    without a thread."""
+    """Call ``report`` with the growth at intervals, in a separate thread, while the body runs.
+
+    Not where it cannot be read, and without a thread.
+    """
     over = threading.Event()
 
     def watch() -> None:

@@ -31,8 +31,13 @@ ORDER: Final = "rmqSparkOrder"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishSummary:
-    """The result of one run. ``messages``: rows sent and acknowledged; of a dry run: rows. ``bytes``: of their bodies. ``arrived``:
-    growth of the topic, messages of other producers included; None of a dry run and where it could not be read."""
+    """The result of one run.
+
+    Attributes:
+        messages: Rows sent and acknowledged; of a dry run: rows.
+        bytes: Of their bodies.
+        arrived: Growth of the topic, messages of other producers included; None of a dry run and where it could not be read.
+    """
 
     topic: str
     messages: int
@@ -63,17 +68,24 @@ def publish(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> PublishSummary:
-    """Sends every row of ``frame`` to ``topic``; ``order_by`` is an SQL expression, the other texts name columns.
+    """Send every row of ``frame`` to ``topic``; ``order_by`` is an SQL expression, the other texts name columns.
 
-    ``body``: None sends the whole row as JSON. ``id``: the identity of a row, its ``RMQ_SPARK_ID``. ``keys``, ``properties``:
-    columns that become keys, and properties of the same name; a value that is NULL or blank becomes none. With a
-    ``sharding_key``, rows with the same value go to one queue, in the order of ``order_by`` if it is given. ``partitions``:
-    number of tasks that send; None: as many as Spark makes; with a ``rate``, the maximum. ``rate``: maximum messages per second of
-    all tasks together, at least 1; None: no limit. ``dry_run``: True counts the rows and sends nothing. ``options``: of format
-    rocketmq. ``progress``: called while rows are sent.
+    Args:
+        body: None sends the whole row as JSON.
+        id: The identity of a row, its ``RMQ_SPARK_ID``.
+        keys: Columns that become keys, and properties of the same name; a value that is NULL or blank becomes none. With a
+            ``sharding_key``, rows with the same value go to one queue, in the order of ``order_by`` if it is given.
+        properties: See ``keys``.
+        partitions: Number of tasks that send; None: as many as Spark makes; with a ``rate``, the maximum.
+        rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
+        dry_run: True counts the rows and sends nothing.
+        options: Of format rocketmq.
+        progress: Called while rows are sent.
 
-    Raises ConfigError for an invalid option or rate, for a column that does not exist, for a property with a name that is reserved
-    for the system, and for ``order_by`` without a ``sharding_key``; also the errors of requests to the cluster, and those of Spark.
+    Raises:
+        ConfigError: For an invalid option or rate, for a column that does not exist, for a property with a name that is
+            reserved for the system, and for ``order_by`` without a ``sharding_key``; also the errors of requests to the
+            cluster, and those of Spark.
     """
     began = monotonic()
     given = dict(options or {}) | {"topic": topic}
@@ -123,7 +135,7 @@ class MessageColumns:
     properties: Sequence[str] = ()
 
     def check(self, frame: DataFrame) -> None:
-        """Raises ConfigError for a column that does not exist, a reserved property, and an order without a sharding key."""
+        """Raise ConfigError for a column that does not exist, a reserved property, and an order without a sharding key."""
         single = (("body", self.body), ("tags", self.tags), ("sharding key", self.sharding_key), ("id", self.id))
         named = [(what, name) for what, name in single if name is not None]
         named += [("key", name) for name in self.keys] + [("property", name) for name in self.properties]
@@ -141,7 +153,7 @@ class MessageColumns:
             )
 
     def select(self, frame: DataFrame) -> DataFrame:
-        """Returns the columns of the sink. NULL and blank keys and properties are left out."""
+        """Return the columns of the sink. NULL and blank keys and properties are left out."""
         chosen = [_body(frame, self.body).alias("body")]
         if self.keys:
             texts = F.array(*(_text(name) for name in self.keys))
@@ -164,8 +176,11 @@ def read_table(
     spark: SparkSession, *, format: str | None = None, path: Sequence[str] = (), table: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:  # fmt: skip
-    """Returns a table of the catalogue, or the files (or another source) of a format. Raises ConfigError unless exactly one of
-    ``table`` and ``format`` is given, and for a ``path`` with a ``table``."""
+    """Return a table of the catalogue, or the files (or another source) of a format.
+
+    Raises:
+        ConfigError: Unless exactly one of ``table`` and ``format`` is given, and for a ``path`` with a ``table``.
+    """
     _check_table(format, path, table)
     if table is not None:
         return spark.read.options(**dict(options or {})).table(table)
@@ -204,8 +219,12 @@ def _body(frame: DataFrame, name: str | None) -> Column:
 
 
 def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, capped: bool) -> DataFrame:
-    """Partitions the rows by their sharding key, if they have one, and sorts them by ``order_by``. ``partitions``: None leaves the
-    number to Spark. ``capped``: True allows fewer, because the tasks share a rate."""
+    """Partition the rows by their sharding key, if they have one, and sort them by ``order_by``.
+
+    Args:
+        partitions: None leaves the number to Spark.
+        capped: True allows fewer, because the tasks share a rate.
+    """
     if "shardingKey" in rows.columns:
         together = rows.repartition("shardingKey") if partitions is None else rows.repartition(partitions, "shardingKey")
         return together if order_by is None else together.sortWithinPartitions(ORDER).drop(ORDER)
@@ -259,7 +278,7 @@ class _Publish:
         parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments that need no Spark, and the topic."""
+        """Check the arguments that need no Spark, and the topic."""
         _check_table(given.format, given.path, given.table)
         _read_options(given)
         check_topic(write_options(connection_options(given) | {"topic": given.topic}, streaming=False))
@@ -302,7 +321,7 @@ PUBLISH: Final = _Publish()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``rmq spark publish`` and returns the exit code."""
+    """Run ``rmq spark publish`` and return the exit code."""
     return run_job("publish", PUBLISH, arguments)
 
 

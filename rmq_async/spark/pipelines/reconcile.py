@@ -58,13 +58,20 @@ _RETENTION: Final = "{} messages of these topics were deleted by retention, all 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The result of one run. ``sent``, ``acknowledged``: numbers of rows of the table, with those of the ``slack``. ``messages``:
-    number of messages of the topics in the window; by key, a message counts for each of its keys. ``matched``: number of
-    acknowledged rows that have a message; except by key, rows of one identity count as one. The next four fields count the
-    findings of each kind; ``copies``: number of surplus messages. ``without_id``: acknowledged rows in the window without an
-    identity; ``messages_without_id``: messages in the window without one. ``deleted``: number of offsets before the first
-    messages of the topics' queues; missing messages may be among them. ``oldest``: store time of the oldest message that was
-    read, None without one. ``failed``: whether there are findings of ``fail_on``, or ``without_id`` is above 0."""
+    """The result of one run.
+
+    Attributes:
+        sent: Numbers of rows of the table, with those of the ``slack``.
+        acknowledged: See ``sent``.
+        messages: Number of messages of the topics in the window; by key, a message counts for each of its keys.
+        matched: Number of acknowledged rows that have a message; except by key, rows of one identity count as one. The next
+            four fields count the findings of each kind; ``copies``: number of surplus messages.
+        without_id: Acknowledged rows in the window without an identity.
+        messages_without_id: Messages in the window without one.
+        deleted: Number of offsets before the first messages of the topics' queues; missing messages may be among them.
+        oldest: Store time of the oldest message that was read, None without one.
+        failed: Whether there are findings of ``fail_on``, or ``without_id`` is above 0.
+    """
 
     sent: int
     acknowledged: int
@@ -86,9 +93,10 @@ class Reconciled:
 class Reconciliation:
     """The result of a comparison.
 
-    ``findings``: kind, id, key, state, sent (rows), acknowledged (rows), count (messages), places (the first and the last, as
-    topic/broker/queue/offset), firstStored, lastStored. It is kept on the executors' disks until ``findings.unpersist()``, or
-    read from the path it was written to.
+    Attributes:
+        findings: Kind, id, key, state, sent (rows), acknowledged (rows), count (messages), places (the first and the last, as
+            topic/broker/queue/offset), firstStored, lastStored. It is kept on the executors' disks until
+            ``findings.unpersist()``, or read from the path it was written to.
     """
 
     findings: DataFrame
@@ -110,21 +118,26 @@ def reconcile(
     out: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
 ) -> Reconciliation:
-    """Compares ``sent`` with what ``topics`` (several with ",") hold.
+    """Compare ``sent`` with what ``topics`` (several with ",") hold.
 
-    ``by``: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the
-    table may have a row for each message with that key; otherwise all rows with one identity count as one message.
-    ``options``: of format rocketmq. ``table``: the columns of ``sent``, ``SentTable()`` by default. ``since`` (inclusive),
-    ``until`` (exclusive): aware, the range of store times, and of the table's ``time`` if there is one; None: no limit. ``slack``
-    extends this range on both sides, if the table has a ``time``, for messages sent on one side of an edge and stored on the
-    other. What is only in the extension makes no finding by itself: "missing" needs an acknowledged row inside the range, the
-    other kinds a message inside it. ``fail_on``: kinds that make the summary ``failed``; acknowledged rows inside the range
-    without an identity always do. ``out``: path of the findings as Parquet, which must not exist; None: they are kept on the
-    executors' disks. ``progress``: called once for the table and once for the topics.
+    Args:
+        by: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the table
+            may have a row for each message with that key; otherwise all rows with one identity count as one message.
+        options: Of format rocketmq.
+        table: The columns of ``sent``, ``SentTable()`` by default. ``since`` (inclusive), ``until`` (exclusive): aware, the
+            range of store times, and of the table's ``time`` if there is one; None: no limit. ``slack`` extends this range on
+            both sides, if the table has a ``time``, for messages sent on one side of an edge and stored on the other. What is
+            only in the extension makes no finding by itself: "missing" needs an acknowledged row inside the range, the other
+            kinds a message inside it.
+        fail_on: Kinds that make the summary ``failed``; acknowledged rows inside the range without an identity always do.
+        out: Path of the findings as Parquet, which must not exist; None: they are kept on the executors' disks.
+        progress: Called once for the table and once for the topics.
 
-    Raises ConfigError for an unknown ``by`` or ``fail_on``, for a column that ``table`` does not name or ``sent`` does not have,
-    for a naive time or an empty range, for an option that names topics and for ``offsetsFromReplicas``, and if there are rows but
-    none is acknowledged, which suggests a wrong name of a state; also the errors of requests to the cluster, and those of Spark.
+    Raises:
+        ConfigError: For an unknown ``by`` or ``fail_on``, for a column that ``table`` does not name or ``sent`` does not have,
+            for a naive time or an empty range, for an option that names topics and for ``offsetsFromReplicas``, and if there
+            are rows but none is acknowledged, which suggests a wrong name of a state; also the errors of requests to the
+            cluster, and those of Spark.
     """
     table = table or SentTable()
     _check(by, fail_on, table)
@@ -162,14 +175,17 @@ def reconcile(
 
 
 def _window(since: datetime | None, until: datetime | None, slack: timedelta) -> dict[str, str]:
-    """Returns the options of a read of the window, ``slack`` wider on both sides. Raises ConfigError for an empty window and for a
-    time without a zone."""
+    """Return the options of a read of the window, ``slack`` wider on both sides.
+
+    Raises:
+        ConfigError: For an empty window and for a time without a zone.
+    """
     exact = window(since, until)
     return window(since and since - slack, until and until + slack) if exact and slack else exact
 
 
 def _kept(spark: SparkSession, findings: DataFrame, out: str | PathLike[str] | None) -> DataFrame:
-    """Computes the findings once: written to ``out``, or kept on the executors' disks."""
+    """Compute the findings once: written to ``out``, or kept on the executors' disks."""
     if out is not None:
         findings.write.parquet(fspath(out))
         return spark.read.parquet(fspath(out))
@@ -213,7 +229,7 @@ def _summary(totals: Mapping[str, Any], seen: Mapping[str, Any], deleted: int, f
 
 
 def _in_utc(value: Any) -> Any:
-    """Converts a time of Spark, which is local and naive, to UTC; returns other values unchanged."""
+    """Convert a time of Spark, which is local and naive, to UTC; return other values unchanged."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
@@ -274,7 +290,7 @@ class _Reconcile:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments that need no Spark, and that the topics exist."""
+        """Check the arguments that need no Spark, and that the topics exist."""
         options = connection_options(given)
         _check_by(given.by, given.fail_on)
         _check_options(options)
@@ -315,8 +331,10 @@ class _Reconcile:
 
 
 def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
-    """Returns the columns named by the arguments, else those of an outbox or the defaults. Id and state are None if they are
-    not needed and not among ``columns``."""
+    """Return the columns named by the arguments, else those of an outbox or the defaults.
+
+    Id and state are None if they are not needed and not among ``columns``.
+    """
     preset = OUTBOX if given.outbox else SentTable()
     there = {name.lower() for name in columns}
     identity, state = given.id_column or preset.id, given.state_column or preset.state

@@ -34,9 +34,11 @@ _SHOWN_STATES: Final = 8
 class SentTable:
     """The columns of the table of sent messages, and the states that mean acknowledged.
 
-    ``id``: column of message ids, or of the values that ``by`` names. ``key`` and ``state`` are None if the table has none;
-    without states every row is acknowledged, as with the state "*". ``time``: column of send times. ``topic``: column of
-    target topics; rows of topics that are not compared are left out.
+    Attributes:
+        id: Column of message ids, or of the values that ``by`` names. ``key`` and ``state`` are None if the table has none;
+            without states every row is acknowledged, as with the state "*".
+        time: Column of send times.
+        topic: Column of target topics; rows of topics that are not compared are left out.
     """
 
     id: str | None = "msgId"
@@ -57,8 +59,9 @@ OUTBOX: Final = SentTable(id="unique_id", key="keys", state="state", time="updat
 def table_rows(
     sent: DataFrame, by: str, table: SentTable, since: datetime | None, until: datetime | None, slack: timedelta
 ) -> DataFrame:
-    """Returns the rows by ``identity`` (NULL for none), with ``id``, ``key``, ``state``, ``rows``, ``acked``, and ``due``:
-    acknowledged rows in the window."""
+    """Return the rows by ``identity`` (NULL for none), with ``id``, ``key``, ``state``, ``rows``, ``acked``, and ``due``:
+    acknowledged rows in the window.
+    """
     state = _state(sent, table)
     acknowledged = sql.lit(True)
     if table.state is not None and "*" not in table.acknowledged:
@@ -103,7 +106,7 @@ def _text(found: Column) -> Column:
 
 
 def _between(moment: Column, since: datetime | None, until: datetime | None) -> Column:
-    """Returns a column that says whether a time is in the window; it has no NULL."""
+    """Return a column that says whether a time is in the window; it has no NULL."""
     inside = sql.lit(True)
     if since is not None:
         inside = inside & (moment >= sql.lit(since))
@@ -113,7 +116,7 @@ def _between(moment: Column, since: datetime | None, until: datetime | None) -> 
 
 
 def totals_of(rows: DataFrame) -> dict[str, int]:
-    """Reads the rows and returns their sums by name: ``sent``, ``acknowledged``, ``without_id``."""
+    """Read the rows and return their sums by name: ``sent``, ``acknowledged``, ``without_id``."""
     counts = {
         "sent": sql.sum("rows"),
         "acknowledged": sql.sum("acked"),
@@ -138,8 +141,9 @@ def no_state(sent: DataFrame, table: SentTable) -> str:
 
 
 def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Returns the messages by ``identity`` (NULL for none), with their number ``present``, that of those stored in the window,
-    ``within``, and the place and store time of the ``first`` and the ``last``."""
+    """Return the messages by ``identity`` (NULL for none), with their number ``present``, that of those stored in the window,
+    ``within``, and the place and store time of the ``first`` and the ``last``.
+    """
     identity: Column
     match by:
         case "id":
@@ -174,7 +178,7 @@ def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: dat
 
 
 def findings_of(joined: DataFrame, seen: Observation, by: str) -> DataFrame:
-    """Returns a row per finding, which is an identity and a kind. ``seen`` gets the counts when the frame is computed."""
+    """Return a row per finding, which is an identity and a kind. ``seen`` gets the counts when the frame is computed."""
     numbers = joined.fillna(0, ["rows", "acked", "due", "present", "within"])
     there = sql.col("identity").isNotNull()
     many = by == "key"

@@ -51,7 +51,12 @@ ID: Final = "rmqSparkId"
 
 
 class ArchivedQueue(NamedTuple):
-    """The messages of one queue in the window. ``first``, ``last``: offsets."""
+    """The messages of one queue in the window.
+
+    Attributes:
+        first: offsets.
+        last: See ``first``.
+    """
 
     topic: str
     broker: str
@@ -68,7 +73,11 @@ class ArchivedQueue(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The target of a source. ``slot``: the task that sends it."""
+    """The target of a source.
+
+    Attributes:
+        slot: The task that sends it.
+    """
 
     source: ArchivedQueue
     queue: MessageQueue
@@ -77,9 +86,16 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySummary:
-    """The result of one run. ``found``: messages in the window. ``messages``: sent and acknowledged; ``bytes``: of their
-    bodies. ``arrived``: growth of the topics, with the messages of other producers; None of a dry run, if nothing was found, and
-    where it could not be read. ``queues``: by queue of the archive, the number of its messages and their target."""
+    """The result of one run.
+
+    Attributes:
+        found: Messages in the window.
+        messages: Sent and acknowledged.
+        bytes: Of their bodies.
+        arrived: Growth of the topics, with the messages of other producers; None of a dry run, if nothing was found, and where
+            it could not be read.
+        queues: By queue of the archive, the number of its messages and their target.
+    """
 
     path: str
     topics: tuple[str, ...]
@@ -116,21 +132,28 @@ def replay(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ReplaySummary:
-    """Sends messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
+    """Send messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
 
-    ``source_topics``: the topics of the archive to replay; empty for all. ``start``, ``end``: naive ones are UTC; None: no limit.
-    ``where``: an SQL condition on the columns of the archive. ``rate``: maximum messages per second of all tasks together, at
-    least 1; None: no limit. ``exact_queues``: True allows no other queue of the target than that of the same broker and number.
-    ``dry_run``: True counts and sends nothing. ``options``: of format rocketmq. ``progress``: called with the counts, then while
-    messages are sent. Body, keys, tags, flag, sharding key and the user's properties that are not blank are kept; properties of
-    the system are not. ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed
-    twice.
+    Args:
+        source_topics: The topics of the archive to replay; empty for all.
+        start: Naive ones are UTC; None: no limit.
+        end: See ``start``.
+        where: An SQL condition on the columns of the archive.
+        rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
+        exact_queues: True allows no other queue of the target than that of the same broker and number.
+        dry_run: True counts and sends nothing.
+        options: Of format rocketmq.
+        progress: Called with the counts, then while messages are sent. Body, keys, tags, flag, sharding key and the user's
+            properties that are not blank are kept; properties of the system are not. ``RMQ_SPARK_ID`` is
+            topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
 
-    Raises ConfigError for both or neither of ``topic`` and ``to_original``, for an empty window, for an invalid option or rate, for
-    a path without an archive and, with ``exact_queues``, for a queue for which the target has none of the same broker and number
-    to write to. Raises PipelineError for an archive without files, for one with more messages of a queue than offsets and, without
-    ``exact_queues``, for a target without a queue to write to; TopicNotFoundError for a target that does not exist; the other
-    errors of requests to the cluster, and those of Spark.
+    Raises:
+        ConfigError: For both or neither of ``topic`` and ``to_original``, for an empty window, for an invalid option or rate,
+            for a path without an archive and, with ``exact_queues``, for a queue for which the target has none of the same
+            broker and number to write to.
+        PipelineError: For an archive without files, for one with more messages of a queue than offsets and, without
+            ``exact_queues``, for a target without a queue to write to.
+        TopicNotFoundError: For a target that does not exist; the other errors of requests to the cluster, and those of Spark.
     """
     began, path = monotonic(), fspath(path)
     _check(topic, to_original, start, end)
@@ -166,7 +189,7 @@ def replay(
 
 
 def _check(topic: str | None, to_original: bool, start: datetime | None, end: datetime | None) -> None:
-    """Raises ConfigError for no target or two, and for an empty window."""
+    """Raise ConfigError for no target or two, and for an empty window."""
     if (topic is not None) == to_original:
         raise ConfigError(
             "a replay needs one target: give a topic, or to_original=True (--to-original) for the topics of the archive, not both"
@@ -178,7 +201,12 @@ def _check(topic: str | None, to_original: bool, start: datetime | None, end: da
 
 
 def read_archive(spark: SparkSession, path: str | PathLike[str]) -> DataFrame:
-    """Returns the archive at a path as a frame. Raises ConfigError if there is none, PipelineError for an empty one."""
+    """Return the archive at a path as a frame.
+
+    Raises:
+        ConfigError: If there is none.
+        PipelineError: For an empty one.
+    """
     path = fspath(path)
     try:
         columns = spark.read.parquet(path).columns
@@ -206,11 +234,13 @@ def routes(
     *,
     exact: bool,
 ) -> list[Route]:
-    """Assigns every source to one queue of the target, of the same broker and number, else one that its name and the target's
+    """Assign every source to one queue of the target, of the same broker and number, else one that its name and the target's
     queues determine, and to the task that has the fewest messages yet, the largest sources first.
 
-    Raises ConfigError with ``exact`` for a source for which the target has no queue of the same broker and number that can be
-    written to, PipelineError without it for a target without any queue that can be written to.
+    Raises:
+        ConfigError: With ``exact`` for a source for which the target has no queue of the same broker and number that can be
+            written to.
+        PipelineError: Without it for a target without any queue that can be written to.
     """
     bins = [(0, slot) for slot in range(tasks)]
     slots = {}
@@ -244,8 +274,10 @@ def _utc(when: datetime) -> datetime:
 def _window(
     frame: DataFrame, topics: Iterable[str], start: datetime | None, end: datetime | None, where: str | None
 ) -> DataFrame:
-    """Returns the messages of ``topics`` (all if empty) in the window for which ``where`` is true. Dates are compared too, so that
-    Spark reads no other directories."""
+    """Return the messages of ``topics`` (all if empty) in the window for which ``where`` is true.
+
+    Dates are compared too, so that Spark reads no other directories.
+    """
     topics = tuple(topics)
     if topics:
         frame = frame.where(F.col("topic").isin(*topics))
@@ -285,7 +317,7 @@ def _time(micros: int) -> datetime:
 
 
 def _outgoing(spark: SparkSession, frame: DataFrame, plan: Sequence[Route], topic: str | None, tasks: int) -> DataFrame:
-    """Returns the sink's columns, partitioned by task and sorted."""
+    """Return the sink's columns, partitioned by task and sorted."""
     rows = [
         (
             route.source.topic, route.source.broker, route.source.queue_id,
@@ -359,7 +391,7 @@ class _Replay:
         parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Checks the arguments that need no Spark, and that the topic to send to exists, if one is given."""
+        """Check the arguments that need no Spark, and that the topic to send to exists, if one is given."""
         _check(given.topic, given.to_original, given.start, given.end)
         topic = {} if given.topic is None else {"topic": given.topic}
         target_queues(access_for(connection_options(given) | topic), topic.values())
@@ -386,7 +418,7 @@ REPLAY: Final = _Replay()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``rmq spark replay`` and returns the exit code."""
+    """Run ``rmq spark replay`` and return the exit code."""
     return run_job("replay", REPLAY, arguments)
 
 

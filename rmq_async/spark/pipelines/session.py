@@ -21,14 +21,16 @@ _MANY: Final = 1 << 16
 
 
 def activate(spark: SparkSession) -> None:
-    """Makes ``spark`` the active session of this thread, by creating a frame."""
+    """Make ``spark`` the active session of this thread, by creating a frame."""
     if SparkSession.getActiveSession() is not spark:
         spark.createDataFrame([], "nothing int")
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Returns the number of tasks that Spark runs at a time, as ``spark.default.parallelism`` says. With Spark Connect it counts
-    the partitions of a frame, which takes a job."""
+    """Return the number of tasks that Spark runs at a time, as ``spark.default.parallelism`` says.
+
+    With Spark Connect it counts the partitions of a frame, which takes a job.
+    """
     try:
         return int(spark.sparkContext.defaultParallelism)
     except PySparkAttributeError:
@@ -36,7 +38,7 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def master_of(spark: SparkSession) -> str:
-    """Returns the master URL of the session's context; of Spark Connect the setting, which a session may have changed."""
+    """Return the master URL of the session's context; of Spark Connect the setting, which a session may have changed."""
     try:
         return str(spark.sparkContext.master)
     except PySparkAttributeError:
@@ -45,7 +47,7 @@ def master_of(spark: SparkSession) -> str:
 
 @contextmanager
 def running_or(begin: Callable[[], SparkSession]) -> Iterator[SparkSession]:
-    """Yields the session of this process, else one that ``begin`` makes and that ends here; active in this thread."""
+    """Yield the session of this process, else one that ``begin`` makes and that ends here; active in this thread."""
     there = _running()
     spark = begin() if there is None else there
     try:

@@ -33,13 +33,13 @@ class Said:
         self._thread = start_thread(self._read_all, "rmq_async stderr")
 
     def text(self) -> str:
-        """Returns the first 64 KiB, and the number of bytes after them, when the children have ended or a second is over."""
+        """Return the first 64 KiB, and the number of bytes after them, when the children have ended or a second is over."""
         self._thread.join(LAST_WORDS)
         more = f"\n... and {self._left_out} bytes more\n" if self._left_out else ""
         return self._kept.decode(errors="replace") + more
 
     def _read_all(self) -> None:
-        """Reads until no process has the other end open, so that none waits for room in the pipe."""
+        """Read until no process has the other end open, so that none waits for room in the pipe."""
         while data := os.read(self._reader, CHUNK):
             room = data[: KEPT - len(self._kept)]
             self._kept += room
@@ -49,8 +49,12 @@ class Said:
 
 @contextmanager
 def stderr_kept() -> Iterator[Said]:
-    """Keeps off the terminal what this process writes to stderr in the block, and what processes that start in it write, also
-    after the block. Raises OSError if this process has no stderr."""
+    """Keep off the terminal what this process writes to stderr in the block, and what processes that start in it write, also
+    after the block.
+
+    Raises:
+        OSError: If this process has no stderr.
+    """
     terminal = os.dup(STDERR)
     reader, writer = os.pipe()
     sys.stderr.flush()
@@ -66,8 +70,10 @@ def stderr_kept() -> Iterator[Said]:
 
 @contextmanager
 def silent_start(silent: bool) -> Iterator[None]:
-    """Keeps stderr as ``stderr_kept`` does, if ``silent`` and if there is one. If the block raises, prints the beginning of the
-    kept output."""
+    """Keep stderr as ``stderr_kept`` does, if ``silent`` and if there is one.
+
+    If the block raises, prints the beginning of the kept output.
+    """
     said: Said | None = None
     with ExitStack() as stack:
         if silent:
