@@ -34,15 +34,12 @@ from ...broker_answers import broker_error
 from ...client import ClientInstance, is_masterless
 from ...errors import ConnectionLostError, RocketMQError
 from ...transport import Connection
+from .lock_state import Hold, LockState
 
 __all__ = ["QueueLocks", "handover_group"]
 
 logger = logging.getLogger(__name__)
 
-LOCK_LIFE: Final = 60.0
-"""Seconds for which a broker keeps a lock that is not renewed."""
-BELIEVED: Final = 55.0
-"""Seconds for which this client relies on a lock, from the time at which it sent the request that obtained the lock."""
 LONGEST_REQUEST: Final = 1.0
 MAX_ERRORS: Final = 64
 MAX_ADDRESSES: Final = 1024
@@ -63,20 +60,9 @@ class QueueLocks:
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
         self._group = group
-        self._held: dict[MessageQueue, float] = {}
-        self._assumed: dict[MessageQueue, float] = {}
-        """Queue taken without its lock -> monotonic time of that."""
-        self._unsure: dict[MessageQueue, float] = {}
-        """Queue whose last request was not confirmed -> monotonic time of that request: the broker may have a lock of this
-        client."""
-        self._owed: dict[MessageQueue, float] = {}
-        """Queue whose unlock was not confirmed -> monotonic time of the first such unlock: the lock may keep other members
-        waiting."""
-        self._lost: set[MessageQueue] = set()
+        self._states: dict[MessageQueue, LockState] = {}
         self._granted_by: dict[str, Connection] = {}
         """Broker name -> connection over which it has granted or renewed locks last."""
-        self._doubted: set[MessageQueue] = set()
-        """Held queues whose locks another process in place of their broker may not have."""
         self._errors: dict[str, RocketMQError] = {}
         self._addresses: dict[str, str] = {}
         """Broker name -> address that answered last, for unlocks while no name server knows the broker."""
@@ -84,17 +70,17 @@ class QueueLocks:
         """Broker name -> the lock of the requests to it, and the number of requests that hold it or wait for it."""
 
     def __repr__(self) -> str:
-        return f"<QueueLocks of {printable(self._group)}: {len(self._held)} held, {len(self._assumed)} assumed>"
+        return f"<QueueLocks of {printable(self._group)}: {len(self.held)} held, {len(self.assumed)} assumed>"
 
     @property
     def held(self) -> Mapping[MessageQueue, float]:
         """Queue -> monotonic time at which the last request that obtained or renewed the queue's lock was sent."""
-        return MappingProxyType(self._held)
+        return {queue: state.since for queue, state in self._states.items() if state.is_held}
 
     @property
     def assumed(self) -> frozenset[MessageQueue]:
         """Queues that were taken with ``assume`` and whose locks were not granted since."""
-        return frozenset(self._assumed)
+        return frozenset(queue for queue, state in self._states.items() if state.hold is Hold.ASSUMED)
 
     @property
     def errors(self) -> Mapping[str, RocketMQError]:
@@ -109,17 +95,18 @@ class QueueLocks:
 
     @property
     def owes(self) -> bool:
-        """Returns whether a broker has not confirmed the unlock of a queue; ``unlock_owed`` repeats it."""
-        return bool(self._owed)
+        """Whether a broker has not confirmed the unlock of a queue; ``unlock_owed`` repeats it."""
+        return any(state.owed_since is not None for state in self._states.values())
 
     def owns(self, queue: MessageQueue) -> bool:
-        """Returns whether this client may still write offsets of ``queue``: it is locked and renewed in time, or assumed."""
-        since = self._held.get(queue)
-        return queue in self._assumed if since is None else machine.monotonic() - since < BELIEVED
+        """Return whether this client may still write offsets of ``queue``: it is locked and renewed in time, or assumed."""
+        state = self._states.get(queue)
+        return state is not None and state.owns(machine.monotonic())
 
     def is_sure(self, queue: MessageQueue) -> bool:
-        """Returns whether ``owns``, and the broker is still the one that has granted the lock, as far as this client knows."""
-        return queue not in self._doubted and self.owns(queue)
+        """Return whether ``owns``, and the broker is still the one that has granted the lock, as far as this client knows."""
+        state = self._states.get(queue)
+        return state is not None and state.hold is not Hold.DOUBTED and state.owns(machine.monotonic())
 
     @property
     def is_masterless(self) -> bool:
@@ -132,7 +119,8 @@ class QueueLocks:
         for broker_name, known in [*self._granted_by.items()]:
             if self._instance.is_replaced(broker_name, known):
                 self._replaced(broker_name)
-        return frozenset(self._instance.routes.broker_of(queue) for queue in self._doubted)
+        broker_of = self._instance.routes.broker_of
+        return frozenset(broker_of(queue) for queue, state in self._states.items() if state.hold is Hold.DOUBTED)
 
     def unreached(self) -> list[str]:
         """Returns the addresses of masters that have granted locks, or of their successors, without an open connection."""
@@ -141,8 +129,12 @@ class QueueLocks:
 
     def _replaced(self, broker_name: str) -> None:
         self._granted_by.pop(broker_name, None)
-        broker_of = self._instance.routes.broker_of
-        self._doubted.update(queue for queue in self._held if broker_of(queue) == broker_name)
+        for queue, state in self._states.items():
+            if self._instance.routes.broker_of(queue) == broker_name:
+                state.doubt()
+
+    def _state(self, queue: MessageQueue) -> LockState:
+        return self._states.setdefault(queue, LockState())
 
     async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         """Requests locks, or renews them; returns the queues that are locked for this client now."""
@@ -183,7 +175,8 @@ class QueueLocks:
         """Takes queues without their locks: a client that has crashed may keep them for up to 60 s. ``renew`` requests the
         locks."""
         now = machine.monotonic()
-        self._assumed.update((queue, now) for queue in queues if queue not in self._held)
+        for queue in queues:
+            self._state(queue).assume(now)
 
     async def renew(self) -> frozenset[MessageQueue]:
         """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
@@ -200,11 +193,9 @@ class QueueLocks:
             if self._instance.routes.address_of(broker_name) is None:
                 await self._keep_without_master(broker_name, asked, began)
 
-        await self._for_each_broker([*self._held, *self._assumed], ask)
+        await self._for_each_broker([queue for queue, state in self._states.items() if state.is_taken], ask)
         self._drop_ended()
-        lost = frozenset(self._lost)
-        self._lost.clear()
-        return lost
+        return frozenset([queue for queue, state in self._states.items() if state.take_lost()])
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Unlocks queues, after the answers to requests in flight. Sends no request for queues whose brokers cannot have a lock
@@ -212,38 +203,33 @@ class QueueLocks:
 
         A broker that does not answer keeps the lock for up to 60 s.
         """
-        horizon = machine.monotonic() - LOCK_LIFE
-        to_unlock = []
-        for queue in queues:
-            self._assumed.pop(queue, None)
-            self._lost.discard(queue)
-            if queue in self._held or self._unsure.get(queue, horizon) > horizon:
-                to_unlock.append(queue)
-                self._owed.setdefault(queue, machine.monotonic())  # until a broker confirms it: the call may be cancelled
-            self._held.pop(queue, None)
-            self._doubted.discard(queue)
+        # Owed from now on, until a broker confirms it: the call may be cancelled.
+        now = machine.monotonic()
+        to_unlock = [queue for queue in queues if (state := self._states.get(queue)) is not None and state.release(now)]
         await self._for_each_broker(to_unlock, self._unlock)
 
     async def unlock_owed(self) -> None:
         """Repeats, once, the unlocks that brokers have not confirmed, except those whose locks have expired there."""
-        horizon = machine.monotonic() - LOCK_LIFE
-        self._owed = {queue: since for queue, since in self._owed.items() if since > horizon and queue not in self._held}
+        now = machine.monotonic()
+        owed = [queue for queue, state in self._states.items() if state.owes(now)]
 
         async def unlock(broker_name: str, queues: Collection[MessageQueue]) -> None:
             await self._unlock(broker_name, queues, owed=True)
 
-        await self._for_each_broker([*self._owed], unlock)
+        await self._for_each_broker(owed, unlock)
 
     def leave(self, queues: Iterable[MessageQueue]) -> None:
         """Removes locks without a request: brokers keep them for up to 60 s."""
         for queue in queues:
-            for table in (self._held, self._unsure, self._assumed, self._owed):
-                table.pop(queue, None)
-            self._doubted.discard(queue)
-            self._lost.discard(queue)
+            self._states.pop(queue, None)
 
     async def unlock_all(self, but: Collection[MessageQueue] = ()) -> None:
-        await self.unlock([queue for queue in (*self._held, *self._unsure, *self._assumed) if queue not in but])
+        await self.unlock(
+            [
+                queue for queue, state in self._states.items()
+                if (state.is_taken or state.asked_at is not None) and queue not in but
+            ]
+        )  # fmt: skip
 
     # -- inside
 
@@ -251,7 +237,8 @@ class QueueLocks:
         """Counts locks as renewed at ``began`` if the broker has had no master since then."""
         timeout = min(self._instance.config.request_timeout, LONGEST_REQUEST)
         if await is_masterless(self._instance, broker_name, next(iter(queues)).topic, timeout):
-            self._held.update((queue, began) for queue in queues if queue in self._held)
+            for queue in queues:
+                self._state(queue).renew(began)
 
     async def _lock(
         self, broker_name: str, queues: Collection[MessageQueue], *, renews: bool = False
@@ -259,16 +246,16 @@ class QueueLocks:
         """Requests locks at one broker; returns those granted. ``renews``: leaves out queues that are unlocked by then."""
         async with self._turn(broker_name):
             if renews:  # decided in this turn: unlocks may have waited before it
-                queues = [queue for queue in queues if queue in self._held or queue in self._assumed]
+                queues = [queue for queue in queues if self._state(queue).is_taken]
             if not queues:
                 return frozenset()
             self._drop_ended()
             asked = frozenset(queues)
             sent = machine.monotonic()
             connection = self._instance.open_connection(broker_name, any_replica=False)
-            self._expect(asked, sent)
+            self._forget_expired(sent)
             for queue in queues:
-                self._owed.pop(queue, None)
+                self._state(queue).ask(sent, to_lock=True)
             body = encode_body(LockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
             try:
                 response = await self._ask(broker_name, queues, RequestCode.LOCK_BATCH_MQ, body)
@@ -291,37 +278,26 @@ class QueueLocks:
             while len(self._granted_by) >= MAX_ADDRESSES:
                 del self._granted_by[next(iter(self._granted_by))]
             self._granted_by[broker_name] = connection
-            self._doubted -= asked
+            for queue in asked:
+                self._state(queue).confirm()
 
     def _take_answer(
         self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float
     ) -> frozenset[MessageQueue]:
         """Notes the answer to a request for locks; returns the granted queues, without those that were unlocked since it began:
         their unlocks follow."""
-        kept = granted.difference(self._owed)
-        for queue in sorted(kept):
-            self._held[queue] = sent
-            self._assumed.pop(queue, None)
-            self._unsure.pop(queue, None)
         for queue in asked - granted:
-            self._unsure.pop(queue, None)
-            self._doubted.discard(queue)
-            assumed_since = self._assumed.get(queue)
-            if self._held.pop(queue, None) is not None or (assumed_since is not None and sent - assumed_since >= LOCK_LIFE):
-                self._assumed.pop(queue, None)
-                self._lost.add(queue)
-        return kept
+            self._state(queue).refuse(sent)
+        return frozenset([queue for queue in granted if self._state(queue).grant(sent)])
 
     async def _unlock(self, broker_name: str, queues: Collection[MessageQueue], *, owed: bool = False) -> None:
         async with self._turn(broker_name):
-            if owed and not (queues := [queue for queue in queues if queue in self._owed]):
+            if owed and not (queues := [queue for queue in queues if self._state(queue).owed_since is not None]):
                 return  # their locks were requested again before this turn
             now = machine.monotonic()
-            self._expect(queues, now)
+            self._forget_expired(now)
             for queue in queues:
-                self._held.pop(queue, None)
-                self._doubted.discard(queue)
-                self._owed.setdefault(queue, now)
+                self._state(queue).unlock(now)
             body = encode_body(UnlockBatchRequestBody(self._group, self._instance.client_id, tuple(queues)))
             try:
                 try:
@@ -333,23 +309,18 @@ class QueueLocks:
                 return
             self._errors.pop(broker_name, None)
             for queue in queues:
-                self._unsure.pop(queue, None)
-                self._owed.pop(queue, None)
+                self._state(queue).unlocked()
 
     def _drop_ended(self) -> None:
         now = machine.monotonic()
-        for queue, since in [*self._held.items()]:
-            if now - since >= BELIEVED:
-                del self._held[queue]
-                self._doubted.discard(queue)
-                self._lost.add(queue)
+        for state in self._states.values():
+            state.end(now)
 
-    def _expect(self, queues: Iterable[MessageQueue], sent: float) -> None:
-        """Notes that the broker may have locks of these queues until it answers, and removes expired entries."""
-        for queue, since in [*self._unsure.items()]:
-            if sent - since >= LOCK_LIFE:
-                del self._unsure[queue]
-        self._unsure.update(dict.fromkeys(queues, sent))
+    def _forget_expired(self, now: float) -> None:
+        for queue, state in [*self._states.items()]:
+            state.expire(now)
+            if state.is_blank:
+                del self._states[queue]
 
     def _keep(self, broker_name: str, error: RocketMQError) -> None:
         if broker_name not in self._errors:
