@@ -26,11 +26,11 @@ ALWAYS: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "proto
 """In the navigation, whether a page links to them or not."""
 LANGUAGES: Final = {".py": "python", ".json": "json", ".toml": "toml", ".yml": "yaml", ".java": "java"}
 WEIGHTS: Final = {
-    "reference/codec": 0.1, "reference/": 0.2, "examples/": 0.4, "benchmarks/": 0.1, "tests/": 0.1, "CHANGELOG": 0.1,
+    "reference/codec": 0, "reference/": 0.2, "examples/": 0.4, "benchmarks/": 0.1, "tests/": 0.1, "CHANGELOG": 0.1,
     "protocol/": 0.3, "cli": 0.4, "decisions/": 0.01, "results": 0.4, "simulation": 0.5, "spark": 0.6,
     "production": 3, "inbox": 2, "concepts": 2, "quickstart": 2, "tutorial": 2,
 }  # fmt: skip
-"""How much a hit counts in the search, by the beginning of the page's path; 1 for the others."""
+"""How much a hit counts in the search, by the beginning of the page's path; 1 for the others, 0 leaves the page out."""
 LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 MODULES: Final = re.compile(r"^<!-- modules of (protocol/([\w/]+)) except ([\w, ]+) -->$", re.MULTILINE)
 FENCED: Final = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
@@ -62,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Leads links to files outside docs/ to their pages, names modules for the API, and weighs the page for the search."""
     uri = page.file.src_uri
     weight = next((weight for start, weight in WEIGHTS.items() if uri.startswith(start)), 1)
-    page.meta.setdefault("search", {})["boost"] = weight
+    page.meta.setdefault("search", {}).update({"boost": weight} if weight else {"exclude": True})
     markdown = MODULES.sub(
         lambda found: directives(ROOT / found[1], found[2].replace("/", "."), found[3].split(", ")), markdown
     )

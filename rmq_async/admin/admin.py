@@ -109,8 +109,8 @@ class Admin(ClientUser):
             topic_sys_flag: Flags of unit mode, 1 for a topic of a unit, 2 for one that units subscribe to (Java's
                 ``TopicSysFlag``).
             attributes: Such as {"message.type": "FIFO"}.
-            cluster: The brokers that get the topic; by default all, provided they form one cluster (a name).
-            broker: See ``cluster``.
+            cluster: Name of the cluster whose brokers get the topic; default: all brokers, provided they form one cluster.
+            broker: Name of the only broker that gets the topic.
 
         Raises:
             InvalidMessageError: For an invalid name and for one of the system.
