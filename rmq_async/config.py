@@ -12,7 +12,8 @@ from typing import Any, Final, TypedDict
 
 from rmq_protocol import validation
 from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
-from rmq_protocol.errors import InvalidMessageError, shown
+from rmq_protocol.errors import InvalidMessageError, LocalProtocolError, shown
+from rmq_protocol.subscription import parse_tags
 from rmq_protocol.validation import plain
 
 from . import machine
@@ -33,9 +34,11 @@ __all__ = [
     "check_seconds",
     "check_topic_option",
     "check_trace",
+    "checked_tags",
     "client_options",
     "host_and_port",
     "name_servers",
+    "plain_text",
 ]
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
@@ -410,3 +413,22 @@ def check_encodable(name: str, value: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{name} must be a text that UTF-8 can encode, not {shown(value)}") from None
+
+
+def checked_tags(tags: str) -> str:
+    """Returns the tags of a subscription or a reading as a plain str. Raises ConfigError for another value."""
+    try:
+        if isinstance(tags, str) and (tags == "*" or parse_tags(tags)):  # blanks alone would select nothing at brokers
+            return plain_text("tags", tags)
+    except LocalProtocolError:
+        pass
+    raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')
+
+
+def plain_text(name: str, text: str) -> str:
+    """Returns a plain str. Raises ConfigError for a text without a UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}={shown(text)} holds a lone surrogate and has no UTF-8 form; remove it") from None
+    return str.__str__(text)

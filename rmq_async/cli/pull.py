@@ -32,7 +32,7 @@ __all__ = ["pull"]
 
 Place = str | datetime | Mapping[MessageQueue, int]
 
-_MISSING: Final = "rmq_async.consumer.read.reading"
+_MISSING: Final = "rmq_async.reading.reader"
 """The logger that names messages which a read did not get: deleted meanwhile, or missing before the end that a broker gave."""
 
 

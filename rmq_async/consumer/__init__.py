@@ -5,29 +5,21 @@ The names in ``__all__`` are public; the other imported ones are for the Spark s
 
 from __future__ import annotations
 
-from .batch import Batch
+from ..reading import PullConsumer
+from ..reading import PulledBody as PulledBody
+from ..reading import PullRequest as PullRequest
+from ..reading import SkippedOffsets as SkippedOffsets
+from ..reading import deleted_among as deleted_among
+from ..reading import may_pass as may_pass
+from ..reading import pull_body as pull_body
+from ..reading import start_pull as start_pull
 from .config import ConsumerConfig, Positions, Retry
 from .consumer import Consumer
 from .delivery import Delivery, current_delivery
-from .outcome import DeadLetter, Outcome, RetryLater
-from .pulling import PulledBody as PulledBody
-from .pulling import PullRequest as PullRequest
-from .pulling import pull_body as pull_body
-from .pulling import start_pull as start_pull
-from .read import PullConsumer
-from .read import SkippedOffsets as SkippedOffsets
-from .read import deleted_among as deleted_among
-from .read import may_pass as may_pass
+from .handling import Settled
+from .outcome import Batch, DeadLetter, Outcome, RetryLater
 from .reports import ConsumerHealth, ConsumerStats, Lag
-from .settled import Settled
-from .strategies import (
-    Allocate,
-    allocate_by_circle,
-    allocate_by_hash,
-    allocate_by_room,
-    allocate_evenly,
-    allocate_near_rooms,
-)
+from .strategies import Allocate, allocate_by_circle, allocate_by_hash, allocate_by_room, allocate_evenly, allocate_near_rooms
 from .subscription import Subscription
 
 __all__ = [

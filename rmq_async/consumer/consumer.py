@@ -1,33 +1,39 @@
-"""The group consumer: subscriptions, start and stop, and reports; ``Reader`` and ``Control`` are its other parts."""
+"""The group consumer: subscriptions, start and stop, control, reading by hand, and reports."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from datetime import datetime
+from math import inf
+from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, Unpack
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
-from ..client import ClientInstance, LifeState
-from ..config import ClientConfig
+from .. import machine
+from ..client import ClientInstance, LifeCycle, LifeState, Names, check_queue, known_queue
+from ..config import ClientConfig, check_group, check_int, check_seconds
 from ..errors import ClientStateError, ConfigError
 from ..health import Problem, ProblemCode
 from ..options import lists_options
-from ..timeouts import stop_budget
+from ..timeouts import checked_timeout, stop_budget
 from ..transport import generation
-from .commits import Doubts
+from .by_hand import BatchIterator, ByHand, MessageIterator
 from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
+from .group import Doubts
+from .handling import Settled
+from .outcome import Batch, DeadLetter, Marks, RetryLater
 from .pop import PopSession
-from .pull_session import PullSession
-from .reader import Reader, subscriptions_of
+from .queues import PullSession
 from .reports import ConsumerHealth, ConsumerStats, Lag
 from .session import MemberSession
-from .subscription import Handler, Subscription
+from .subscription import MAX_BATCH, Handler, Subscription, by_hand
 
 __all__ = ["Consumer"]
 
@@ -36,10 +42,11 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_SUBSCRIPTIONS: Final = 1000
+NOTHING: Final = "receive() returned an empty batch, which has no message to mark; test the batch first"
 
 
 @lists_options(ConsumerConfig, ClientConfig)
-class Consumer(Reader):
+class Consumer(LifeCycle):
     """A member of the group ``group``, whose members share the messages of the topics that they subscribe to (each of them
     handles all messages with ``broadcast``).
 
@@ -78,8 +85,17 @@ class Consumer(Reader):
         **options: Unpack[ConsumerOptions],
     ) -> None:
         client_config, consumer_config = split_options(type(self).__name__, namesrv, client, config, options)
-        super().__init__(group, client_config, consumer_config)
-        for subscription in subscriptions_of(topics):
+        check_group(group)
+        self.group = str.__str__(group)
+        self.config = consumer_config
+        super().__init__(client_config, label=f"consumer {self.group}", stop_timeout=consumer_config.stop_timeout)
+        self._names = Names(client_config.namespace)
+        self._wire_group = self._names.wire(self.group)
+        check_group(self._wire_group)
+        self._subscriptions: dict[str, Subscription] = {}
+        """The subscriptions by topic on the wire."""
+        self._session: MemberSession | None = None
+        for subscription in _subscriptions_of(topics):
             self._add(subscription)
         if self._subscriptions and self.config.trace:
             trace = shown(self.config.trace)
@@ -354,6 +370,250 @@ class Consumer(Reader):
             problem = self._idle_problem(state) or Problem(ProblemCode.STARTING, f"{self._label} is {state.value}")
             return ConsumerHealth(True, False, (problem,), None, None)
         return session.health()
+
+    # -- control
+
+    def pause(self, *topics_or_queues: str | MessageQueue) -> None:
+        """Pauses topics or queues, or all if none are given: begins no more calls for them, and does not pull them. They stay
+        with this member.
+
+        Running calls continue. Messages that were pulled and have no call are dropped, and pulled again after ``resume()``;
+        failed ones that wait for another attempt in place are kept. A topic stays paused for queues that this member takes
+        later, and for its messages that are delivered again; a queue stays paused until it leaves this member. A stop ends all
+        pauses.
+
+        With ``mode="pop"`` only topics can be paused; messages that were popped and have no call go back to their broker at
+        once.
+
+        Raises ConfigError for a topic that is not subscribed to, for a value that is no queue, and with ``mode="pop"`` for a
+        queue; QueueLostError for a queue that this member does not read; ClientStateError unless running.
+        """
+        self._running_session().pause(topics_or_queues)
+
+    def resume(self, *topics_or_queues: str | MessageQueue) -> None:
+        """Ends the pauses of the given topics, with all their queues, and of the given queues; all pauses if none are given.
+
+        Raises as ``pause`` does, and ClientStateError for a queue whose topic is paused as a whole, and for a topic or queue
+        after a pause of all; with ``mode="pop"`` single topics may be resumed after a pause of all.
+        """
+        self._running_session().resume(topics_or_queues)
+
+    async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
+        """Moves a queue to another offset: waits for its running calls (10 s at most, after which those of an ordered queue are
+        cancelled), drops its buffer, and commits.
+
+        ``to``: an offset, the first or the end of the queue, or the first message stored at an aware datetime or later.
+        Messages between the offsets are delivered again, or not at all. A commit that is not answered is repeated each
+        ``commit_interval``. Messages of the queue that the calling task has in hand (reading by hand) are left unsettled.
+
+        Raises QueueLostError for a queue that this member does not read, or gives up or loses during the call; ConfigError for a
+        value that is no queue, an invalid position or one outside of the queue, and with ``mode="pop"``; ClientStateError unless
+        running, and in a handler, for which the call would have to wait; and the errors of the requests for offsets.
+        """
+        await self._running_session().seek(queue, to)
+
+    # -- positions
+
+    def position(self, queue: MessageQueue) -> int:
+        """Returns the lowest offset of a queue that is not settled: the next commit writes it.
+
+        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment; ConfigError for a value
+        that is no queue, and with ``mode="pop"``; ClientStateError unless running.
+        """
+        check_queue(queue)
+        return self._running_session().position(queue)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Returns the offset that the broker keeps for the group, in broadcast the one that was loaded or saved last; None
+        without one.
+
+        With ``mode="pop"`` it moves when messages are popped, not when they are settled.
+
+        Raises TopicNotFoundError if the name servers do not know the topic; BrokerNotFoundError if the topic is not on the
+        queue's broker; ConfigError if it has no queue of that id there, and for a value that is no queue; InvalidMessageError
+        for an invalid topic name; ClientStateError unless running; and the errors of the requests.
+        """
+        session = self._running_session()
+        return await session.committed(await known_queue(session.instance, queue))
+
+    async def commit(self) -> None:
+        """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the
+        positions. With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when those of messages that
+        were handled before the call are answered, or given up after the end of their leases.
+
+        Raises the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where
+        requests are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of
+        ``save``, ConfigError if that is no coroutine function, and TimeoutError after 30 s. Raises ClientStateError unless
+        running, and with ``mode="pop"`` if a stop ends before the brokers have answered.
+        """
+        await self._running_session().commit()
+
+    # -- tests
+
+    async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
+        """Returns the next ``n`` attempts of messages that have their outcome, abandoned ones left out: since ``start()``, or
+        after those that an earlier call of this method returned.
+
+        It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
+        have 1 MiB; later ones are left out. ``timeout``: seconds.
+
+        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; ConfigError for another ``n`` than a whole
+        number from 0 to 2**31; TypeError for a ``timeout`` that is not a number, ValueError for one that is not above 0.
+        """
+        check_int("n", n, 0, 1 << 31)
+        return await self._running_session().settled.wait(n, checked_timeout(timeout))
+
+    async def wait_idle(self, *, timeout: float = 5.0) -> None:
+        """Waits until all messages that this member's queues hold at this moment are settled, and no call runs. For tests; it
+        does not wait for messages whose next attempt a broker delays. ``timeout``: seconds.
+
+        With ``mode="pop"`` it waits until all messages of the topics were popped, by any member, and this one holds none.
+
+        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; TypeError for a ``timeout`` that is not
+        a number, ValueError for one that is not above 0; and the errors of the requests for offsets.
+        """
+        session = self._running_session()
+        async with asyncio.timeout(checked_timeout(timeout)):
+            await session.until_idle()
+
+    def _running_session(self) -> MemberSession:
+        """Returns the session, also during a start and a stop, when callbacks and handlers run. Raises ClientStateError without
+        a session, ForkedError in a forked child, WrongLoopError on another event loop."""
+        session = self._session
+        if session is None or self._state not in (LifeState.STARTING, LifeState.STOPPING):
+            self._running_instance()
+            assert session is not None
+        session.instance.check_usable()
+        return session
+
+    # -- reading by hand
+
+    def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
+        """Returns an iterator over the messages of this member's share, for a Consumer with ``topics``.
+
+        Code that starts a task per message inside of ``async for`` loses messages, because asking for the next message settles
+        the last one: use a handler for that. Leaving the loop, also by an exception, does not settle the message in hand: it
+        goes back into the buffer when the iterator is closed or collected, and is handed out again. A message not settled
+        within its subscription's ``timeout`` (900 s) is given back, to be delivered again. Several tasks may iterate at the
+        same time, each with an iterator of its own; each message goes to one of them. An iteration ends when the consumer
+        stops.
+
+        The first step raises ClientStateError unless the consumer runs, and where it has handlers. Any step raises ForkedError
+        in a forked child, WrongLoopError on another event loop, and RuntimeError while another task waits for a step of the
+        same iterator.
+        """
+        return MessageIterator(self._room)
+
+    def batches(self, max_messages: int = 32, *, wait: float = 0.0) -> AsyncGenerator[Batch, None]:
+        """Returns an iterator over batches of one topic each. Asking for the next batch settles the messages of the last one,
+        except those with marks, which are given back or dead-lettered.
+
+        ``wait``: maximum seconds for which the first message waits until there are ``max_messages`` (1 to 65,536); 0 for the
+        messages that are there. Otherwise as ``__aiter__``. Raises ConfigError for a size or a time out of range.
+        """
+        check_int("max_messages", max_messages, 1, MAX_BATCH)
+        check_seconds("wait", wait, zero=True)
+        return BatchIterator(self._room, max_messages, wait)
+
+    async def receive(self, max_messages: int = 32, *, timeout: float | None = None) -> Batch:
+        """Returns up to ``max_messages`` (1 to 65,536) messages of one topic, as soon as there is one; settles nothing.
+
+        ``timeout``: seconds after which an empty batch is returned; None for no limit. A call that is cancelled
+        has taken nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
+        subscription's ``timeout``, after which they are delivered again.
+
+        Raises ClientStateError where the consumer stops, also during the call, or does not run, and where it has handlers;
+        ForkedError and WrongLoopError as a step of ``__aiter__`` does; ConfigError for a size or a time out of range.
+        """
+        check_int("max_messages", max_messages, 1, MAX_BATCH)
+        if timeout is not None:
+            check_seconds("timeout", timeout, zero=True)
+        room = self._room()
+        hand = await room.ask(max_messages, until=inf if timeout is None else machine.monotonic() + timeout, iterated=False)
+        if hand is not None:
+            return hand.batch
+        if room.closing:
+            raise ClientStateError(f"{self._label} stops; start it again to read on")
+        return Batch((), Marks(NOTHING))
+
+    def done(self, *messages: MessageExt) -> bool:
+        """Settles messages in hand: they are not delivered again, unless this member ends before the next commit.
+
+        Returns False where one of them is not in hand: it was settled or given back already, was in hand for too long, or its
+        queue has gone to another member, for example; the others are settled. Returns False after a stop, too.
+
+        Raises TypeError for an object that is no message; ClientStateError before a start, and for a consumer with handlers;
+        ForkedError and WrongLoopError as a step of ``__aiter__`` does.
+        """
+        room = self._room_of(*messages)
+        return False if room is None else room.done(messages)
+
+    async def retry(self, message: MessageExt, delay: float | None = None) -> bool:
+        """Gives a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says. It uses up an attempt.
+
+        ``delay``: None for the delay of the attempt. Returns True when a broker has taken it, or this member will hand it out
+        again itself because none does. Returns False as ``done`` does, and when no broker has taken it within 3 s: it goes on
+        waiting for one, as long as the queue is this member's. A call that is cancelled gives the message
+        back all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
+        """
+        if delay is not None:
+            check_seconds("delay", delay, zero=True)
+        room = self._room_of(message)
+        return False if room is None else await room.give_back(message, RetryLater(delay))
+
+    async def dead_letter(self, message: MessageExt, reason: str = "") -> bool:
+        """Puts a message in hand into the group's dead-letter topic. ``reason``: for the log. Otherwise as ``retry``."""
+        room = self._room_of(message)
+        return False if room is None else await room.give_back(message, DeadLetter(reason))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None and self._session.by_hand is not None:
+            self._session.by_hand.let_go(asyncio.current_task())  # the block is over: nothing settles what it had in hand
+        await super().__aexit__(kind, error, trace)
+
+    def _room(self) -> ByHand:
+        """Returns the ByHand of the session. Raises ClientStateError unless running, and for a consumer with handlers;
+        ForkedError in a forked child; WrongLoopError on another event loop."""
+        room = self._running_session().by_hand
+        if room is None:
+            raise ClientStateError(f"{self._label} has handlers; make a Consumer with topics= to read by hand")
+        room.check()
+        return room
+
+    def _room_of(self, *messages: MessageExt) -> ByHand | None:
+        """Returns the ByHand of the session; None after a stop, when no message is in hand. Raises TypeError for an object that
+        is no message, and as ``_room``."""
+        for message in messages:
+            if not isinstance(message, MessageExt):
+                raise TypeError(
+                    f"expected a MessageExt, not {type(message).__name__}; pass single messages, those of a batch as done(*batch)"
+                )
+        return None if self._session is None and self._state is LifeState.STOPPED else self._room()
+
+
+def _subscriptions_of(topics: object) -> list[Subscription]:
+    """Returns subscriptions without handlers. Raises ConfigError unless ``topics`` is a topic, several different topics, or a
+    mapping of topics to tags, and for an invalid topic or tags."""
+    if isinstance(topics, str):
+        tags_of: Mapping[str, str] = {topics: "*"}
+    elif isinstance(topics, Mapping):
+        tags_of = topics
+    elif isinstance(topics, Iterable) and not isinstance(topics, bytes):
+        listed = list(topics)
+        if not all(isinstance(topic, str) for topic in listed):
+            raise _wrong_topics(topics)
+        tags_of = dict.fromkeys(listed, "*")
+        if len(tags_of) < len(listed):
+            raise ConfigError(f"topics={shown(topics)} has a topic twice; name each once")
+    else:
+        raise _wrong_topics(topics)
+    return [Subscription(topic, by_hand, tags=tags) for topic, tags in tags_of.items()]
+
+
+def _wrong_topics(topics: object) -> ConfigError:
+    return ConfigError(f"topics must be a topic, a list of topics, or a mapping of topics to tags, not {shown(topics)}")
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:

@@ -14,8 +14,7 @@ from rmq_protocol.message import MessageExt
 from .. import machine
 from ..errors import ClientStateError
 from ..timeouts import checked_timeout
-from .batch import Marks
-from .outcome import Outcome
+from .outcome import Marks, Outcome
 from .subscription import Subscription
 
 __all__ = ["CURRENT", "Delivery", "current_delivery", "cut_off", "delivery_of"]

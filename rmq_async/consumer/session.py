@@ -1,32 +1,50 @@
-"""The work of a member of a group between its start and its stop, as the face of a consumer asks for it.
+"""What the members of a group have in common between start and stop: the session that the face of a consumer asks, the
+registrations at the client instance and the event loop, and the answers to tools.
 
-Members that pull and members that pop have a session each; what the latter cannot do raises ConfigError.
+Members that pull and members that pop have a session each; what the latter cannot do raises ConfigError. Answers to tools (running
+info, positions, resets, consumption of one message) have the form of Java's push consumer, which mqadmin and the dashboards read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.message import MessageQueue
+import msgspec
+
+from rmq_protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    ConsumeStatus,
+    GetConsumerStatusBody,
+    ProcessQueueInfo,
+    decode_reset_offsets,
+    encode_body,
+)
+from rmq_protocol.command import RemotingCommand, make_response
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.forwarding import original_topic
+from rmq_protocol.heartbeat import ConsumerData, ConsumeType
+from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.stored import decode_messages
 
 from .. import machine
 from .._asyncio import StopScope
 from .._text import printable
-from ..client import BrokerClocks, ClientInstance, brokers_of, loop_problem, name_server_problem
-from ..errors import ConfigError
+from ..client import BrokerClocks, ClientInstance, GroupListener, TopicRoute, brokers_of, loop_problem, name_server_problem
+from ..errors import ConfigError, ProtocolError
 from ..health import Problem
-from .attached import Attached
+from ..hooks import request_hooks
+from ..transport import not_supported
 from .by_hand import ByHand
-from .calls import HandlerCalls
 from .config import ConsumerConfig
-from .dispatch import Dispatcher
-from .give_backs import GiveBacks
-from .group import Conflicts
+from .group import ClosedQueues, Conflicts
+from .handling import Block, CallHooks, ConsumeTracer, Dispatcher, Find, GiveBacks, HandlerCalls, LoopWatch, SettledLog
+from .outcome import DeadLetter, RetryLater
 from .reports import (
     ConsumerHealth,
     ConsumerStats,
@@ -37,11 +55,213 @@ from .reports import (
     restart_problems,
     stuck_problems,
 )
-from .settled import SettledLog
 from .subscription import Subscription
 from .supervisor import Supervisor
 
-__all__ = ["MemberSession"]
+__all__ = ["Attached", "MemberRequests", "MemberSession"]
+
+logger = logging.getLogger(__name__)
+
+
+class Attached:
+    """Registers one consumer at its client instance and its event loop: its listener for requests of brokers, its routes in
+    use, its hooks, its tracer, and its watch for functions that block the loop.
+
+    ``group``, ``topics``: on the wire. ``blocking``: returns the name of the user's function that a task calls.
+    ``route_changed``: called with each route that has changed.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        config: ConsumerConfig,
+        topics: Sequence[str],
+        blocking: Find,
+        route_changed: Callable[[TopicRoute], None],
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._topics = topics
+        self._blocking = blocking
+        self._route_changed = route_changed
+        self._watch: LoopWatch | None = None
+        self.closed = ClosedQueues(instance, topics, group)
+        self.tracer = ConsumeTracer(instance, group, config.trace) if config.trace else None
+        self.request_hooks = request_hooks(config.hooks)
+        self.call_hooks = CallHooks(config.hooks if self.tracer is None else (*config.hooks, self.tracer)) or None
+
+    @property
+    def blocked(self) -> Block | None:
+        """The newest function of the user that has blocked the event loop; None without one. From any thread."""
+        return None if self._watch is None else self._watch.newest(self._blocking)
+
+    def begin(self, listener: GroupListener) -> None:
+        """Registers the consumer. Raises ConfigError, without any effect, if the client has a consumer of the group
+        already."""
+        instance = self._instance
+        instance.group_requests.add(self._group, listener)
+        self._watch = LoopWatch.join(self._blocking, instance.loop_monitor.late)
+        for hook in self.request_hooks:
+            instance.pool.hooks.add(hook)
+        for topic in self._topics:
+            instance.routes.use.hold(topic)
+        instance.routes.on_change += [self._route_changed, self.closed.route_changed]
+
+    def hurry(self) -> None:
+        """Sends traces without waiting for more."""
+        if self.tracer is not None:
+            self.tracer.hurry()
+
+    def hear_no_more(self) -> None:
+        """Ends the notifications from brokers and routes."""
+        self._instance.group_requests.remove(self._group)
+        callbacks = self._instance.routes.on_change
+        for each in (self._route_changed, self.closed.route_changed):
+            if each in callbacks:
+                callbacks.remove(each)
+
+    async def end_traces(self, end: float) -> None:
+        """Sends the gathered traces until ``end`` (monotonic), and drops those that are left then."""
+        if self.tracer is not None:
+            try:
+                await self.tracer.flush(end)
+            finally:
+                self.tracer.end()
+            await self.tracer.ended()
+
+    def end(self, subscriptions: Iterable[Subscription]) -> None:
+        """Removes the registrations that ``hear_no_more`` leaves: routes in use, hooks and the watch. ``subscriptions``: those of
+        the consumer; a change of their options calls nothing any more."""
+        for topic in self._topics:
+            self._instance.routes.use.release(topic)
+        if self._watch is not None:
+            self._watch.leave(self._blocking)
+        for hook in self.request_hooks:
+            self._instance.pool.hooks.remove(hook)
+        for subscription in subscriptions:
+            subscription.wake = _nothing
+
+
+def _nothing() -> None:
+    """Does nothing, for a consumer that does not run."""
+
+
+ANSWER_WITHIN: Final = 9.0
+"""Seconds for the handler of a message that a tool sends: the broker waits 10 s for the answer
+(``Broker2Client.callClient``)."""
+
+
+class MemberRequests:
+    """Answers the requests of tools to a member that holds no queues.
+
+    ``data``: returns its part of the heartbeat. ``subscriptions``: by topic on the wire.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        data: Callable[[], ConsumerData],
+        subscriptions: Mapping[str, Subscription],
+        calls: HandlerCalls | ByHand,
+    ) -> None:
+        self._instance = instance
+        self._data = data
+        self._subscriptions = subscriptions
+        self._calls = calls
+        self._started_ms = round(machine.time() * 1000)
+        self._direct = asyncio.Lock()
+        """A lock that is held while the handler runs with a message of a tool: one at a time."""
+
+    def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
+        """Returns the answer to a request of a tool: an awaitable of it for CONSUME_MESSAGE_DIRECTLY (309), and None for a
+        RESET_CONSUMER_CLIENT_OFFSET (220) that can be read, because brokers expect no answer to that."""
+        try:
+            if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
+                return _answer(command, encode_body(self._running_info(), standard=False))
+            if command.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
+                return _answer(command, encode_body(self._status(command), standard=False))
+            if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+                self._reset(decode_reset_offsets(command.body))
+                return None
+            if command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                return self._consume(command)
+        except ProtocolError as error:
+            return make_response(command, ResponseCode.SYSTEM_ERROR, printable(error, 300))
+        return not_supported(command)
+
+    # -- 307, 221
+
+    def _running_info(self) -> ConsumerRunningInfo:
+        config = self._instance.config
+        properties = {
+            "PROP_CONSUME_TYPE": str(ConsumeType.CONSUME_PASSIVELY),
+            "PROP_CONSUMEORDERLY": "true" if any(each.order for each in self._subscriptions.values()) else "false",
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            "PROP_CLIENT_VERSION": "V5_5_0",
+            "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in config.namesrv or ()),
+            "PROP_THREADPOOL_CORE_SIZE": str(self._calls.concurrency),
+            "messageModel": self._data().message_model,
+            "consumeFromWhere": self._data().consume_from_where,
+        }
+        topics = dict.fromkeys(each.topic for each in self._data().subscription_data_set)
+        return ConsumerRunningInfo(
+            properties=properties,
+            subscription_set=self._data().subscription_data_set,
+            mq_table=self._queues(),
+            status_table={topic: ConsumeStatus() for topic in topics},
+        )
+
+    def _queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
+        """Returns the state of the queues that this member holds, as tools show it."""
+        return {}
+
+    def _status(self, command: RemotingCommand) -> GetConsumerStatusBody:
+        return GetConsumerStatusBody()
+
+    # -- 220
+
+    def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Does nothing, because a member that pops holds no queue: the broker itself continues at other offsets."""
+
+    # -- 309
+
+    async def _consume(self, command: RemotingCommand) -> RemotingCommand:
+        """Calls the handler with the message in the request, and settles nothing; returns the answer."""
+        found = decode_messages(command.body)
+        if len(found.messages) != 1:
+            text = f"the request must hold one message that can be read, and holds {len(found.messages)}; send one"
+            return make_response(command, ResponseCode.SYSTEM_ERROR, text)
+        message = self._instance.names.shown_messages(found.messages)[0]
+        topic = self._instance.names.wire(original_topic(message.topic, message.properties))
+        subscription = self._subscriptions.get(topic)
+        if subscription is None:
+            text = f"no handler of this consumer subscribes to topic {printable(topic)!r}; ask a member that subscribes to it"
+            return make_response(command, ResponseCode.SYSTEM_ERROR, text)
+        message = msgspec.structs.replace(message, topic=subscription.topic)
+        since = machine.monotonic()
+        async with self._direct:
+            result, remark = await self._call(subscription, message)
+        spent = round((machine.monotonic() - since) * 1000)
+        logger.info("message %s was handled on request of a tool: %s", message.msg_id, result)
+        answer = ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent)
+        return _answer(command, encode_body(answer, standard=False))
+
+    async def _call(self, subscription: Subscription, message: MessageExt) -> tuple[str, str | None]:
+        """Returns the outcome in Java's word (``CMResult``), and the text of the error; None without one."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                error = await self._calls.call_once(subscription, message)
+        except TimeoutError:
+            return "CR_THROW_EXCEPTION", f"the handler did not end within {ANSWER_WITHIN:g} s"
+        if error is None:
+            return "CR_SUCCESS", None
+        word = "CR_LATER" if isinstance(error, RetryLater | DeadLetter) else "CR_THROW_EXCEPTION"
+        return word, printable(repr(error), 500)
+
+
+def _answer(command: RemotingCommand, body: bytes) -> RemotingCommand:
+    return msgspec.structs.replace(make_response(command, ResponseCode.SUCCESS, None), body=body)
 
 
 class MemberSession(ABC):

@@ -8,20 +8,20 @@ from math import inf
 from numbers import Real
 from typing import Any, Final, Literal
 
-from rmq_protocol.errors import InvalidMessageError, LocalProtocolError, shown
+from rmq_protocol.errors import InvalidMessageError, shown
 from rmq_protocol.heartbeat import SubscriptionData
 from rmq_protocol.message import MessageExt
-from rmq_protocol.subscription import SQL92, build_subscription, parse_tags
+from rmq_protocol.subscription import SQL92, build_subscription
 from rmq_protocol.validation import check_topic
 
 from .._functions import check_arguments, check_plain, handler_name, is_async, is_generator
-from ..config import check_int, check_seconds
+from ..config import check_int, check_seconds, checked_tags, plain_text
 from ..errors import ConfigError
 from ..timeouts import checked_timeout
-from .batch import Batch
 from .config import MAX_CONCURRENCY, Retry
+from .outcome import Batch
 
-__all__ = ["NO_KEY", "Handler", "Subscription", "by_hand", "checked_tags"]
+__all__ = ["NO_KEY", "Handler", "Subscription", "by_hand"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
@@ -197,16 +197,6 @@ def _checked_topic(topic: str) -> str:
     return str.__str__(topic)
 
 
-def checked_tags(tags: str) -> str:
-    """Returns the tags of a subscription or a reading as a plain str. Raises ConfigError for another value."""
-    try:
-        if isinstance(tags, str) and (tags == "*" or parse_tags(tags)):  # blanks alone would select nothing at brokers
-            return _encodable("tags", tags)
-    except LocalProtocolError:
-        pass
-    raise ConfigError(f'tags must be "*" or tags joined by "||", not {shown(tags)}')
-
-
 def _checked_sql(sql: str | None, tags: str) -> str | None:
     if sql is None:
         return None
@@ -216,16 +206,7 @@ def _checked_sql(sql: str | None, tags: str) -> str | None:
         raise ConfigError(
             f"tags={shown(tags)} and sql={shown(sql)} exclude each other; leave tags out, and add TAGS = 'a' to the condition"
         )
-    return _encodable("sql", sql)
-
-
-def _encodable(name: str, text: str) -> str:
-    """Returns a plain str. Raises ConfigError for a text without a UTF-8 form."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{name}={shown(text)} holds a lone surrogate and has no UTF-8 form; remove it") from None
-    return str.__str__(text)
+    return plain_text("sql", sql)
 
 
 def _checked_errors(errors: object) -> tuple[type[Exception], ...]:

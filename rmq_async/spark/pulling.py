@@ -7,7 +7,7 @@ chunk takes many pulls, and its responses are delivered as they come.
 
 A broker leaves deleted messages out of a response without an error. So, without a tag filter, Spark's thread counts the messages
 of a response and looks for missing offsets if there are too few; the loop checks the offsets before the first message, and those
-that tags skipped (``consumer.read.continuity``).
+that tags skipped (``reading.skipped_offsets``).
 
 Pulls run on the worker's loop, which decodes no messages; Spark's thread reads the records straight into columns meanwhile.
 Responses that wait for it are bounded: from ``WAITING_BYTES`` on only the first chunk pulls, and only if none of its own waits.

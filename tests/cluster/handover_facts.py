@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rmq_async import Admin, ClientConfig, Credentials, Message, MessageQueue, Producer, PullConsumer
 from rmq_async.client import ClientInstance
-from rmq_async.consumer.group import QueueLocks, handover_group
+from rmq_async.consumer.group.queue_locks import QueueLocks, handover_group
 from rmq_async.testing._config import PROFILES, Profile
 from rmq_async.testing._probe import Access, ask
 from rmq_async.testing.cluster import DEFAULT_VERSION, OLD_VERSION, RealCluster

@@ -18,7 +18,7 @@ import pytest
 
 from rmq_async import Admin, Consumer, Hook, Message, MessageExt, MessageQueue, Producer
 from rmq_async.consumer import session
-from rmq_async.consumer.group import QueueLocks, handover_group
+from rmq_async.consumer.group.queue_locks import QueueLocks, handover_group
 from rmq_async.errors import BrokerError
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.command import RemotingCommand

@@ -18,8 +18,8 @@ import pytest
 from rmq_async.admin import Admin
 from rmq_async.config import ClientConfig
 from rmq_async.consumer import PullConsumer
-from rmq_async.consumer.read import reading as reading_module
 from rmq_async.errors import BrokerError, OffsetRangeError, TopicNotFoundError
+from rmq_async.reading import reader as reading_module
 from rmq_async.results import PullStatus
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.message import MessageQueue

@@ -12,8 +12,8 @@ import pytest
 
 from rmq_async import Admin, ConfigError, Consumer, Message, MessageExt, Producer, PullConsumer
 from rmq_async._ordered import OrderedSet
-from rmq_async.consumer.pulling import PullRequest, pull_once
 from rmq_async.embedded.sql92 import ConditionError, compile_condition
+from rmq_async.reading.pull import PullRequest, pull_once
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 
 from ..support.instances import client_of

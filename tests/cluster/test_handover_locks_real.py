@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq_async.consumer.group import handover_group
+from rmq_async.consumer.group.queue_locks import handover_group
 from rmq_async.testing.cluster import DEFAULT_VERSION, OLD_VERSION, RealCluster
 
 from .conftest import run, started

@@ -10,7 +10,7 @@ import pytest
 
 from rmq_async import Admin, ClientConfig, Consumer, Message, MessageExt, Producer
 from rmq_async.client import ClientInstance
-from rmq_async.consumer.group import QueueLocks
+from rmq_async.consumer.group.queue_locks import QueueLocks
 from rmq_async.testing.cluster import RealCluster
 
 from ..client.support import until

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 import pytest
 
 from rmq_async import BrokerNotFoundError, MessageQueue, OffsetRangeError, Producer, PullStatus
-from rmq_async.consumer.read import continuity
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import BrokerError, RemoteProtocolError
+from rmq_async.reading import skipped_offsets as continuity
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode

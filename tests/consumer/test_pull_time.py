@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from rmq_async import MessageQueue, OffsetRangeError, PullStatus, RequestTimeoutError
-from rmq_async.consumer.read import continuity, reading
+from rmq_async.reading import reader as reading
+from rmq_async.reading import skipped_offsets as continuity
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import PullMessageRequestHeader

@@ -11,9 +11,11 @@ import pytest
 
 from rmq_async import BrokerNotFoundError, ClientConfig, MessageQueue, OffsetRangeError, PullConsumer
 from rmq_async.admin import Admin
-from rmq_async.consumer.read import backoff, continuity, reading
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import NoPermissionError
+from rmq_async.reading import backoff
+from rmq_async.reading import reader as reading
+from rmq_async.reading import skipped_offsets as continuity
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode

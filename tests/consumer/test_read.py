@@ -16,12 +16,12 @@ import pytest
 
 from rmq_async.admin import Admin
 from rmq_async.consumer import PullConsumer
-from rmq_async.consumer.read import reading as reading_module
 from rmq_async.errors import (
     ClientStateError,
     ConfigError,
     OffsetRangeError,
 )
+from rmq_async.reading import reader as reading_module
 from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.message import MessageQueue
 

@@ -9,7 +9,6 @@ from typing import Literal
 import pytest
 
 from rmq_async import Admin
-from rmq_async.consumer.read import reading as reading_module
 from rmq_async.errors import (
     BrokerError,
     BrokerNotFoundError,
@@ -19,6 +18,7 @@ from rmq_async.errors import (
     RemoteProtocolError,
     TopicNotFoundError,
 )
+from rmq_async.reading import reader as reading_module
 from rmq_protocol.headers import PullMessageRequestHeader
 from rmq_protocol.message import MessageQueue
 

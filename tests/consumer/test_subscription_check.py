@@ -9,7 +9,7 @@ import pytest
 
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
-from rmq_async.consumer.group import MODEL, SubscriptionConflict, compare, group_view
+from rmq_async.consumer.group.subscription_check import MODEL, SubscriptionConflict, compare, group_view
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.bodies import ConsumerConnection
 from rmq_protocol.constants import RequestCode

@@ -17,7 +17,7 @@ from rmq_async import RocketMQError
 __all__ = ["frozen", "no_cycle"]
 
 PACKAGE = str(Path(rmq_async.__file__).parent)
-OF_CALLS = ("rmq_async.producer", "rmq_async.consumer", "rmq_async.admin")
+OF_CALLS = ("rmq_async.producer", "rmq_async.consumer", "rmq_async.reading", "rmq_async.admin")
 
 
 def is_of_a_call(thing: object) -> bool:

@@ -6,7 +6,7 @@ brokers: here are no locks, no allocation, no committed offsets, and no retry to
 
 from __future__ import annotations
 
-from .broadcasting import Broadcasting
+from .broadcast_member import Broadcasting
 from .saved_positions import SavedPositions
 
 __all__ = ["Broadcasting", "SavedPositions"]

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from .allocation import merged_members, share_of
+from .closed_queues import ClosedQueues
+from .commits import Commits, Doubts
 from .conflicts import Conflicts
-from .filter_check import check_filter
-from .handover import LOOK_PATIENCE, Takeover
-from .holders import Holders, find_holders
+from .handover import LOOK_PATIENCE, Holders, Open, Takeover, find_holders
 from .member_locks import MemberLocks
-from .missing import Missing
+from .positions import StartFrom, first_positions, from_brokers, offset_at, start_offset, store_positions, warn_of_silent
 from .queue_locks import QueueLocks, handover_group
-from .rebalance import Rebalance
-from .start_position import (
-    StartFrom,
-    first_positions,
-    from_brokers,
-    offset_at,
-    start_offset,
-    store_positions,
-    warn_of_silent,
-)
-from .subscription_check import MODE, MODEL, GroupView, SubscriptionConflict, compare, group_view
+from .rebalance import Apply, Missing, Rebalance, merged_members, share_of
+from .settings import GroupLimits, joined_settings, missing_group, settings_at
+from .subscription_check import MODE, MODEL, GroupView, SubscriptionConflict, check_filter, compare, group_view
 
 __all__ = [
     "LOOK_PATIENCE",
     "MODE",
     "MODEL",
+    "Apply",
+    "ClosedQueues",
+    "Commits",
     "Conflicts",
+    "Doubts",
+    "GroupLimits",
     "GroupView",
     "Holders",
     "MemberLocks",
     "Missing",
+    "Open",
     "QueueLocks",
     "Rebalance",
     "StartFrom",
@@ -43,8 +40,11 @@ __all__ = [
     "from_brokers",
     "group_view",
     "handover_group",
+    "joined_settings",
     "merged_members",
+    "missing_group",
     "offset_at",
+    "settings_at",
     "share_of",
     "start_offset",
     "store_positions",

@@ -1,24 +1,222 @@
 """Compares a member's subscriptions, mode and client id with those of the others: new conflicts are logged, recent ones are
-kept."""
+kept.
+
+Brokers list a member once for each of its connections, with the address from which they see it. An entry with this member's id that
+is none of its connections may be a former one, which a broker that has not noticed the end of it lists for up to 130 s: 120 s
+without a heartbeat, and up to 10 s until the broker looks. So an entry counts once it has been listed for longer, or at once where
+its process answers: a broker passes a request for running information (307) on to one of the connections with the id. One that is
+answered, and did not come to this process, was answered by another one; one that comes here, with a mark that this process has not
+made, is another one's.
+
+Where a broker sees this member's own connection under another address, behind NAT, no entry can be assigned. Then it counts if for
+130 s there are more entries than connections, while these stay the same.
+
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Final
 
-from rmq_protocol.heartbeat import ConsumerData
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.heartbeat import ConsumerData, ConsumeType, MessageModel
 
 from ... import machine
-from ...client import ClientInstance
-from ...errors import SubscriptionConflictError
-from .namesakes import Namesakes
-from .subscription_check import SubscriptionConflict, group_view
+from ..._text import printable
+from ...client import ClientInstance, vip_address
+from ...errors import RocketMQError, SubscriptionConflictError
+from ...transport import Connection
+from .subscription_check import GroupView, SubscriptionConflict, group_view
 
-__all__ = ["Conflicts"]
+__all__ = ["Conflicts", "Namesakes"]
 
 logger = logging.getLogger(__name__)
+
+LISTED_FOR: Final = 130.0
+"""Seconds for which a broker may list a connection after its end."""
+ANSWERED_FOR: Final = 75.0
+"""Seconds between two answers of a broker beyond which the times before do not count: it may have been paused, or this process."""
+CONFIRMED_AFTER: Final = 15.0
+CONFIRMED_WITHIN: Final = 45.0
+"""Seconds from the look that finds an entry listed for too long to the one that confirms it: a broker that was paused meanwhile
+lists it until it looks for itself."""
+ASKED_EVERY: Final = 60.0
+"""Seconds between two requests that look for an answer of another process."""
+MARK: Final = "rmqAsyncMark"
+"""The header field with the mark of the process that asks."""
+ANY: Final = ""
+"""The address of an entry that may as well be one of this member's."""
+
+
+class _Listed:
+    """The entries of one broker with this member's id. ``at``: time of the newest answer. ``strangers``: by address, since when
+    they are listed. ``long_at``: when some were listed for too long first; None if none is. ``is_sure``: whether some still were
+    at a later look."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.long_at: float | None = None
+        self.is_sure = False
+        self.ours: tuple[Connection, ...] = ()
+        self.former: dict[str, None] = {}
+        """Addresses of this member's own connections that have ended, and are listed."""
+        self.strangers: dict[str, float] = {}
+
+    def update(self, places: Collection[str], others: Iterable[str], ours: tuple[Connection, ...], now: float) -> bool:
+        """Takes an answer: all entries with the id, and those that are not of ``ours``, this member's connections. Returns whether
+        one of them is surely none of this member's, past ones included."""
+        known = dict.fromkeys([*self.former, *[each.local_address for each in self.ours]])
+        self.former = {each: None for each in known if each in places}
+        before = self.strangers if now - self.at <= ANSWERED_FOR else {}
+        self.strangers = {place: before.get(place, now) for place in others}
+        self.at, self.ours = now, ours
+        self.confirm()
+        return any(place != ANY and place not in self.former for place in self.strangers)
+
+    def long(self) -> list[str]:
+        """Returns the strangers that were listed for too long at the newest answer."""
+        return [place for place, since in self.strangers.items() if self.at - since > LISTED_FOR]
+
+    def confirm(self) -> None:
+        """Notes, after an answer, whether strangers have been listed for too long at two looks in a row."""
+        if not self.long():
+            self.long_at, self.is_sure = None, False
+        elif self.long_at is None or (not self.is_sure and self.at - self.long_at > CONFIRMED_WITHIN):
+            self.long_at = self.at
+        elif self.at - self.long_at >= CONFIRMED_AFTER:
+            self.is_sure = True
+
+    def due(self) -> float | None:
+        """Returns the time of the next answer that matters; None without strangers, and once they are sure."""
+        if not self.strangers or self.is_sure:
+            return None
+        return self.long_at + CONFIRMED_AFTER if self.long_at is not None else min(self.strangers.values()) + LISTED_FOR
+
+
+class Namesakes:
+    """Other processes with this member's client id. ``ours``: the heartbeat of this member. ``wake``: asks for a look soon."""
+
+    def __init__(self, instance: ClientInstance, ours: ConsumerData, wake: Callable[[], object]) -> None:
+        self._instance = instance
+        self._ours = ours
+        self._wake = wake
+        self._mark = ""
+        """A text that no other process has; empty until the first request with it."""
+        self._came_here = False
+        self._listed: dict[str, _Listed] = {}
+        self._met_at: float | None = None
+        """When another process has answered or asked last; None where none is listed any more."""
+        self._asked_at: float | None = None
+        self._reported = False
+
+    @property
+    def found(self) -> str | None:
+        """Returns a text about another process with the id; None without one. It may be read from any thread."""
+        sure = [
+            place for broker, listed in [*self._listed.items()] if listed.is_sure for place in _shown(broker, listed.long())
+        ]
+        if self._met_at is None and not sure:
+            return None
+        places = sure or [place for broker, listed in [*self._listed.items()] for place in _shown(broker, [*listed.strangers])]
+        where = f" ({', '.join(places[:3])})" if places else ""
+        return (
+            f"client id {self._instance.client_id} of group {self._ours.group_name} is used by another process too{where}: "
+            f"{self._effect}; give each process an instance_name of its own, or leave it out"
+        )
+
+    @property
+    def due(self) -> float | None:
+        """The monotonic time at which an entry has been listed for long enough, or for longer; None without one."""
+        return min([due for listed in self._listed.values() if (due := listed.due()) is not None], default=None)
+
+    def heard(self, command: RemotingCommand) -> None:
+        """Takes note of a request of a broker: it may bear the mark of this process, or that of another one with the id."""
+        mark = (command.ext_fields or {}).get(MARK)
+        if mark == self._mark:
+            self._came_here = True
+        elif mark is not None:
+            self._met_at = machine.monotonic()
+            self._wake()
+
+    async def look(self, view: GroupView, *, joined: bool, ask: bool = True) -> None:
+        """Compares what brokers list with this member's connections. ``joined``: whether its heartbeats name the group. ``ask``:
+        whether entries that are surely not its own are asked."""
+        now = machine.monotonic()
+        self._listed = {
+            broker: each for broker, each in self._listed.items() if broker in view.own or broker in view.unanswered
+        }
+        unknown = sorted(broker for broker, places in view.own.items() if self._compare(broker, places, now, joined=joined))
+        if not any(each.strangers for each in self._listed.values()):
+            if view.own and (self._met_at is None or now - self._met_at > ANSWERED_FOR):
+                self._met_at = None
+                self._reported = False
+        elif ask and unknown:
+            await self._ask(unknown, now)
+        text = self.found
+        if text is not None and not self._reported:
+            self._reported = True
+            logger.warning("%s", text)
+
+    def _compare(self, broker: str, places: Collection[str], now: float, *, joined: bool) -> bool:
+        """Updates what a broker lists; returns whether an entry is surely none of this member's connections, past ones included."""
+        listed = self._listed.setdefault(broker, _Listed())
+        ours = self._connections(broker) if joined else ()
+        own = {connection.local_address for connection in ours}
+        if not joined or not own.isdisjoint(places):
+            others = [place for place in places if place not in own]
+        else:
+            others = [ANY] if len(places) > len(ours) and ours == listed.ours else []
+        return listed.update(places, others, ours, now)
+
+    async def _ask(self, brokers: Iterable[str], now: float) -> None:
+        """Asks at brokers, one after the other, for an answer of another process, at most once in ASKED_EVERY seconds."""
+        if self._asked_at is not None and now - self._asked_at < ASKED_EVERY:
+            return
+        self._asked_at = now
+        for broker in brokers:
+            if await self._is_answered(broker):
+                self._met_at = machine.monotonic()
+                return
+
+    def _connections(self, broker: str) -> tuple[Connection, ...]:
+        pool = self._instance.pool
+        found = [pool.get(address) for address in (broker, vip_address(broker))]
+        return tuple([connection for connection in found if connection is not None])
+
+    async def _is_answered(self, broker: str) -> bool:
+        """Asks for the running information of this member; returns whether another process has answered."""
+        self._came_here = False
+        self._mark = self._mark or f"{machine.entropy.getrandbits(64):016x}"
+        fields: dict[str, str | None] = {
+            "consumerGroup": self._ours.group_name,
+            "clientId": self._instance.client_id,
+            "jstackEnable": "false",
+            MARK: self._mark,
+        }
+        command = RemotingCommand(code=RequestCode.GET_CONSUMER_RUNNING_INFO, ext_fields=fields)
+        try:
+            response = await self._instance.pool.request(broker, command, self._instance.config.request_timeout)
+        except RocketMQError as error:
+            logger.debug("who answers for client id %s at %s: %s", self._instance.client_id, broker, printable(error))
+            return False
+        return response.code == ResponseCode.SUCCESS and not self._came_here
+
+    @property
+    def _effect(self) -> str:
+        if self._ours.message_model == MessageModel.BROADCASTING:
+            return "requests of brokers and tools reach only one of them"
+        if self._ours.consume_type == ConsumeType.CONSUME_POP:
+            return "requests of brokers and tools reach only one of them, and the group looks smaller than it is"
+        return "both take the same queues under the same locks, handle the same messages, and overwrite each other's offsets"
+
+
+def _shown(broker: str, places: Iterable[str]) -> list[str]:
+    return [f"{printable(place)} at {broker}" if place else f"seen by {broker}" for place in sorted(places)]
+
 
 UNTIL_NEXT: Final = 0.0
 LOOK_EVERY: Final = 60.0

@@ -1,4 +1,12 @@
-"""Takes queues over from other members, by locks at the brokers and the committed offsets."""
+"""Takes queues over from other members, by locks at the brokers and the committed offsets. Other members are asked which queues
+they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
+"""
+
+# A member may not know yet that a queue belongs to another one: the broker's notice was lost, or notices are switched off for
+# the group, and the member reads the list of members only after its ``rebalance_interval``. Until then it renews its locks, and
+# the lock of a crashed member stays for a minute too, so the two look the same. So the members are asked before a lock is
+# seized or a queue is read without its lock, and when a lock was granted late. They are not asked at other times, because the
+# relay blocks a thread of the broker.
 
 # Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is
 # locked at its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``), a queue of an ordered
@@ -18,8 +26,13 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
+from rmq_protocol.bodies import ConsumerRunningInfo, decode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.errors import ProtocolError
+from rmq_protocol.headers import GetConsumerRunningInfoRequestHeader, to_ext
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
@@ -27,14 +40,61 @@ from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance, group_members, max_offset
 from ...errors import ConnectError, RocketMQError
-from ..fetch import FirstLook, is_refused
-from .holders import ANSWER_TIME, Holders
+from ...reading import FirstLook, is_refused
 from .member_locks import MemberLocks
-from .start_position import start_offset
+from .positions import start_offset
 
-__all__ = ["LOOK_PATIENCE", "Takeover"]
+__all__ = ["ANSWER_TIME", "LOOK_PATIENCE", "Holders", "Open", "Takeover", "find_holders"]
 
 logger = logging.getLogger(__name__)
+
+ANSWER_TIME: Final = 3.0
+"""Seconds for all answers together: the takeover of other queues waits meanwhile."""
+ASKED_AT_ONCE: Final = 8
+
+
+class Holders(NamedTuple):
+    """The queues that other members report.
+
+    ``held``: queues that another member holds or drains. ``silent``: members that did not answer.
+    """
+
+    held: frozenset[MessageQueue]
+    silent: frozenset[str]
+
+
+async def find_holders(
+    instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str], within: float = ANSWER_TIME
+) -> Holders:
+    """Asks each member which of ``queues`` it holds, through one broker of the queues after another until the member answers.
+    Raises no error.
+
+    ``members``: client ids. ``within``: seconds for all answers; a member that has not answered by then, or cannot be
+    asked, is silent.
+    """
+    wanted = frozenset(queues)
+    deadline = machine.monotonic() + within
+    brokers = {instance.routes.broker_of(each): each.topic for each in sorted(wanted)}
+
+    async def ask(client_id: str) -> frozenset[MessageQueue] | None:
+        header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
+        for broker_name, topic in brokers.items():
+            timeout = min(instance.config.request_timeout, deadline - machine.monotonic())
+            if timeout <= 0:
+                break
+            command = RemotingCommand(code=RequestCode.GET_CONSUMER_RUNNING_INFO, ext_fields={**to_ext(header)})
+            try:
+                response, _ = await instance.ask_broker(broker_name, topic, command, timeout)
+                if response.code == ResponseCode.SUCCESS:
+                    return wanted.intersection(decode_body(ConsumerRunningInfo, response.body).mq_table)
+            except (RocketMQError, ProtocolError):
+                continue
+        return None
+
+    answers = await for_each(members, ask, at_once=ASKED_AT_ONCE)
+    held = frozenset(queue for found in answers.values() if found is not None for queue in found)
+    return Holders(held, frozenset(client_id for client_id, found in answers.items() if found is None))
+
 
 ASK_EVERY: Final = 0.1
 ASK_LATER_EVERY: Final = 0.5
@@ -65,6 +125,10 @@ SILENT_LIMIT: Final = 20.0
 AT_ONCE: Final = 16
 NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
+Open = Callable[[MessageQueue, int, int | None, FirstLook | None], None]
+"""A function that takes a queue that is this member's now, its start offset, its stored position, and what a look before the
+first pull has found; None without the latter two."""
+
 
 class Takeover:
     """The queues of this member's share that it does not hold yet. ``group``: name of the group on the wire. ``patience``:
@@ -81,7 +145,7 @@ class Takeover:
         group: str,
         locks: MemberLocks,
         patience: float,
-        open: Callable[[MessageQueue, int, int | None, FirstLook | None], None],
+        open: Open,
         departed: Callable[[], Mapping[str, float]] = lambda: MappingProxyType({}),
     ) -> None:
         self._instance = instance

@@ -1,4 +1,13 @@
-"""Rounds in which a member looks at the group and computes its share."""
+"""Rounds in which a member looks at the group and computes its share of the queues from the brokers' lists of members; and queues
+that are missing in their topic's route."""
+
+# Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or
+# the end of a connection; a client with two connections is listed twice. While members disagree, ``handover`` decides which of
+# them reads a queue.
+
+# The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken
+# queues away. So brokers that can be reached are asked for the number of unread messages, and a queue is reported for NAMED_FOR
+# seconds at most.
 
 # A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after an incomplete
 # round; at most one begins per second. It asks each broker of the topics for its list of members once. A member keeps its
@@ -9,23 +18,160 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
 
+from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
 from ..._asyncio import for_each
+from ..._backoff import Backoff
 from ..._text import printable
-from ...client import ClientInstance, group_members
-from ...errors import RocketMQError
-from ..strategies import Allocate
-from .allocation import merged_members, share_of
-from .missing import MissingQueues
+from ...client import ClientInstance, group_members, max_offset
+from ...errors import QueueNotExistError, RocketMQError, TopicNotFoundError
+from ..strategies import ANOTHER, Allocate
+from .positions import start_offset
 
-__all__ = ["Rebalance"]
+__all__ = ["Apply", "Missing", "MissingQueues", "Rebalance", "merged_members", "share_of"]
 
 logger = logging.getLogger(__name__)
+
+
+def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
+    """Returns the client ids of all lists, sorted, and whether all lists are equal but for their order. An id occurs as often
+    as in the list in which it occurs most often."""
+    counts = [Counter(each) for each in lists]
+    merged: Counter[str] = Counter()
+    for count in counts:
+        merged |= count
+    return tuple(sorted(merged.elements())), all(count == merged for count in counts)
+
+
+def share_of(
+    client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], allocate: Allocate
+) -> frozenset[MessageQueue]:
+    """Returns the queues of ``client_id``. If ``members`` lists it more than once, it gets the shares of all its places:
+    ``allocate`` finds only the first one, and no member would read the other shares.
+
+    ``queues`` and ``members``: sorted. Raises the errors of ``allocate``; TypeError if its result is not iterable, or has an
+    unhashable item; ValueError if the result has other items than the given queues.
+    """
+    found = set(allocate(client_id, queues, members))
+    first = members.index(client_id) if client_id in members else 0
+    for place in [index for index, member in enumerate(members) if member == client_id and index > first]:
+        others = [
+            f"{member}{ANOTHER}{index})" if member == client_id and index != place else member
+            for index, member in enumerate(members)
+        ]
+        found.update(allocate(client_id, queues, others))
+    if strange := found.difference(queues):
+        text = ", ".join(sorted(map(shown, strange))[:3])
+        raise ValueError(f"allocate must return queues out of those that it was given, not {text}")
+    return frozenset(found)
+
+
+NAMED_FOR: Final = 3600.0
+"""Seconds for which a queue is reported as missing, at most."""
+MOST_NAMED: Final = 1024
+SOUGHT_FOR: Final = 120.0
+"""Seconds for which the routes of missing queues are asked for often: a broker that restarts is usually back by then."""
+FIRST_PAUSE: Final = 0.05
+COUNT_EVERY: Final = 20.0
+"""Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a
+queue a moment after it has seen that the queue is gone."""
+LONGEST_REQUEST: Final = 1.0
+
+
+class Missing(NamedTuple):
+    """Queues of one topic and broker that left the route at the same time. ``age``: seconds since that time. ``unread``: number
+    of their messages that the group has not read; None if it is not known."""
+
+    queues: tuple[MessageQueue, ...]
+    age: float
+    unread: int | None
+
+
+class MissingQueues:
+    """The queues that the routes have named since the start of this member, and do not name now, up to MOST_NAMED. ``group``:
+    its name on the wire."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
+        """Returns the offset of a queue's next message to read, and the committed offset, None without one."""
+        self._known: dict[str, frozenset[MessageQueue]] = {}
+        self._since: dict[MessageQueue, float] = {}
+        self._unread: dict[MessageQueue, int] = {}
+        self._wake = asyncio.Event()
+        self.left: Callable[[Iterable[MessageQueue]], object] = _nothing
+        """A function that is called with the queues, perhaps none, that have left their topic's route since the last look."""
+
+    def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
+        """Compares the queues that a topic's route names now with those of the last look."""
+        now, present = machine.monotonic(), frozenset(queues)
+        for queue, since in [*self._since.items()]:
+            if queue in present or now - since >= NAMED_FOR:
+                del self._since[queue]
+                self._unread.pop(queue, None)
+        gone = sorted(self._known.get(topic, frozenset()) - present)
+        self.left(gone)
+        for queue in gone:
+            if len(self._since) < MOST_NAMED:
+                self._since[queue] = now
+                self._wake.set()
+        self._known[topic] = present
+
+    async def run(self) -> None:
+        """Counts unread messages while queues are missing; never returns."""
+        while True:
+            await self._wake.wait()
+            pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
+            while self._since:
+                if self._wake.is_set():
+                    self._wake.clear()
+                    pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
+                await for_each(sorted(self._since), self._count)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pauses.next()):
+                        await self._wake.wait()
+            self._wake.clear()
+
+    def topics(self) -> tuple[str, ...]:
+        """Returns the topics of queues that have been missing for at most SOUGHT_FOR seconds."""
+        since = machine.monotonic() - SOUGHT_FOR
+        return tuple(dict.fromkeys(queue.topic for queue, at in self._since.items() if at >= since))
+
+    def found(self) -> list[Missing]:
+        """Returns the missing queues, without those that have no message to read. It may be called from any thread."""
+        now, unread = machine.monotonic(), self._unread.copy()
+        groups: defaultdict[tuple[str, str, float, bool], list[MessageQueue]] = defaultdict(list)
+        for queue, since in list(self._since.items()):
+            if unread.get(queue) != 0:
+                groups[queue.topic, queue.broker_name, since, queue in unread].append(queue)
+        return [
+            Missing(tuple(queues), now - since, sum(unread[queue] for queue in queues) if counted else None)
+            for (_, _, since, counted), queues in groups.items()
+        ]
+
+    async def _count(self, queue: MessageQueue) -> None:
+        instance = self._instance
+        timeout = min(instance.config.request_timeout, LONGEST_REQUEST)
+        try:
+            end = await max_offset(instance, queue, any_replica=False, timeout=timeout)
+            next_offset, _ = await self.start(queue)
+            unread = max(end - next_offset, 0)
+        except (TopicNotFoundError, QueueNotExistError):
+            unread = 0
+        except RocketMQError:
+            self._unread.pop(queue, None)
+            return
+        if queue in self._since:
+            self._unread[queue] = unread
+
 
 SPACING: Final = 1.0
 """Seconds from the beginning of one round to that of the next, at least."""
@@ -39,6 +185,9 @@ AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
 """Seconds after which a member that no broker lists gives its queues up; brokers forget a silent client after as long."""
+
+Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
+"""A function that takes the share of each topic after a round."""
 
 
 class Rebalance:
@@ -54,7 +203,7 @@ class Rebalance:
         group: str,
         topics: Sequence[str],
         allocate: Allocate,
-        apply: Callable[[dict[str, frozenset[MessageQueue]]], None],
+        apply: Apply,
     ) -> None:
         self._instance = instance
         self._group = group

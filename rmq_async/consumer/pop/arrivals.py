@@ -15,14 +15,14 @@ from rmq_protocol.subscription import SUB_ALL, parse_tags
 from ..._ordered import OrderedSet
 from ..._text import printable
 from ...client import Names
-from ..dispatch import Dispatcher
+from ..handling import Dispatcher
 from ..outcome import Outcome
 from ..subscription import Subscription
+from .acks import Lease
 from .core import PopCore
-from .lease import Lease
-from .outcomes import PopOutcomes
-from .popping import Source
-from .requests import Popped
+from .pop_redelivery import PopOutcomes
+from .pop_requests import Popped
+from .sources import Source
 
 __all__ = ["Arrivals"]
 

@@ -1,6 +1,6 @@
 """Receives, acknowledges, gives back and extends popped messages: the handles and times, without handlers."""
 
-# The broker's time in its answers dates the next pop (``clock``). A lease that is held is extended at about two thirds of its
+# The broker's time in its answers dates the next pop. A lease that is held is extended at about two thirds of its
 # time, again and again, until it is over or would exceed ``max_lease`` since its pop.
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from ...errors import BrokerError, ConnectionLostError, RequestTimeoutError, Roc
 from ..held_queue import HeldQueue
 from ..subscription import Subscription
 from ..supervisor import Supervisor
-from .acks import Acks
-from .lease import Lease, LeaseState
-from .requests import Popped, Requests, Wanted
+from .acks import Acks, Lease, LeaseState
+from .pop_requests import Popped, Requests, Wanted
 
 __all__ = ["PopCore"]
 

@@ -24,27 +24,21 @@ from ..._asyncio import StopScope, for_each
 from ...client import ClientInstance, TopicRoute, check_queue, committed_offset, max_offset
 from ...errors import BrokerError, ConfigError, RocketMQError
 from ...health import Problem, ProblemCode
-from ..attached import Attached
-from ..broker_requests import MemberRequests
-from ..calls import HandlerCalls
+from ...reading import Looks, Seen, place_of
 from ..config import ConsumerConfig
-from ..dispatch import Dispatcher
-from ..fetch import Looks, Seen
-from ..give_backs import GiveBack, GiveBacks
+from ..handling import Dispatcher, GiveBack, GiveBacks, HandlerCalls
 from ..held_queue import HeldQueue, QueueState, Waiting
 from ..outcome import Outcome
-from ..place import place_of
 from ..reports import ConsumerStats, Lag
-from ..session import MemberSession
+from ..session import Attached, MemberRequests, MemberSession
 from ..subscription import Subscription
+from .acks import Lease
 from .arrivals import Arrivals
 from .core import PopCore
-from .credits import Credits
-from .lease import Lease
-from .member import PopMember
-from .outcomes import PopOutcomes, PopSettling
-from .popping import Popping, Source
-from .requests import Requests
+from .pop_member import PopMember
+from .pop_redelivery import PopOutcomes, PopSettling
+from .pop_requests import Requests
+from .sources import Credits, Popping, Source
 
 __all__ = ["PopSession"]
 

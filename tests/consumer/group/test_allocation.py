@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_async import MessageQueue, allocate_evenly
-from rmq_async.consumer.group import merged_members, share_of
+from rmq_async.consumer.group.rebalance import merged_members, share_of
 
 EIGHT = tuple(MessageQueue("T", broker, number) for broker in ("a", "b") for number in range(4))
 

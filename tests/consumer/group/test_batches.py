@@ -21,7 +21,7 @@ from rmq_async import (
     Retry,
     current_delivery,
 )
-from rmq_async.consumer import outcomes
+from rmq_async.consumer.handling import redelivery as outcomes
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 

@@ -13,7 +13,7 @@ import pytest
 
 from rmq_async import Consumer, MessageExt, MessageQueue, machine
 from rmq_async.client import loop_monitor
-from rmq_async.consumer import blocking
+from rmq_async.consumer.handling import blocking
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import Seen, create, member, send

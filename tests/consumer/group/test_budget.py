@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rmq_async import Message, MessageExt, MessageQueue, Producer
-from rmq_async.consumer.fetch import Budget
+from rmq_async.consumer.queues.pulls import Budget
 from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, until

@@ -10,7 +10,7 @@ import pytest
 
 from rmq_async import Admin, Consumer, MessageExt, Problem, Retry
 from rmq_async.client import RouteTable, TopicRoute
-from rmq_async.consumer.closed_queues import closed_brokers
+from rmq_async.consumer.group.closed_queues import closed_brokers
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.bodies import SubscriptionGroupConfig, encode_body
 from rmq_protocol.command import RemotingCommand

@@ -8,7 +8,7 @@ import pytest
 
 from rmq_async import Admin, ClientConfig, Consumer, Message, MessageQueue, Producer, PullConsumer, machine
 from rmq_async.client import ClientInstance, commit_offset
-from rmq_async.consumer.commits import Commits, Doubts
+from rmq_async.consumer.group.commits import Commits, Doubts
 from rmq_async.consumer.held_queue import HeldQueue, QueueState
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation

@@ -27,7 +27,7 @@ LOOSE = 0.5
 
 
 async def test_calls_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq_async.consumer.pull_session.most_ahead", lambda *_: MESSAGES)
+    monkeypatch.setattr("rmq_async.consumer.queues.pull_session.most_ahead", lambda *_: MESSAGES)
     count, over, gate = 0, asyncio.Event(), asyncio.Event()
 
     async def handler(message: MessageExt) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_async import DeadLetter, MessageExt, Outcome, Retry, RetryLater
-from rmq_async.consumer.decision import DELAYS, Decision, decide, level_of
+from rmq_async.consumer.handling.decision import DELAYS, Decision, decide, level_of
 from rmq_async.consumer.subscription import Subscription
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rmq_async import MessageExt, MessageQueue
-from rmq_async.consumer.dispatch import Dispatcher
+from rmq_async.consumer.handling.dispatch import Dispatcher
 from rmq_async.consumer.held_queue import HeldQueue, Waiting
 from rmq_async.consumer.subscription import Subscription
 from rmq_async.testing.simulation import Simulation

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from rmq_async import Consumer, MessageExt, MessageQueue, Retry
-from rmq_async.consumer import outcomes
-from rmq_async.consumer.assignment import Assignment
-from rmq_async.consumer.fetch import ReadMarks
+from rmq_async.consumer.handling import redelivery as outcomes
 from rmq_async.consumer.held_queue import HeldQueue
+from rmq_async.consumer.queues.assignment import Assignment
 from rmq_async.consumer.supervisor import Supervisor
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.reading.read_marks import ReadMarks
 from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, until

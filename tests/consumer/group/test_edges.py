@@ -8,7 +8,7 @@ import os
 import pytest
 
 from rmq_async import Admin, Message, MessageExt, MessageQueue, Outcome, Producer, Retry
-from rmq_async.consumer.fetch import pulling
+from rmq_async.consumer.queues import pulls as pulling
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ForkedError, WrongLoopError
 from rmq_protocol.constants import RequestCode, ResponseCode

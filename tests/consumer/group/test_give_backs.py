@@ -22,7 +22,7 @@ from rmq_async import (
     Retry,
     current_delivery,
 )
-from rmq_async.consumer import give_backs
+from rmq_async.consumer.handling import give_backs
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode

@@ -32,12 +32,14 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    return [(each.levelname, each.getMessage()) for each in caplog.records if each.name == "rmq_async.consumer.handler_threads"]
+    return [
+        (each.levelname, each.getMessage()) for each in caplog.records if each.name == "rmq_async.consumer.handling.threads"
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_wait_while_threads_are_refused(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "rmq_async.consumer.handler_threads")
+    caplog.set_level(logging.INFO, "rmq_async.consumer.handling.threads")
     options, subscribing = KINDS[kind]
     attempts: dict[bytes, list[int]] = {}
 

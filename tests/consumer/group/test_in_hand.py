@@ -22,10 +22,9 @@ from rmq_async import (
     Outcome,
     Retry,
 )
-from rmq_async.consumer.by_hand import ByHand, HandDispatcher, InHand
+from rmq_async.consumer.by_hand.in_hand import ByHand, HandDispatcher, InHand
+from rmq_async.consumer.handling.ack import SettledLog, Settling
 from rmq_async.consumer.held_queue import HeldQueue, Waiting
-from rmq_async.consumer.settled import SettledLog
-from rmq_async.consumer.settling import Settling
 from rmq_async.consumer.subscription import Subscription, by_hand
 from rmq_async.embedded import EmbeddedRocketMQ
 

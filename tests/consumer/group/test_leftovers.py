@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from rmq_async import Admin, MessageQueue
-from rmq_async.consumer.group import QueueLocks, handover_group
+from rmq_async.consumer.group.queue_locks import QueueLocks, handover_group
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import BrokerError
 from rmq_protocol.constants import RequestCode
@@ -33,7 +33,9 @@ def live() -> Counter[str]:
     gc.collect()
     kinds = [type(each) for each in gc.get_objects()]
     return Counter(
-        kind.__qualname__ for kind in kinds if str(kind.__module__).startswith(("rmq_async.consumer", "rmq_async.client"))
+        kind.__qualname__
+        for kind in kinds
+        if str(kind.__module__).startswith(("rmq_async.consumer", "rmq_async.reading", "rmq_async.client"))
     )
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rmq_async import MessageExt, MessageQueue
+from rmq_async.consumer.handling.lines import Lines
 from rmq_async.consumer.held_queue import HeldQueue, Waiting
-from rmq_async.consumer.lines import Lines
 
 QUEUE = MessageQueue("T", "a", 0)
 HELD = HeldQueue(QUEUE, QUEUE, None, 0)

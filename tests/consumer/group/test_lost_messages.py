@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from rmq_async import ConfigError, Consumer, ConsumerConfig, MessageExt, MessageQueue
-from rmq_async.consumer.fetch import Asked, Cause, Looks, ReadMarks, find_move, illegal_offset
-from rmq_async.consumer.fetch.looks import Seen as Look
-from rmq_async.consumer.held_queue import HeldQueue
-from rmq_async.consumer.place import Place
-from rmq_async.consumer.progress import Progress
+from rmq_async.consumer.held_queue import HeldQueue, Progress
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.reading import illegal_offset
+from rmq_async.reading.illegal_offset import Asked, Cause, find_move
+from rmq_async.reading.looks import Looks, Place
+from rmq_async.reading.looks import Seen as Look
+from rmq_async.reading.read_marks import ReadMarks
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
 

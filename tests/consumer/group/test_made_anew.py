@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rmq_async import Admin, MessageExt, MessageQueue, machine
-from rmq_async.consumer.fetch import REACH, ReadMarks, read_marks
-from rmq_async.consumer.place import place_of
+from rmq_async.reading import read_marks
+from rmq_async.reading.looks import place_of
+from rmq_async.reading.read_marks import REACH, ReadMarks
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode
 

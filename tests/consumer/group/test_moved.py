@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from rmq_async import MessageExt, MessageQueue, Outcome, machine
-from rmq_async.consumer.commits import Commits, Doubts
-from rmq_async.consumer.decision import Decision
 from rmq_async.consumer.delivery import Delivery
-from rmq_async.consumer.fetch import Budget
-from rmq_async.consumer.give_backs import GiveBack, GiveBacks
-from rmq_async.consumer.group import Takeover, handover
+from rmq_async.consumer.group import handover
+from rmq_async.consumer.group.commits import Commits, Doubts
+from rmq_async.consumer.group.handover import Takeover
+from rmq_async.consumer.handling.ack import SettledLog
+from rmq_async.consumer.handling.decision import Decision
+from rmq_async.consumer.handling.give_backs import GiveBack, GiveBacks
+from rmq_async.consumer.handling.redelivery import Outcomes
 from rmq_async.consumer.held_queue import HeldQueue, QueueState, Waiting
-from rmq_async.consumer.outcomes import Outcomes
-from rmq_async.consumer.settled import SettledLog
+from rmq_async.consumer.queues.pulls import Budget
 from rmq_async.consumer.subscription import Subscription
 from rmq_async.errors import BrokerNotFoundError, RocketMQError
 

@@ -12,7 +12,7 @@ import pytest
 
 from rmq_async import Consumer, SubscriptionConflictError
 from rmq_async import machine as library
-from rmq_async.consumer.group.namesakes import Namesakes
+from rmq_async.consumer.group.conflicts import Namesakes
 from rmq_async.consumer.group.subscription_check import GroupView
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
@@ -100,9 +100,9 @@ def test_each_of_two_processes_names_the_other_until_it_is_gone(
         assert codes(twins.members["one"]) == []
         await twins.end("one")
 
-    with caplog.at_level(logging.WARNING, "rmq_async.consumer.group.namesakes"):
+    with caplog.at_level(logging.WARNING, "rmq_async.consumer.group.conflicts"):
         Simulation(1, faults=None).run(main)
-    assert len([each for each in caplog.records if each.name.endswith("namesakes")]) == 2  # one of each
+    assert len([each for each in caplog.records if each.name.endswith("conflicts")]) == 2  # one of each
 
 
 def test_process_with_the_id_of_another_one_is_refused_where_that_is_asked_for() -> None:

@@ -183,7 +183,7 @@ async def test_order_by_key_messages_of_a_queue_without_a_key_share_one_line(
         assert health.ready
         assert health.problems[0].queue == Q0
         assert "topic T have no key" in health.problems[0].text
-        (warning,) = [record.getMessage() for record in caplog.records if record.name == "rmq_async.consumer.keyless"]
+        (warning,) = [record.getMessage() for record in caplog.records if record.name == "rmq_async.consumer.handling.lines"]
         assert "Message(sharding_key=...)" in warning
         assert "function key=" in warning
 
@@ -206,12 +206,12 @@ async def test_order_by_key_none_of_the_function_says_that_a_message_has_no_orde
         await create(server.namesrv, queues=1)
         await send_keyed(server.namesrv, b"0", b"1", b"2")
         retry = Retry(limit=0)
-        with caplog.at_level(logging.WARNING, "rmq_async.consumer.keyless"):
+        with caplog.at_level(logging.WARNING, "rmq_async.consumer.handling.lines"):
             async with ordered(server.namesrv, handler, order="key", key=lambda message: None, retry=retry) as consumer:
                 await consumer.wait_idle()
                 assert consumer.health().problems == ()
         assert [message.body for message in server.dead_letters("g")] == [b"0"]  # by the broker
-        assert not [record for record in caplog.records if record.name == "rmq_async.consumer.keyless"]
+        assert not [record for record in caplog.records if record.name == "rmq_async.consumer.handling.lines"]
 
 
 async def test_key_of_an_empty_text_is_no_key() -> None:
@@ -466,7 +466,7 @@ async def test_held_key_that_fills_the_buffer_leaves_room_to_other_queues() -> N
 
 async def test_ordered_call_in_a_thread_keeps_its_lock_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     # Real time: virtual time has no threads. The second member asks for the locks ten times a second.
-    monkeypatch.setattr("rmq_async.consumer.pull_session.FIRST_ASSIGNMENT", 0.2)
+    monkeypatch.setattr("rmq_async.consumer.queues.pull_session.FIRST_ASSIGNMENT", 0.2)
     monkeypatch.setattr("rmq_async.consumer.group.rebalance.SPACING", 0.1)
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=2)

@@ -13,10 +13,10 @@ import pytest
 from rmq_async import ClientConfig, Consumer, Message, MessageExt, MessageQueue, Producer, Retry, current_delivery
 from rmq_async.client import ClientInstance, group_members
 from rmq_async.consumer import Batch
-from rmq_async.consumer.dispatch import Dispatcher
-from rmq_async.consumer.group import QueueLocks
+from rmq_async.consumer.group.queue_locks import QueueLocks
+from rmq_async.consumer.handling.dispatch import Dispatcher
 from rmq_async.consumer.held_queue import Waiting
-from rmq_async.consumer.intake import Intake
+from rmq_async.consumer.queues.intake import Intake
 from rmq_async.consumer.subscription import Subscription
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq_async.consumer.progress import Progress
+from rmq_async.consumer.held_queue import Progress
 
 Steps = list[tuple[str, int]]
 kinds = st.sampled_from(["enter", "again", "skip", "settle", "withdraw", "withdraw some"])

@@ -11,7 +11,8 @@ import pytest
 from rmq_async.admin import Admin
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
-from rmq_async.consumer.group import MemberLocks, QueueLocks, handover_group
+from rmq_async.consumer.group.member_locks import MemberLocks
+from rmq_async.consumer.group.queue_locks import QueueLocks, handover_group
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import BrokerError, RequestTimeoutError
 from rmq_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, decode_body, encode_body

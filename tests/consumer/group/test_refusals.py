@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq_async.broker_answers import broker_error
-from rmq_async.consumer.refusals import Refusal, refusal_of
+from rmq_async.consumer.handling.redelivery import Refusal, refusal_of
 from rmq_async.errors import (
     BrokerNotFoundError,
     ConnectError,

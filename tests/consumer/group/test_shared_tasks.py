@@ -23,7 +23,7 @@ from rmq_async import (
     current_delivery,
 )
 from rmq_async.consumer.delivery import cut_off
-from rmq_async.consumer.eager import MOST_CALLS, Pace
+from rmq_async.consumer.handling.steps import MOST_CALLS, Pace
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import create, send, until

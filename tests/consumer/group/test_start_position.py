@@ -10,7 +10,7 @@ import pytest
 
 from rmq_async import Consumer, Message, MessageQueue, Producer, RequestTimeoutError
 from rmq_async.client import instance as instance_module
-from rmq_async.consumer.group import start_position
+from rmq_async.consumer.group import positions as start_position
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import NoPermissionError
 from rmq_async.testing.simulation import Simulation

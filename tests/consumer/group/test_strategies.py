@@ -20,7 +20,7 @@ from rmq_async import (
     errors,
 )
 from rmq_async.consumer import Allocate
-from rmq_async.consumer.group import share_of
+from rmq_async.consumer.group.rebalance import share_of
 
 
 def room_of_queue(queue: MessageQueue) -> str:

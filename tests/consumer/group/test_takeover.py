@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from rmq_async import MessageExt, MessageQueue
-from rmq_async.consumer.pull_session import PullSession
+from rmq_async.consumer.queues.pull_session import PullSession
 from rmq_async.testing.simulation import Simulation
 
 from .support import Seen, create, member, send, send_until, serving, until
@@ -101,7 +101,7 @@ def test_queue_read_without_its_lock_is_drained_before_another_member_reads_it(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of a crashed member ends while the one that reads the queue without it drains: simulated seed 60226."""
-    monkeypatch.setattr("rmq_async.consumer.pull_session.CLAIM_EVERY", 30.0)  # the other member is the first one to ask
+    monkeypatch.setattr("rmq_async.consumer.queues.pull_session.CLAIM_EVERY", 30.0)  # the other member is the first one to ask
 
     async def main(s: Simulation) -> None:
         await create(s.namesrv, queues=1)

@@ -25,7 +25,7 @@ from rmq_async import (
     RetryLater,
 )
 from rmq_async.client import Names
-from rmq_async.consumer.tracer import ConsumeTracer
+from rmq_async.consumer.handling.trace import ConsumeTracer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trace
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from rmq_async import ClientStateError, Consumer, Message, MessageExt, Outcome, Producer, Retry, RocketMQError
-from rmq_async.consumer.group import missing
+from rmq_async.consumer.group import rebalance as missing
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode

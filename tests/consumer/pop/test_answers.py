@@ -22,8 +22,9 @@ from rmq_async import (
     machine,
 )
 from rmq_async.consumer.group import conflicts
-from rmq_async.consumer.pop import acks, core, requests
-from rmq_async.consumer.pop import popping as popping_module
+from rmq_async.consumer.pop import acks, core
+from rmq_async.consumer.pop import pop_requests as requests
+from rmq_async.consumer.pop import sources as popping_module
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, pops
 from rmq_async.embedded import acks as acks_module
 from rmq_async.embedded.pop_reading import PopReader

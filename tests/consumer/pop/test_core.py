@@ -12,9 +12,9 @@ import pytest
 from rmq_async import machine
 from rmq_async.consumer.held_queue import HeldQueue
 from rmq_async.consumer.pop import acks
+from rmq_async.consumer.pop.acks import Lease, LeaseState
 from rmq_async.consumer.pop.core import PopCore
-from rmq_async.consumer.pop.lease import Lease, LeaseState
-from rmq_async.consumer.pop.requests import Changed, Popped, Wanted
+from rmq_async.consumer.pop.pop_requests import Changed, Popped, Wanted
 from rmq_async.consumer.subscription import Subscription
 from rmq_async.consumer.supervisor import Supervisor
 from rmq_async.errors import ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError, SystemBusyError

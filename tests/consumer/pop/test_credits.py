@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq_async.consumer.pop.credits import AHEAD, MOST_AHEAD, Credits
+from rmq_async.consumer.pop.sources import AHEAD, MOST_AHEAD, Credits
 
 
 def test_slow_handlers_get_no_more_than_their_slots() -> None:

@@ -11,11 +11,10 @@ import pytest
 
 from rmq_async import machine
 from rmq_async.consumer.held_queue import HeldQueue
-from rmq_async.consumer.pop import popping as popping_module
+from rmq_async.consumer.pop import sources as popping_module
 from rmq_async.consumer.pop.acks import MOST_PENDING
-from rmq_async.consumer.pop.credits import Credits
-from rmq_async.consumer.pop.popping import GROW_AFTER, MOST_BESIDE, Popping, Source
-from rmq_async.consumer.pop.requests import Popped
+from rmq_async.consumer.pop.pop_requests import Popped
+from rmq_async.consumer.pop.sources import GROW_AFTER, MOST_BESIDE, Credits, Popping, Source
 from rmq_async.consumer.subscription import Subscription
 from rmq_async.errors import ConnectionLostError, RemoteProtocolError
 from rmq_protocol.message import MessageExt, MessageQueue

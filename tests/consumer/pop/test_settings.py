@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rmq_async import ConfigError, Consumer, ConsumerConfig, MessageExt
-from rmq_async.consumer.pop.checks import version_name
+from rmq_async.consumer.pop.pop_member import version_name
 from rmq_async.consumer.strategies import allocate_by_circle
 
 

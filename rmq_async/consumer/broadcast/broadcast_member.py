@@ -1,0 +1,125 @@
+"""The membership of a broadcast consumer, which shares nothing with the other members of its group: it has every queue of the
+routes and no locks, and handles a failed message again itself, which no broker redelivers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import Context
+
+from rmq_protocol.heartbeat import MessageModel
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ..._asyncio import for_each
+from ...client import ClientInstance
+from ..config import ConsumerConfig
+from ..group import Apply, MemberLocks, Open, Rebalance, Takeover, joined_settings
+from ..handling import Decision, GiveBack, Outcomes, Report
+from ..held_queue import HeldQueue, Waiting
+from ..outcome import Outcome
+from ..subscription import Subscription
+from .saved_positions import SavedPositions, Starts
+
+__all__ = ["AllQueues", "Broadcasting", "LocalOutcomes", "NoLocks"]
+
+
+class AllQueues(Rebalance):
+    """Gives this member every queue, and asks no broker for the members of the group."""
+
+    async def _lists(self, brokers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    def _share(
+        self, topic: str, queues: tuple[MessageQueue, ...], answers: list[tuple[str, ...]]
+    ) -> tuple[frozenset[MessageQueue] | None, bool, str | None]:
+        return frozenset(queues), True, None
+
+
+class NoLocks(MemberLocks):
+    """Grants every lock without a request to a broker."""
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
+        return frozenset(queues)
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        """Does nothing: this member has no lock at any broker."""
+
+    def owns(self, queue: MessageQueue) -> bool:
+        return True
+
+    def is_sure(self, queue: MessageQueue) -> bool:
+        return True
+
+
+class LocalOutcomes(Outcomes):
+    """Carries decisions out in broadcast, where no broker redelivers messages.
+
+    ``dead_lettered``: number of messages that were given up; only the log names them.
+    """
+
+    given_up = "given up, since broadcast has no dead letters"
+
+    def settle(
+        self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
+    ) -> None:
+        self.dead_lettered += 1
+        back = GiveBack(item.held, subscription.topic, item.message, decision, cause, report, item)
+        self.give_backs.end_now(back, Outcome.DEAD_LETTERED)
+
+    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
+        """Does nothing: the position stays before the message."""
+
+
+class Broadcasting:
+    """The membership of a broadcast consumer, with the attributes and methods of ``Clustering``. ``context``: the context that
+    is copied for each call of the user's ``load`` and ``save``."""
+
+    model = MessageModel.BROADCASTING
+    retries_here = True
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        config: ConsumerConfig,
+        owned: Callable[[], Iterable[HeldQueue]],
+        context: Context,
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._config = config
+        store = config.broadcast
+        self.topics = tuple(subscriptions)
+        self.outcomes = LocalOutcomes(instance, group)
+        self.locks = NoLocks(instance, group)
+        self.commits = SavedPositions(instance, None if isinstance(store, bool) else store, owned, context)
+        self._starts = Starts(instance, self.commits, config.start_from)
+
+    def rebalance(self, apply: Apply) -> Rebalance:
+        found = AllQueues(self._instance, self._group, self.topics, self._config.allocate, apply)
+        found.missing.start = self._starts.offset
+        return found
+
+    def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
+        found = Takeover(self._instance, self._group, self.locks, self._config.handover_timeout, open)
+        found.start = self._starts.offset
+        return found
+
+    async def prepare(self, topic: str) -> None:
+        await self._starts.prepare(topic)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        return self.commits.saved.get(queue)
+
+    async def joined(self) -> None:
+        """Saves the first positions, so that a crash soon after the start loses nothing. Raises SubscriptionGroupNotExistError
+        for a broker without the group, which would answer no pull."""
+        instance = self._instance
+        routes = [route for topic in self.topics if (route := instance.routes.cached(topic)) is not None]
+        queues = {instance.routes.broker_of(queue): queue for route in routes for queue in route.subscribe_queues}
+        timeout = instance.config.request_timeout
+        await for_each(queues, lambda broker: joined_settings(instance, self._group, broker, queues[broker].topic, timeout))
+        with suppress(Exception):  # the error is logged and in ``health()``, and the next round saves again
+            await self.commits.now()

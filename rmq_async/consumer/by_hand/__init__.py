@@ -1,0 +1,8 @@
+"""Reading without handlers: the messages that iterators and ``receive()`` have handed out."""
+
+from __future__ import annotations
+
+from .in_hand import ByHand, HandDispatcher
+from .iterators import BatchIterator, MessageIterator
+
+__all__ = ["BatchIterator", "ByHand", "HandDispatcher", "MessageIterator"]

@@ -1,0 +1,124 @@
+"""The setting ``retryMaxTimes`` of a group: after so many retries, its brokers dead-letter a message that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from typing import Final
+
+from rmq_protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper, decode_body
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.headers import GetSubscriptionGroupConfigRequestHeader, to_ext
+
+from ... import machine
+from ..._text import printable, without_faq
+from ...broker_answers import broker_error
+from ...client import ClientInstance
+from ...errors import RocketMQError, SubscriptionGroupNotExistError
+
+__all__ = ["GroupLimits", "joined_settings", "missing_group", "settings_at", "settings_in_table"]
+
+logger = logging.getLogger(__name__)
+
+KEPT: Final = 60.0
+"""Seconds for which an answer, or the lack of one, is kept before the broker is asked again."""
+LONGEST: Final = 1.0
+"""Maximum seconds for the answer: a message that failed waits for it."""
+
+
+async def settings_at(
+    instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
+) -> SubscriptionGroupConfig | None:
+    """Returns the settings of a group at a broker; None if the broker does not return them."""
+    settings, _ = await _ask(instance, group, broker, topic, timeout)
+    return settings
+
+
+async def joined_settings(
+    instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
+) -> SubscriptionGroupConfig | None:
+    """Returns the settings as ``settings_at`` does, for a member that has sent its first heartbeat. Raises
+    SubscriptionGroupNotExistError for a broker without the group, which may not create it then."""
+    settings, missing = await _ask(instance, group, broker, topic, timeout)
+    if missing is not None:  # the broker may be reading the heartbeat
+        await instance.heartbeats.wait_answer(missing.address or "", timeout)
+        settings, missing = await _ask(instance, group, broker, topic, timeout)
+        if missing is not None:
+            raise missing_group(instance, group, missing)
+    return settings
+
+
+def missing_group(
+    instance: ClientInstance, group: str, error: SubscriptionGroupNotExistError
+) -> SubscriptionGroupNotExistError:
+    """Returns the error of a start in a group that a broker does not have; ``error`` is that of the broker."""
+    name, remark = instance.names.display_name(group), without_faq(error.remark).rstrip(".! ")
+    text = (
+        f"{remark}; group {name} is not there, and the broker creates none: create it (Admin.create_group, rmq group create), or "
+        "set autoCreateSubscriptionGroup=true"
+    )
+    return SubscriptionGroupNotExistError(text, request=error.request, broker=error.broker, address=error.address)
+
+
+async def _ask(
+    instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
+) -> tuple[SubscriptionGroupConfig | None, SubscriptionGroupNotExistError | None]:
+    """Returns the settings, or the error with which a broker says that it does not have the group; neither after another
+    answer or error."""
+    header, code = GetSubscriptionGroupConfigRequestHeader(group=group), RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
+    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    try:
+        response, address = await instance.ask_broker(broker, topic, command, timeout)
+        if response.code == ResponseCode.SUCCESS:
+            return decode_body(SubscriptionGroupConfig, response.body), None
+        raise broker_error(response.code, response.remark, request=code.name, broker=broker, address=address)
+    except RocketMQError as error:
+        logger.debug("settings of group %s at %s: %s", group, broker, printable(error))
+        return None, error if isinstance(error, SubscriptionGroupNotExistError) else None
+
+
+async def settings_in_table(
+    instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
+) -> SubscriptionGroupConfig | None:
+    """Returns the settings as ``settings_at`` does, from those of all groups: brokers before 5.0 have no request for one."""
+    command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    try:
+        response, _ = await instance.ask_broker(broker, topic, command, timeout)
+        if response.code == ResponseCode.SUCCESS:
+            return decode_body(SubscriptionGroupWrapper, response.body).subscription_group_table.get(group)
+        logger.debug("settings of all groups at %s: %d %s", broker, response.code, printable(response.remark))
+    except RocketMQError as error:
+        logger.debug("settings of all groups at %s: %s", broker, printable(error))
+    return None
+
+
+class GroupLimits:
+    """The settings of a group by broker, requested when they are needed. ``group``: on the wire."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+        self._known: dict[str, tuple[float, SubscriptionGroupConfig | None]] = {}
+        """Broker -> monotonic time at which it was asked last, and the last known settings."""
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def of(self, broker: str, topic: str) -> int | None:
+        """Returns the maximum number of retries at a broker, the last known one if it does not answer; None without one.
+        ``topic``: name on the wire of a topic that the broker has."""
+        settings = await self.settings(broker, topic)
+        return None if settings is None else max(settings.retry_max_times, 0)
+
+    async def settings(self, broker: str, topic: str) -> SubscriptionGroupConfig | None:
+        """Returns the settings at a broker, as ``of`` does the limit."""
+        async with self._asking[broker]:  # messages that fail together share the answer
+            known, now = self._known.get(broker), machine.monotonic()
+            if known is not None and now - known[0] < KEPT:
+                return known[1]
+            timeout = min(self._instance.config.request_timeout, LONGEST)
+            settings = await settings_at(self._instance, self._group, broker, topic, timeout)
+            if settings is None and known is not None:
+                settings = known[1]
+            self._known[broker] = now, settings
+            return settings

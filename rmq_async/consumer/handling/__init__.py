@@ -1,0 +1,36 @@
+"""From a pulled or popped message to its outcome: the backlog, the calls of handlers, and what is acknowledged, repeated or given
+back."""
+
+from __future__ import annotations
+
+from .ack import Settled, SettledLog, Settling
+from .blocking import Block, Find, LoopWatch
+from .calls import CallDeadlines, HandlerCalls
+from .decision import DEAD, Decision
+from .dispatch import Dispatcher, HeldLine, Single
+from .give_backs import GiveBack, GiveBacks, Report
+from .hooks import CallHooks
+from .redelivery import Outcomes
+from .trace import ConsumeTracer
+
+__all__ = [
+    "DEAD",
+    "Block",
+    "CallDeadlines",
+    "CallHooks",
+    "ConsumeTracer",
+    "Decision",
+    "Dispatcher",
+    "Find",
+    "GiveBack",
+    "GiveBacks",
+    "HandlerCalls",
+    "HeldLine",
+    "LoopWatch",
+    "Outcomes",
+    "Report",
+    "Settled",
+    "SettledLog",
+    "Settling",
+    "Single",
+]

@@ -1,0 +1,331 @@
+"""From the end of a handler call to the outcome of each of its messages: decides about each, carries it out, and logs it; outcomes
+are kept for tests that wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from rmq_protocol.message import MessageExt
+
+from ... import machine
+from ..._functions import error_text
+from ...tracebacks import without_frames
+from ..config import Retry
+from ..delivery import Delivery
+from ..held_queue import HeldQueue, Waiting
+from ..outcome import DeadLetter, Outcome, RetryLater
+from ..subscription import Subscription
+from .decision import Decision, decide, decide_in_place
+from .redelivery import Outcomes, shown_message
+
+__all__ = ["Decided", "Settled", "SettledLog", "Settling"]
+
+logger = logging.getLogger(__name__)
+
+MAX_KEPT: Final = 1000
+MAX_KEPT_SIZE: Final = 1024 * 1024
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """One attempt of a message that has its outcome. ``error``: why it is not done: the error of its call (raised by the
+    handler or by ``key``, or HandlerTimeoutError) or its mark (RetryLater, DeadLetter), without a traceback; None if it is
+    done. ``elapsed``: seconds from the beginning of the call, or from the step that handed the message out, to the outcome."""
+
+    message: MessageExt
+    outcome: Outcome
+    error: BaseException | None
+    elapsed: float
+
+
+class SettledLog:
+    """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes; more of them
+    while a wait needs more. Messages that end while the log is full are only counted.
+
+    ``handled``, ``failed``: numbers of messages that have an outcome other than ABANDONED, without and with an error.
+    """
+
+    # To keep the newest messages would cost an eighth of the time of a message, because of misses of the processor's caches.
+
+    def __init__(self) -> None:
+        self._kept: deque[Settled] = deque()
+        self._size = 0
+        self._wanted = 0
+        """Messages that a wait needs; they are kept, however large they are."""
+        self._full = False
+        self._changed = asyncio.Event()
+        self.handled = 0
+        self.failed = 0
+
+    def add(self, message: MessageExt, outcome: Outcome, error: BaseException | None, elapsed: float) -> None:
+        if outcome is Outcome.ABANDONED:
+            return
+        if error is None:
+            self.handled += 1
+        else:
+            self.failed += 1
+        if self._full:
+            return
+        self._kept.append(Settled(message, outcome, None if error is None else without_frames(error), elapsed))
+        self._size += len(message.body)
+        self._look()
+        self._changed.set()
+
+    def add_done(self, calls: Sequence[Delivery]) -> None:
+        """Adds the messages of calls that have returned, one of each."""
+        if self._full:
+            self.handled += len(calls)
+            return
+        for delivery in calls:
+            self.add(delivery.messages[0], Outcome.DONE, None, delivery.elapsed or 0.0)
+
+    async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
+        """Returns the next ``n`` messages after those that an earlier wait returned. Raises TimeoutError after ``timeout``
+        seconds."""
+        kept, self._wanted = self._kept, max(n, self._wanted)
+        self._look()
+        try:
+            async with asyncio.timeout(timeout):
+                while len(kept) < n:
+                    self._changed.clear()
+                    await self._changed.wait()
+            taken = tuple(kept.popleft() for _ in range(n))
+            self._size -= sum(len(each.message.body) for each in taken)
+        finally:
+            self._wanted = 0
+            self._look()
+        return taken
+
+    def _look(self) -> None:
+        count = len(self._kept)
+        self._full = count >= self._wanted and (count >= MAX_KEPT or self._size >= MAX_KEPT_SIZE)
+
+
+TRACEBACK_EVERY: Final = 10.0
+"""Seconds between two tracebacks of one handler in the log."""
+_SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
+
+Decided = dict[Waiting, tuple[Decision, BaseException]]
+"""Messages of a call that are not settled yet, and for each the decision about it and its error."""
+
+
+def _nothing(_: bool) -> None:
+    """Does nothing: the default of ``carry_out``."""
+
+
+class Settling:
+    """Settles the messages of calls that have ended.
+
+    ``retry``: the Retry of subscriptions without their own. ``ended``: called with each message that has its outcome, except
+    those of ``done_all``. ``again``: called with a message that this member handles again, and the monotonic time of that, 0
+    for at once. ``all_done``: called by ``done_all`` with messages that are done, and their queues.
+    """
+
+    def __init__(
+        self,
+        retry: Retry,
+        outcomes: Outcomes,
+        settled: SettledLog,
+        ended: Callable[[Waiting, Outcome], None],
+        again: Callable[[Subscription, Waiting, float], None],
+        all_done: Callable[[Iterable[HeldQueue], Sequence[Waiting]], None],
+    ) -> None:
+        self._retry = retry
+        self._outcomes = outcomes
+        self._settled = settled
+        self._ended = ended
+        self._again = again
+        self._all_done = all_done
+        self._reported: dict[Subscription, float] = {}
+        """Subscription -> monotonic time at which the last traceback of its handler was logged."""
+
+    def done(self, delivery: Delivery, taken: Collection[Waiting]) -> None:
+        """Settles the messages of a call that returned."""
+        if delivery.outcome is None:
+            delivery.outcome = Outcome.DONE  # by hand, others of the step may have a worse one
+        elapsed = delivery.elapsed or 0.0
+        for item in taken:
+            held, message = item.held, item.message
+            if held.running.pop(item, None) is not None:  # else the queue was moved, and the offset is another message's
+                held.progress.settle(message.queue_offset)
+            self._ended(item, Outcome.DONE)
+            self._settled.add(message, Outcome.DONE, None, elapsed)
+
+    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
+        """Settles one message of each of ``calls``, which have returned, and ends the calls."""
+        if not taken:
+            return
+        by_queue: dict[HeldQueue, list[int]] = {}
+        for item, delivery in zip(taken, calls, strict=True):
+            delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
+            held = item.held
+            offsets = by_queue.get(held)
+            if offsets is None:
+                offsets = by_queue[held] = []
+            if held.running.pop(item, None) is not None:
+                offsets.append(item.message.queue_offset)
+        for held, offsets in by_queue.items():
+            held.progress.settle_all(offsets)
+        self._all_done(by_queue, taken)
+        self._settled.add_done(calls)
+
+    def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
+        """Decides about the messages of a call, and logs the decisions. Settles those that are done; returns the others.
+
+        ``error``: the error that the handler raised, None if it returned; marks of a batch win over it.
+        """
+        marks = delivery.marks.by_place if delivery.marks is not None else {}
+        causes = {item: marks.get(place, error) for place, item in enumerate(taken)}
+        done = [item for item, cause in causes.items() if cause is None]
+        if done:
+            self.done(delivery, done)
+        return self.judge(delivery, {item: cause for item, cause in causes.items() if cause is not None}, error)
+
+    def judge(self, delivery: Delivery, causes: Mapping[Waiting, BaseException], shared: BaseException | None) -> Decided:
+        """Decides about messages that are not done, and logs the decisions. ``shared``: the error of the whole call, if any;
+        other causes are those of single messages."""
+        decided: Decided = {item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items()}
+        self._log(delivery, decided, shared)
+        return decided
+
+    def carry_out(self, delivery: Delivery, decided: Decided, over: Callable[[bool], None] = _nothing) -> bool:
+        """Begins to give the messages back, or puts them back to be handled again here. Returns whether all of them have their
+        outcomes already.
+
+        ``over``: called when all have, also during the call, with whether none was abandoned.
+        """
+        left, all_taken = len(decided), True
+        now = machine.monotonic()  # of all: messages with the same delay are due together, in one batch
+
+        def report(item: Waiting, outcome: Outcome) -> None:
+            nonlocal left, all_taken
+            left -= 1
+            all_taken &= outcome is not Outcome.ABANDONED
+            _count(delivery, outcome)
+            self._settled.add(item.message, outcome, decided[item][1], delivery.age)
+            if not left:
+                over(all_taken)
+
+        for item, (decision, error) in decided.items():
+            if decision.in_place is None:
+                self._outcomes.settle(delivery.subscription, item, decision, error, partial(report, item))
+                continue
+            if item.held.running.pop(item, None) is None:
+                self._ended(item, decision.outcome)
+            else:
+                item.attempt += 1
+                if item.held_since is None:
+                    item.held_since = now
+                self._outcomes.retried += 1
+                self._again(delivery.subscription, item, now + decision.in_place if decision.in_place > 0 else 0.0)
+            report(item, decision.outcome)
+        return not left
+
+    def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
+        """Ends a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.
+
+        ``closing``: True abandons all.
+        """
+        for item in list(left):
+            is_here = item.held.running.pop(item, None) is not None
+            if is_here and not closing and item.held.stays:
+                self._again(delivery.subscription, item, 0.0)
+            else:
+                _count(delivery, Outcome.ABANDONED)
+                self._ended(item, Outcome.ABANDONED)
+
+    def _retry_of(self, subscription: Subscription) -> Retry:
+        return subscription.retry if subscription.retry is not None else self._retry
+
+    def _decide(self, delivery: Delivery, item: Waiting, error: BaseException) -> Decision:
+        subscription = delivery.subscription
+        retry = self._retry_of(subscription)
+        held_for = 0.0 if item.held_since is None else machine.monotonic() - item.held_since
+
+        def decide_by(retry: Retry, error: BaseException) -> Decision:
+            if item.key is not None:
+                return decide_in_place(error, subscription, retry, item.attempt, held_for)
+            return decide(error, subscription, retry, item.attempt)
+
+        try:
+            return decide_by(retry, error)
+        except Exception:
+            own = isinstance(error, DeadLetter) or (isinstance(error, RetryLater) and getattr(error, "delay", 0) is not None)
+            what = type(error).__name__ if own else "Retry.delays"
+            used = "it is used without a reason" if isinstance(error, DeadLetter) else "the default delay is used"
+            logger.exception("%s in the handling of topic %s has no usable value; %s", what, subscription.topic, used)
+        return decide_by(replace(retry, delays=None), _plain(error))
+
+    # -- log
+
+    def _log(self, delivery: Delivery, decided: Decided, error: BaseException | None) -> None:
+        """Logs each delay that was cut and each dead letter; of the other messages, those that share the error of the call in
+        one line, and those with marks in another."""
+        retried: list[Waiting] = []
+        marked: list[Waiting] = []
+        for item, (decision, cause) in decided.items():
+            if decision.cut:
+                text = (
+                    "its delay is longer than 2 h, the longest one; it is delivered again after 2 h"
+                    if decision.in_place is None
+                    else f"its delay goes beyond max_hold; the last attempt begins in {decision.in_place:.3g} s"
+                )
+                logger.warning("%s: %s", shown_message(delivery.topic, item.message), text)
+            if decision.outcome is Outcome.DEAD_LETTERED:
+                by = f", by handler {delivery.subscription.name}"
+                self._outcomes.log_given_up(delivery.topic, item.message, item.attempt, by, _reason(decision, cause))
+            else:
+                (retried if cause is error else marked).append(item)
+        for items in (retried, marked):
+            if items:
+                decision, cause = decided[items[0]]
+                self._log_retried(delivery, items, cause, decision.in_place)
+
+    def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException, in_place: float | None) -> None:
+        subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)
+        now = machine.monotonic()
+        with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
+        if with_traceback:
+            self._reported[subscription] = now
+        behind = "" if subscription.order is None else ", those behind it wait"
+        what = "the message is" if len(retried) == 1 else f"{len(retried)} messages are"
+        logger.warning(
+            "attempt %d failed, %s %s: %s, handler %s: %s",
+            retried[0].attempt,
+            what,
+            "delivered again" if in_place is None else f"handled again in {in_place:.3g} s{behind}",
+            ", ".join(shown_message(delivery.topic, item.message) for item in retried[:3])
+            + (", ..." if len(retried) > 3 else ""),
+            subscription.name,
+            error_text(error),
+            exc_info=error if with_traceback else None,
+        )
+
+
+def _plain(error: BaseException) -> BaseException:
+    """Returns an exception with the same outcome, without the delay or reason of ``error``: that may be invalid, and is missing
+    in a derived class that does not set it."""
+    if isinstance(error, DeadLetter):
+        return DeadLetter()
+    return RetryLater() if isinstance(error, RetryLater) else error
+
+
+def _count(delivery: Delivery, outcome: Outcome) -> None:
+    """Notes the outcome of a message in its delivery, unless that of another one is worse."""
+    if delivery.outcome is None or _SEVERITY[outcome] > _SEVERITY[delivery.outcome]:
+        delivery.outcome = outcome
+
+
+def _reason(decision: Decision, cause: BaseException) -> str:
+    """Returns why a message is given up, with the last error of its handler unless the reason is the handler's own."""
+    if decision.reason and isinstance(cause, DeadLetter):
+        return decision.reason
+    return f"{decision.reason}: {error_text(cause)}" if decision.reason else error_text(cause)

@@ -1,0 +1,523 @@
+"""Handler calls: a task, a thread for a plain function, and a deadline, for which one timer looks at all calls that run."""
+
+# A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``steps``), and
+# their messages are settled together: no other code of the loop runs between them.
+#
+# A call occupies its slot until its handler has ended. Messages that go back to brokers wait in buffers of their own
+# (``give_backs``); the key or queue of an ordered one is held until it has its outcome. A call with hooks keeps its task until
+# then, because hooks see the outcome.
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import partial
+from math import inf
+from types import TracebackType
+from typing import Any, Final
+
+from rmq_protocol.message import MessageExt
+
+from ... import machine
+from ..._functions import handler_name
+from ...errors import HandlerTimeoutError
+from ...health import Problem
+from ...tracebacks import drop_frames
+from ..delivery import CURRENT, Delivery, cut_off, delivery_of
+from ..held_queue import Waiting
+from ..outcome import Batch, Marks, check_returned, outcome_in
+from ..subscription import Handler, Subscription
+from .ack import Settling
+from .dispatch import Dispatcher
+from .hooks import CallHooks
+from .steps import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
+from .threads import HandlerThreads
+
+__all__ = ["CallDeadlines", "HandlerCalls"]
+
+logger = logging.getLogger(__name__)
+
+LEAST_PAUSE: Final = 0.005
+"""Least seconds from a look at the calls to the one for which it sets the timer: a look takes longer, the more calls run."""
+
+
+class CallDeadlines:
+    """The deadlines of calls. ``running``: all running calls. ``expired``: called with each call whose deadline passes while
+    its handler runs."""
+
+    # The timer is set for the earliest deadline that a look has found or ``look_at`` was called with. A call that begins later
+    # has an earlier one only if its timeout is shorter: so a call costs a comparison.
+    __slots__ = ("_expired", "_loop", "_running", "_timer", "moved", "next_look")
+
+    def __init__(self, running: Iterable[Delivery], expired: Callable[[Delivery], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._running = running
+        self._expired = expired
+        self.next_look = inf
+        """Monotonic time for which the timer is set; ``inf`` without one."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.moved = self._moved
+        """The function for ``Delivery.moved``: called when a deadline has moved, from any thread."""
+
+    def look_at(self, deadline: float) -> None:
+        """Checks the calls at ``deadline`` at the latest."""
+        if deadline < self.next_look:
+            self._arm(deadline)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _moved(self, delivery: Delivery) -> None:
+        self._loop.call_soon_threadsafe(self._look_again, delivery, context=Context())
+
+    def _look_again(self, delivery: Delivery) -> None:
+        if delivery.state == "running" and delivery.deadline is not None:
+            self.look_at(delivery.deadline)
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.next_look = at
+        self._timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._due, context=Context())
+
+    def _due(self) -> None:
+        self._timer, self.next_look = None, inf
+        now, next_at = machine.monotonic(), inf
+        over: list[tuple[float, Delivery]] = []
+        for delivery in self._running:
+            deadline = delivery.deadline
+            if deadline is None or delivery.state != "running" or delivery.timed_out:
+                continue
+            if deadline <= now:
+                over.append((deadline, delivery))
+            elif deadline < next_at:
+                next_at = deadline
+        for _, delivery in sorted(over, key=_deadline):
+            self._expired(delivery)
+        if next_at < inf:
+            self._arm(max(next_at, now + LEAST_PAUSE))
+
+
+def _deadline(entry: tuple[float, Delivery]) -> float:
+    return entry[0]
+
+
+MARKED_LATE: Final = "the call of this batch has ended; mark its messages before the handler returns"
+
+
+class HandlerCalls:
+    """Makes the calls of handlers.
+
+    ``concurrency``: maximum number of threads for plain functions. ``settling``: decides about the messages of a call, and
+    carries out what it has decided. ``context``: each call but those of ``call_once`` runs in a copy of it.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        settling: Settling,
+        context: Context,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.concurrency = concurrency
+        self._settling = settling
+        self._context = context
+        self.threads = HandlerThreads(concurrency, lambda: self.dispatcher.pump())
+        self.ending: Callable[[], bool] = _never
+        """Returns whether the event loop ends, which cancels all tasks."""
+        self.dispatcher: Dispatcher
+        self._paces: dict[Subscription, Pace | None] = {}
+        self._closing = False
+        self.hooks: CallHooks | None = None
+        """The hooks for calls; None where no hook defines a method for calls."""
+        self.running: dict[Delivery, Collection[Waiting]] = {}
+        """Calls whose handlers have not ended, and their messages."""
+        self._reporting: dict[Delivery, None] = {}
+        """Calls whose hooks wait for the outcomes of their messages."""
+        self._deadlines = CallDeadlines(self.running, self._expire)
+
+    @property
+    def problem(self) -> Problem | None:
+        """The problem that no thread is granted for plain functions. From any thread."""
+        return self.threads.problem
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether handlers can be called: False while a plain one waits and there is no thread at all."""
+        return not self.threads.is_missing
+
+    def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        """Starts the task of one call."""
+        delivery = self._begun(subscription, taken, machine.monotonic())
+        if not subscription.is_async:
+            self.threads.take(delivery)
+        pace = None if self.hooks is not None else self._pace_of(subscription)
+        holds = False
+        if pace is not None and pace.begins_run():
+            if holds := pace.length > 1:
+                self.dispatcher.hold(subscription)
+            call = self._make_calls(delivery, taken[0], pace, holds=holds)
+        else:
+            call = self._run(delivery, taken)
+        self._start(call, delivery, taken)
+
+    def _start(self, call: Coroutine[Any, Any, None], delivery: Delivery, taken: tuple[Waiting, ...]) -> None:
+        task = self._loop.create_task(call, name=delivery.subscription.task_name, context=self._context.copy())
+        task.add_done_callback(partial(self._begin_again, delivery, taken))
+
+    def _begin_again(self, delivery: Delivery, taken: tuple[Waiting, ...], _: object) -> None:
+        """Starts a new task for a call if other code has cancelled its task before the first step: such a call would keep its
+        slot, and one that holds back all others of its subscription until ``let_go`` would keep them all."""
+        if delivery.task is not None or delivery not in self.running or self.ending():
+            return
+        self.dispatcher.let_go(delivery.subscription)
+        self._start(self._run(delivery, taken), delivery, taken)
+        self.dispatcher.pump()
+
+    def _begun(
+        self, subscription: Subscription, taken: tuple[Waiting, ...], began: float, task: asyncio.Task[Any] | None = None
+    ) -> Delivery:
+        """Returns the delivery of a call that began at the monotonic time ``began``. ``task``: the task that makes it, if that
+        runs already."""
+        deadlines, timeout = self._deadlines, subscription.timeout
+        deadline = None if timeout is None else began + timeout
+        if subscription.batch_size is None:
+            (item,) = taken
+            delivery = Delivery(subscription, (item.message,), item.attempt, began, deadline, deadlines.moved, task)
+            item.held.running[item] = delivery
+        else:
+            messages, attempt = tuple([item.message for item in taken]), max([item.attempt for item in taken])
+            delivery = Delivery(subscription, messages, attempt, began, deadline, deadlines.moved, task)
+            delivery.marks = Marks()
+            for item in taken:
+                item.held.running[item] = delivery
+        self.running[delivery] = taken
+        if deadline is not None and deadline < deadlines.next_look:
+            deadlines.look_at(deadline)
+        return delivery
+
+    def _pace_of(self, subscription: Subscription) -> Pace | None:
+        """Returns the pace of a handler whose calls may share a task; None for another one."""
+        try:
+            return self._paces[subscription]
+        except KeyError:
+            may_share = subscription.is_async and subscription.batch_size is None and not subscription.has_lines
+            pace = self._paces[subscription] = Pace() if may_share else None
+            return pace
+
+    async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
+        """Calls a handler outside of the slots, and settles nothing; returns its error, None where it returned."""
+        delivery = delivery_of(subscription, (message,), message.reconsume_times + 1)
+        if subscription.batch_size is not None:
+            delivery.marks = Marks()
+        delivery.cut = True  # the task is not the call's own, and cancelled by others
+        delivery.task = asyncio.current_task()
+        token = CURRENT.set(delivery)
+        hooks, error = self.hooks, None
+        if hooks is not None:
+            hooks.begin(delivery)
+        try:
+            error = await self._call(delivery)
+            return error
+        finally:
+            delivery.state, delivery.elapsed = "finished", delivery.age
+            if hooks is not None:
+                hooks.end(delivery, error, None if error is None else error.__traceback__)
+            delivery.task = None
+            CURRENT.reset(token)
+
+    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Returns whether ``task`` is that of a call; False for one of ``call_once``."""
+        return any(delivery.task is task for delivery in self.running)
+
+    def name_of(self, task: asyncio.Task[Any]) -> str | None:
+        """Returns the name of the handler that runs in ``task``; None without one, and in ``call_once``. From any thread."""
+        for delivery in list(self.running):
+            if delivery.task is task and delivery.state == "running":
+                return f"handler {delivery.subscription.name}"
+        return None
+
+    async def cut_off(self, timeout: float) -> None:
+        """Cancels all calls but that of the current task, and waits until they have ended, up to ``timeout`` seconds. Plain
+        functions run on in their threads, and the log names them."""
+        self._closing = True
+        current = asyncio.current_task()
+        calls = [*self.running, *self._reporting]
+        left = [delivery for delivery in calls if delivery.task is None or delivery.task is not current]
+        names = Counter(each.subscription.name for each in left if each.state == "running" and not each.subscription.is_async)
+        for name, count in names.items():
+            logger.warning(
+                "%d calls of handler %s run on in threads after the stop; the process cannot exit before they return: give what "
+                "they wait for a timeout",
+                count,
+                name,
+            )
+        for delivery in left:
+            cut_off(delivery)
+        tasks = [delivery.task for delivery in left if delivery.task is not None]
+        await asyncio.sleep(0)  # calls that had not made their first step have ended
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+
+    def close(self) -> None:
+        """Cancels the timers and gives up the threads."""
+        self._deadlines.close()
+        self.threads.close()
+
+    async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
+        """Makes up to ``pace.length`` calls of one subscription, of which only the last one may wait, fail or be cancelled.
+        ``holds``: whether the dispatcher starts no other call of the subscription until this task releases it."""
+        subscription = delivery.subscription
+        row = Row(pace.length)
+        self._make_first_steps(row, delivery, item)
+        self._settling.done_all(row.settled, row.done)
+        if holds:
+            self.dispatcher.let_go(subscription)
+        if row.under_way is None:
+            if len(row.done) == row.most:
+                pace.none_waited()
+            self.dispatcher.ended(subscription, ())
+            return
+        if row.has_waited:
+            pace.one_waited()
+        if holds:
+            self.dispatcher.pump()
+        call = self._run(*row.under_way, row.rest)
+        del row
+        await call
+
+    def _make_first_steps(self, row: Row, delivery: Delivery, item: Waiting) -> None:
+        """Makes calls up to the first one that waits, fails or is cancelled; begins none after LONGEST_RUN seconds."""
+        handler, subscription, settled, done = delivery.subscription.handler, delivery.subscription, row.settled, row.done
+        task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
+        until, running = clock() + LONGEST_RUN, self.running
+        assert task is not None
+        delivery.task = task
+        while not (delivery.cut or delivery.timed_out):
+            context = copy()
+            try:
+                started = context.run(first_step, handler, delivery)
+            except BaseException as error:  # noqa: BLE001 - judged as one of a later step
+                return row.stop(delivery, item, failed(error))
+            if started is not None:
+                row.has_waited = True
+                return row.stop(delivery, item, drive(context, started))
+            if task.cancelling():
+                return row.stop(delivery, item, returned())
+            now = clock()
+            delivery.elapsed = now - delivery.began
+            del running[delivery]
+            settled.append(item)
+            done.append(delivery)
+            following = next_of(subscription) if len(done) < row.most and now < until else None
+            if following is None:
+                return None
+            item = following
+            delivery = self._begun(subscription, (item,), now, task)
+        return row.stop(delivery, item, cut_short(delivery))
+
+    async def _run(
+        self,
+        delivery: Delivery,
+        taken: tuple[Waiting, ...],
+        begun: Awaitable[object] | None = None,
+    ) -> None:
+        """Runs a call to its outcome. ``begun``: awaited instead of the handler, as for a coroutine that has made a step."""
+        delivery.task = asyncio.current_task()
+        CURRENT.set(delivery)
+        if begun is None and delivery.is_over:
+            begun = cut_short(delivery)
+        hooks = self.hooks
+        error: BaseException | None = None
+        frames: TracebackType | None = None
+        reported: asyncio.Future[None] | None = None
+        if hooks is not None:
+            hooks.begin(delivery)
+        try:
+            error = taken[0].error or await self._call(delivery, begun)
+            if error is not None:
+                frames = error.__traceback__
+            if delivery.task.cancelling():  # type: ignore[union-attr]
+                await self._go_on(delivery)
+            delivery.state, delivery.elapsed = "settling", machine.monotonic() - delivery.began
+            if delivery.marks is not None:
+                delivery.marks.refused = MARKED_LATE
+            if error is None and (delivery.marks is None or not delivery.marks.by_place):
+                self._settling.done(delivery, taken)
+            else:
+                reported = self._settle(delivery, taken, error)
+        except asyncio.CancelledError:
+            self._leave(delivery)
+        finally:
+            self._ended(delivery, taken, holds_lines=reported is not None)
+            if hooks is not None:
+                await self._until_reported(delivery, reported)
+                hooks.end(delivery, error, frames)
+            if error is not None:
+                drop_frames(error)  # it is kept for ``wait_settled``, and its causes with it
+            delivery.task = None
+            del error, frames, reported
+
+    def _ended(self, delivery: Delivery, taken: tuple[Waiting, ...], *, holds_lines: bool) -> None:
+        """Ends a call whose handler has ended. ``holds_lines``: whether messages have no outcome yet."""
+        delivery.state = "settling" if holds_lines else "finished"
+        self.running.pop(delivery, None)
+        if not delivery.subscription.is_async:
+            self.threads.ended(delivery)
+        self.dispatcher.ended(delivery.subscription, taken, holds_lines=holds_lines)
+
+    def _leave(self, delivery: Delivery) -> None:
+        """Leaves the messages of a cancelled call without an outcome."""
+        if delivery.state == "running":
+            delivery.elapsed = delivery.age
+        self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
+
+    def _settle(
+        self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException | None
+    ) -> asyncio.Future[None] | None:
+        """Decides about the messages of a call that has ended, and begins to give back those that are not done. Returns a future
+        that resolves when all have their outcomes; None if they have them."""
+        reported: asyncio.Future[None] = self._loop.create_future()
+        ended = False
+
+        def over(_: bool) -> None:
+            delivery.state = "finished"
+            reported.set_result(None)
+            if ended:
+                self.dispatcher.release(delivery.subscription, taken)
+
+        decided = self._settling.decide(delivery, taken, error)
+        if self._settling.carry_out(delivery, decided, over):
+            return None
+        ended = True
+        return reported
+
+    async def _until_reported(self, delivery: Delivery, reported: asyncio.Future[None] | None) -> None:
+        """Waits until the messages of a call have their outcomes, or the consumer ends. ``reported``: None if they have."""
+        if reported is None:
+            return
+        self._reporting[delivery] = None
+        try:
+            while not reported.done():
+                try:
+                    await asyncio.wait([reported])
+                except asyncio.CancelledError:
+                    await self._go_on(delivery)
+        except asyncio.CancelledError:
+            logger.debug("a call ended before all of its messages had their outcomes")
+        finally:
+            del self._reporting[delivery]
+
+    async def _go_on(self, delivery: Delivery) -> None:
+        """Undoes the cancellation of a call by the user's code. Raises CancelledError for a cancellation by the consumer, and
+        when the event loop ends."""
+        task = delivery.task
+        assert task is not None
+        # Otherwise the message would stay unsettled until the queue is given up.
+        if not delivery.cut and not self.ending():
+            while task.uncancel():
+                pass
+            with suppress(asyncio.CancelledError):  # of a handler that did not await after it had cancelled its task
+                await asyncio.sleep(0)
+        if delivery.cut or self.ending():
+            raise asyncio.CancelledError
+
+    async def _call(self, delivery: Delivery, begun: Awaitable[object] | None = None) -> BaseException | None:
+        """Returns None for a success, otherwise the error of the handler or HandlerTimeoutError. Raises CancelledError where
+        the consumer cancels the call or the loop ends, and SystemExit or KeyboardInterrupt of the handler."""
+        subscription, marks = delivery.subscription, delivery.marks
+        given = delivery.messages[0] if marks is None else Batch(delivery.messages, marks)
+        task = delivery.task
+        assert task is not None
+        try:
+            if begun is not None:
+                result = await begun
+            elif subscription.is_async:
+                result = await subscription.handler(given)  # type: ignore[misc, arg-type]
+            else:
+                result = await self._call_in_thread(delivery, given)
+                if inspect.isawaitable(result):
+                    result = await result
+            if result is not None:
+                check_returned(subscription.handler, result)
+        except asyncio.CancelledError as cancelled:
+            if delivery.timed_out:
+                task.uncancel()
+            if task.cancelling():
+                await self._go_on(delivery)
+            return _timeout(delivery) if delivery.timed_out else cancelled
+        except (SystemExit, KeyboardInterrupt):  # the loop ends: no stop waits for the call, and no handler is called again
+            self._settling.leave(delivery, self.running.get(delivery, ()), closing=True)
+            raise
+        except BaseException as error:  # noqa: BLE001 - the outcome of the message
+            return outcome_in(error, subscription.dead_letter_on)
+        if delivery.timed_out:
+            task.uncancel()
+            if not subscription.is_async:  # a thread cannot be cancelled
+                return _timeout(delivery)
+        return None
+
+    async def _call_in_thread(self, delivery: Delivery, given: MessageExt | Batch) -> object:
+        """Calls a plain function, and waits until it returns, the consumer cancels the call, or the event loop ends."""
+        handler = delivery.subscription.handler
+        future: asyncio.Future[object]
+        thread = self.threads.of(delivery)
+        future = self._loop.run_in_executor(thread, copy_context().run, _call_plain, handler, given)  # type: ignore[arg-type]
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                try:
+                    await self._go_on(delivery)
+                except asyncio.CancelledError:
+                    future.cancel()
+                    raise
+        return future.result()
+
+    def _expire(self, delivery: Delivery) -> None:
+        delivery.timed_out = True
+        if delivery.subscription.is_async:
+            if delivery.task is not None:
+                delivery.task.cancel("the handler timed out")
+            return
+        logger.warning(
+            "handler %s runs longer than its timeout of %.3g s for message %s: a thread cannot be cancelled, and the call counts "
+            "as failed when it ends; set a longer timeout, or let the function return sooner",
+            delivery.subscription.name,
+            _time_allowed(delivery),
+            delivery.messages[0].msg_id,
+        )
+
+
+def _never() -> bool:
+    """Returns False: the event loop does not end."""
+    return False
+
+
+def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
+    """Calls a plain function in its thread. StopIteration and GeneratorExit become a RuntimeError: futures and coroutines treat
+    them in their own way."""
+    try:
+        return handler(given)  # type: ignore[arg-type]
+    except (StopIteration, GeneratorExit) as error:
+        raised = f"handler {handler_name(handler)} raised {type(error).__name__}"
+        raise RuntimeError(f"{raised}, which cannot leave its thread; raise another exception") from error
+
+
+def _timeout(delivery: Delivery) -> HandlerTimeoutError:
+    return HandlerTimeoutError(
+        f"handler {delivery.subscription.name} did not end within {_time_allowed(delivery):.6g} s; set a longer timeout of its "
+        "subscription, or call current_delivery().extend()"
+    )
+
+
+def _time_allowed(delivery: Delivery) -> float:
+    """Returns the seconds from the beginning of a call to its deadline, which may have moved; 0 without a deadline."""
+    return 0.0 if delivery.deadline is None else delivery.deadline - delivery.began

@@ -1,0 +1,110 @@
+"""The decision about a message after its handler has ended. It does no I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import isnan
+from typing import Final, NamedTuple
+
+from ..config import MAX_DELAY, Retry
+from ..outcome import DeadLetter, Outcome, RetryLater
+from ..subscription import Subscription
+
+__all__ = ["DELAYS", "IN_PLACE_DELAYS", "IN_PLACE_LIMIT", "Decision", "decide", "decide_in_place", "level_of"]
+
+DELAYS: Final = (
+    1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, MAX_DELAY,
+)  # fmt: skip
+"""Seconds of the delay levels 1 to 18 (``messageDelayLevel`` of a stock broker)."""
+IN_PLACE_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Default seconds before the second, third, ... attempt of an ordered message, or in broadcast; the last one is repeated."""
+IN_PLACE_LIMIT: Final = 16
+"""Default number of attempts after the first one of an ordered message, or in broadcast."""
+BY_ATTEMPT: Final = 0
+"""The level with which the broker chooses by the message's attempts: 3 + reconsume times
+(``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
+DEAD: Final = -1
+"""The level with which the broker dead-letters the message."""
+
+
+class Decision(NamedTuple):
+    """The decision about a message. ``level``: delay level in CONSUMER_SEND_MSG_BACK (36). ``max_times``: ``maxReconsumeTimes``
+    in that request, None for the group's setting.
+
+    ``reason``: text for the log, empty if the error is enough. ``cut``: whether the delay was cut, to the longest level or, in
+    place, to the end of ``max_hold``. ``in_place``: seconds after which this member handles the message again, instead of
+    giving it back; None for giving it back. ``delay``: seconds after which a broker is to deliver the message again; None if
+    none was chosen.
+    """
+
+    outcome: Outcome
+    level: int = BY_ATTEMPT
+    max_times: int | None = None
+    reason: str = ""
+    cut: bool = False
+    in_place: float | None = None
+    delay: float | None = None
+
+
+def level_of(delay: float) -> int:
+    """Returns the lowest delay level of ``delay`` seconds or more; level 18, which is 2 h, for a longer delay."""
+    return min(bisect_left(DELAYS, delay) + 1, len(DELAYS))
+
+
+def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
+    """Returns the delay of a RetryLater, else that of ``retry``, in seconds, 0 or more; None for the default. Raises the errors
+    of ``float()`` for the value and of ``retry.delays``, AttributeError for a RetryLater without ``delay``, ValueError for
+    NaN."""
+    given = error.delay if isinstance(error, RetryLater) else None
+    delay = retry.delay_after(attempt) if given is None else float(given)
+    if delay is None:
+        return None
+    if isnan(delay):
+        raise ValueError("a delay must be a number of seconds, 0 or more, not NaN")
+    return max(delay, 0.0)
+
+
+def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
+    """Returns the decision about a message whose handler has ended.
+
+    ``error``: the error that the handler raised, None if it returned. ``retry``: the Retry of the subscription, or of the
+    consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises as ``_delay_of`` does, and
+    AttributeError for a DeadLetter without ``reason``.
+    """
+    if error is None:
+        return Decision(Outcome.DONE)
+    if isinstance(error, DeadLetter):
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)
+    if isinstance(error, subscription.dead_letter_on):
+        return Decision(Outcome.DEAD_LETTERED, DEAD)
+    if retry.limit is not None and attempt > retry.limit:
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"attempt {attempt} of {retry.limit + 1}")
+    delay = _delay_of(error, retry, attempt)
+    if delay is None:
+        return Decision(Outcome.RETRIED, max_times=retry.limit)
+    return Decision(Outcome.RETRIED, level_of(delay), retry.limit, cut=delay > MAX_DELAY, delay=min(delay, MAX_DELAY))
+
+
+def decide_in_place(error: BaseException, subscription: Subscription, retry: Retry, attempt: int, held_for: float) -> Decision:
+    """Returns the decision about a failed message of an ordered subscription or in broadcast: for its next attempt it waits at
+    this member, where it blocks its key or queue.
+
+    ``held_for``: seconds since its first failed attempt ended. A delay beyond the end of ``max_hold`` is cut to it. Raises as
+    ``decide`` does.
+    """
+    if isinstance(error, DeadLetter):
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)
+    if isinstance(error, subscription.dead_letter_on):
+        return Decision(Outcome.DEAD_LETTERED, DEAD)
+    limit = IN_PLACE_LIMIT if retry.limit is None else retry.limit
+    if attempt > limit:
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"attempt {attempt} of {limit + 1}")
+    delay = _delay_of(error, retry, attempt)
+    if delay is None:
+        delay = IN_PLACE_DELAYS[min(attempt, len(IN_PLACE_DELAYS)) - 1]
+    if retry.max_hold is None:
+        return Decision(Outcome.RETRIED, in_place=delay)
+    left = retry.max_hold - held_for
+    if left <= 0:
+        return Decision(Outcome.DEAD_LETTERED, DEAD, reason=f"held for {held_for:.1f} s, longer than max_hold")
+    return Decision(Outcome.RETRIED, in_place=min(delay, left), cut=delay > left)

@@ -1,0 +1,392 @@
+"""The choice of the next message to handle: slots for handler calls are shared fairly between subscriptions and their
+queues."""
+
+# A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
+# the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
+# a key, for the messages without a key, or for the whole queue, and a message that is to be handled again holds its line until it
+# is due. One timer wakes all subscriptions that wait for full batches or for their rate, another one all lines.
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextvars import Context
+from math import inf
+from typing import Final, NamedTuple
+
+from rmq_protocol.message import MessageExt
+
+from ... import machine
+from ..held_queue import HeldQueue, Waiting
+from ..subscription import NO_KEY, Subscription
+from .backlog import Backlog
+from .lines import KeylessMessages, Line, Lines, Rests
+
+__all__ = ["Dispatcher", "HeldLine", "Single"]
+
+Begin = Callable[[Subscription, tuple[Waiting, ...]], None]
+
+WHOLE_QUEUE: Final = object()
+"""The key of all messages of a queue whose subscription has ``order="queue"``."""
+
+
+class Single:
+    """A key that only one message has, in broadcast: it has no order, and other messages do not wait for it."""
+
+    __slots__ = ()
+
+
+class HeldLine(NamedTuple):
+    """A key, or a whole queue where ``key`` is None, that waits for the next attempt of ``first``. ``waiting``: number of its
+    messages, ``first`` included."""
+
+    held: HeldQueue
+    key: Hashable | None
+    first: Waiting
+    waiting: int
+
+
+class Dispatcher:
+    """Keeps the messages that wait, and begins the calls that may begin.
+
+    ``concurrency``: maximum number of calls at a time. ``begin``: starts one call; ``ended`` is to be called after it.
+    """
+
+    def __init__(self, subscriptions: Iterable[Subscription], concurrency: int, begin: Begin) -> None:
+        self._backlogs = OrderedDict((subscription, Backlog(subscription)) for subscription in subscriptions)
+        self._concurrency = concurrency
+        self._begin = begin
+        self._rests = Rests(self._rested)
+        self.keyless = KeylessMessages()
+        self.paused: frozenset[Subscription] = frozenset()
+        """Paused subscriptions: no call begins with their messages, those of the retry topic included."""
+        self.may_begin: Callable[[HeldQueue], bool] = _always
+        """Returns whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
+        self.has_thread: Callable[[], bool] = _granted
+        """Returns whether a plain function can be called; ``pump`` is to be called where this has become true."""
+        self.running = 0
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = inf
+        """Monotonic time at which the timer is due; ``inf`` without one."""
+
+    @property
+    def buffered(self) -> int:
+        """Number of messages that wait for a call."""
+        return sum(len(lines) for backlog in self._backlogs.values() for lines in backlog.lines.values())
+
+    def waits(self, held: HeldQueue) -> bool:
+        """Returns whether messages of a queue wait."""
+        return any(len(lines) for lines in self._lines_of(held))
+
+    def is_busy(self, held: HeldQueue) -> bool:
+        """Returns whether messages of a queue wait, or one with a line is in a call."""
+        return any(self._lines_of(held))
+
+    def ready_of(self, held: HeldQueue) -> int:
+        """Returns the number of waiting messages of a queue that their lines allow to begin."""
+        return sum([len(lines.ready) for lines in self._lines_of(held)])
+
+    def has_ready(self, held: HeldQueue) -> bool:
+        """Returns whether a queue has waiting messages that their lines allow to begin."""
+        return any(lines.ready for lines in self._lines_of(held))
+
+    def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
+        """Returns the messages of a queue that wait, by offset."""
+        found = [item.message for lines in self._lines_of(held) for item in lines.waiting()]
+        return sorted(found, key=lambda message: message.queue_offset)
+
+    def oldest(self) -> list[MessageExt]:
+        """Returns the oldest waiting messages of queues, the retry topic's by subscription; from any thread."""
+        each_queue = [lines.waiting() for backlog in [*self._backlogs.values()] for lines in [*backlog.lines.values()]]
+        return [min([item.message for item in items], key=_stored) for items in each_queue if items]
+
+    def held_lines(self) -> list[HeldLine]:
+        """Returns the keys and queues that wait for the next attempt of a message; from any thread."""
+        found: list[HeldLine] = []
+        for subscription, backlog in [*self._backlogs.items()]:
+            for held, lines in [*backlog.lines.items()]:
+                for line in lines.resting():
+                    items = [*line.items]
+                    if items:
+                        key = None if subscription.order == "queue" else line.key
+                        found.append(HeldLine(held, key, items[0], len(items)))
+        return found
+
+    def add(self, held: HeldQueue, subscription: Subscription, messages: Iterable[MessageExt]) -> None:
+        """Adds messages, in the order of their offsets; ``pump`` starts them."""
+        self.add_items(held, subscription, [Waiting(held, each, each.reconsume_times + 1) for each in messages])
+
+    def add_items(self, held: HeldQueue, subscription: Subscription, items: Sequence[Waiting]) -> None:
+        """Adds messages, as ``add`` does, that are Waiting objects already."""
+        backlog = self._backlogs[subscription]
+        lines = backlog.lines_of(held)
+        if backlog.wait:
+            since = machine.monotonic()
+            for item in items:
+                item.since = since
+        if backlog.has_lines and held.subscription is not None:
+            for item in items:
+                lines.add(item, self._key_of(subscription, item))
+        else:
+            lines.add_unordered(items)
+        backlog.check(held, lines)
+
+    def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
+        """Puts a message of a call back, to begin again at ``due`` (monotonic time, 0 for at once), and blocks its line until
+        then. The caller calls ``ended`` afterwards. A message without a line begins again at once, in the order of the
+        offsets."""
+        backlog = self._backlogs[subscription]
+        lines = backlog.lines_of(item.held)
+        item.due = due
+        lines.put_back(item)
+        backlog.check(item.held, lines)
+
+    def drop(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[MessageExt]:
+        """Removes the messages of a queue with an offset above ``above`` that wait, and returns them.
+
+        ``failed``: also those that wait for another attempt; their attempts are counted anew when they are pulled again.
+        """
+        return [item.message for item in self.drop_items(held, above, failed=failed)]
+
+    def drop_items(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[Waiting]:
+        """Removes messages as ``drop`` does, and returns their Waiting objects."""
+        dropped: list[Waiting] = []
+        for backlog in self._backlogs.values():
+            if (lines := backlog.lines.get(held)) is not None:
+                dropped += lines.drop(above, failed=failed)
+                backlog.check(held, lines)
+        return dropped
+
+    def remove(self, held: HeldQueue, items: Collection[Waiting]) -> list[Waiting]:
+        """Removes those of ``items``, messages of a queue without lines, that wait for a call, and returns them."""
+        removed: list[Waiting] = []
+        for backlog in self._backlogs.values():
+            if (lines := backlog.lines.get(held)) is not None:
+                removed += lines.remove(items)
+                backlog.check(held, lines)
+        return removed
+
+    def drop_resting(self, held: HeldQueue, until: float) -> list[MessageExt]:
+        """Removes the lines of a queue that rest beyond ``until`` (monotonic), and returns their messages."""
+        return [
+            item.message
+            for lines in self._lines_of(held)
+            for line in lines.resting()
+            if line.rests_until is not None and line.rests_until > until
+            for item in lines.drop_line(line)
+        ]
+
+    def forget(self, held: HeldQueue) -> None:
+        """Removes a queue that has left this member and has no waiting messages."""
+        for backlog in self._backlogs.values():
+            backlog.forget(held)
+
+    def close(self) -> None:
+        """Cancels the timers."""
+        self._wake_at(inf)
+        self._rests.close()
+
+    def look_again(self) -> None:
+        """Starts calls, also those of ordered queues that were not allowed to begin before."""
+        for backlog in self._backlogs.values():
+            for held, lines in backlog.lines.items():
+                backlog.check(held, lines)
+        self.pump()
+
+    def hasten(self, held: HeldQueue | None = None) -> None:
+        """Ends the waits of a queue, or of all queues, for full batches, and begins calls."""
+        for backlog in self._backlogs.values():
+            backlog.hasten(held)
+        self.pump()
+
+    def settings_changed(self) -> None:
+        """Adapts to a new concurrency or rate of a subscription."""
+        for subscription, backlog in self._backlogs.items():
+            backlog.set_rate(subscription.rate)
+        self.pump()
+
+    def pump(self) -> None:
+        """Starts calls until there are no more slots, or no more messages that may begin now."""
+        while self.running < self._concurrency:
+            now, next_at = 0.0, inf
+            for subscription, backlog in self._backlogs.items():
+                if (
+                    not backlog.turns
+                    or backlog.is_held
+                    or backlog.running >= (subscription.concurrency or self._concurrency)
+                    or subscription in self.paused
+                    or (backlog.has_lines and not self._any_may_begin(backlog))
+                ):
+                    continue
+                due = 0.0
+                if backlog.is_timed:
+                    now = now or machine.monotonic()
+                    due = backlog.due(now)
+                if due > now:
+                    next_at = min(next_at, due)
+                elif subscription.is_async or self.has_thread():
+                    break
+            else:
+                self._wake_at(next_at)
+                return
+            self._backlogs.move_to_end(subscription)
+            backlog.running += 1
+            self.running += 1
+            self._begin(subscription, backlog.take(now))
+
+    def hold(self, subscription: Subscription) -> None:
+        """Begins no call of a subscription before ``let_go``: a call that has begun takes its messages, by ``next_of``."""
+        self._backlogs[subscription].is_held = True
+
+    def let_go(self, subscription: Subscription) -> None:
+        """Ends ``hold``; ``pump`` begins calls again."""
+        self._backlogs[subscription].is_held = False
+
+    def next_of(self, subscription: Subscription) -> Waiting | None:
+        """Removes and returns the next message for the slot of a call that has ended, without checking whether there are
+        fewer slots now. Returns None if there is no message, if another subscription gets the slot, and where ``pump`` has to
+        decide: with a rate or a pause."""
+        backlog = self._backlogs[subscription]
+        turns = backlog.turns
+        if not turns or backlog.rate is not None or (self.paused and subscription in self.paused):
+            return None
+        if self.running >= self._concurrency and self._another_waits(backlog):
+            return None
+        held, lines = next(iter(turns.items()))  # as Backlog.take does for one message: a call less for each of them here
+        ready = lines.ready
+        item = ready.popleft()
+        if ready:
+            turns.move_to_end(held)
+        else:
+            del turns[held]
+        if len(ready) < held.wakes_below:
+            held.changed.set()
+        return item
+
+    @property
+    def has_turn(self) -> bool:
+        """Returns whether messages wait whose subscription is not paused."""
+        return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
+
+    def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
+        """Removes and returns up to ``limit`` messages of the next subscription that is not paused and has ``at_least`` waiting
+        messages; they take no slot. Returns None without such a subscription."""
+        for subscription, backlog in self._backlogs.items():
+            if backlog.turns and subscription not in self.paused:
+                if at_least > 1 and backlog.ready < at_least:
+                    continue
+                self._backlogs.move_to_end(subscription)
+                return subscription, backlog.take(0.0, limit)
+        return None
+
+    def put_first(self, subscription: Subscription, held: HeldQueue) -> None:
+        """Gives a queue the next turn."""
+        turns = self._backlogs[subscription].turns
+        if held in turns:
+            turns.move_to_end(held, last=False)
+            self._backlogs.move_to_end(subscription, last=False)
+
+    def is_stalled(self, held: HeldQueue) -> bool:
+        """Returns whether messages of a queue wait and no handler or reader will take them."""
+        return False
+
+    def ended(self, subscription: Subscription, taken: tuple[Waiting, ...], *, holds_lines: bool = False) -> None:
+        """Frees the slot of a call, releases the lines of its messages, and starts the next call. ``taken``: its messages.
+        ``holds_lines``: whether the lines wait for ``release``, because messages have no outcome yet."""
+        backlog = self._backlogs[subscription]
+        backlog.running -= 1
+        self.running -= 1
+        if backlog.has_lines and not holds_lines:
+            self._go_on(backlog, taken)
+        self.pump()
+
+    def release(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
+        """Releases the lines of the messages of a call that has ended before."""
+        backlog = self._backlogs[subscription]
+        if backlog.has_lines:
+            self._go_on(backlog, taken)
+            self.pump()
+
+    # -- inside
+
+    def _key_of(self, subscription: Subscription, item: Waiting) -> Hashable | None:
+        """Returns the key of a message's line; None for no line. An error of the user's ``key`` becomes the error of the
+        message's call; no other message waits for that one."""
+        if subscription.order == "queue":
+            return WHOLE_QUEUE
+        key: Hashable | None = None
+        try:
+            key = subscription.key_of(item.message) if subscription.order == "key" else None
+        except Exception as error:  # noqa: BLE001 - a function of the user
+            item.error = error
+        if key is NO_KEY:
+            self.keyless.add(subscription, item.message)
+        return Single() if key is None and subscription.retries_here else key
+
+    def _lines_of(self, held: HeldQueue) -> list[Lines]:
+        return [lines for backlog in self._backlogs.values() if (lines := backlog.lines.get(held)) is not None]
+
+    def _another_waits(self, backlog: Backlog) -> bool:
+        return any(other.turns for other in self._backlogs.values() if other is not backlog)
+
+    def _any_may_begin(self, backlog: Backlog) -> bool:
+        """Returns whether calls of any queue may begin. Removes the turns of the queues before it, whose calls may not:
+        ``look_again`` gives them back.
+
+        Where batches wait until they are full, all queues are looked at, because the one that is due first comes first.
+        """
+        while backlog.turns and not backlog.wait:
+            held = next(iter(backlog.turns))
+            if held.subscription is None or self.may_begin(held):
+                return True
+            del backlog.turns[held]
+        for held in [*backlog.turns]:
+            if held.subscription is not None and not self.may_begin(held):
+                del backlog.turns[held]
+        return bool(backlog.turns)
+
+    def _go_on(self, backlog: Backlog, taken: tuple[Waiting, ...]) -> None:
+        now = machine.monotonic()
+        for held in dict.fromkeys([item.held for item in taken]):
+            lines = backlog.lines.get(held)
+            if lines is None:  # the queue has gone
+                continue
+            for line in lines.ended([item for item in taken if item.held is held], now):
+                self._rests.add(backlog, held, line)
+            backlog.check(held, lines)
+
+    def _rested(self, backlog: Backlog, held: HeldQueue, line: Line) -> None:
+        lines = backlog.lines.get(held)
+        if lines is not None:
+            lines.wake(line)
+            backlog.check(held, lines)
+            self.pump()
+
+    def _wake_at(self, at: float) -> None:
+        if at == self._at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at, self._timer = at, None
+        if at < inf:
+            self._timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._wake, context=Context())
+
+    def _wake(self) -> None:
+        self._at, self._timer = inf, None
+        self.pump()
+
+
+def _always(_: HeldQueue) -> bool:
+    """Returns True: calls of all queues may begin."""
+    return True
+
+
+def _granted() -> bool:
+    """Returns True: threads are granted."""
+    return True
+
+
+def _stored(message: MessageExt) -> int:
+    return message.store_time_ms

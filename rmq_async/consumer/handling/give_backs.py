@@ -1,0 +1,443 @@
+"""The messages that are being given back to brokers, in a buffer for each broker that stores them: a handler's slot, the pulls
+and the messages of other brokers do not wait for a broker that takes none back. A circuit breaker
+keeps a broker that refuses messages from being asked for each one."""
+
+# A broker is asked for AT_ONCE messages at a time. A message that no broker takes is delayed: until it is tried again, or, if this
+# member may handle it again itself, until its next attempt is due. While a broker refuses messages, its circuit breaker bounds how
+# often it is asked; when it takes one again, the delayed messages are given back. The number of messages in a buffer is bounded:
+# at the bound the queues of its broker are not pulled.
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from rmq_protocol.message import MessageExt
+
+from ... import machine
+from ..._backoff import Backoff, pause_after
+from ...health import Problem, ProblemCode
+from ..held_queue import HeldQueue, Waiting
+from ..outcome import Outcome
+from ..subscription import Subscription
+from .decision import DELAYS, Decision, level_of
+
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "CircuitBreaker", "GiveBack", "GiveBacks", "Report", "Requests"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 30.0
+"""Seconds for which a broker is not asked after its first refusal, and at most after many."""
+
+
+class CircuitBreaker:
+    """The refusals of one broker since the last success. ``error``: that of the last one; None after a success. ``failures``:
+    number of those after which the broker was not asked for a while. ``open_until``: monotonic time until which it is not asked.
+    ``refused_at``: monotonic time of the last refusal, ``since``: of the first one.
+    """
+
+    __slots__ = ("_pauses", "error", "failures", "open_until", "refused_at", "since")
+
+    def __init__(self) -> None:
+        self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self.open_until = 0.0
+        self.failures = 0
+        self.error: str | None = None
+        self.refused_at = self.since = 0.0
+
+    def refused(self, error: str, now: float, *, opens: bool) -> float | None:
+        """Notes a refusal. Returns the seconds for which the broker is not asked; None if that is not so, or known already.
+        ``opens``: whether other messages are not to be sent to it either."""
+        if self.error is None:
+            self.since = now
+        self.error, self.refused_at = error, now
+        if now < self.open_until or not opens:
+            return None
+        self.failures += 1
+        pause = self._pauses.next()
+        self.open_until = now + pause
+        return pause
+
+    def succeeded(self) -> None:
+        if self.error is not None:
+            self._pauses.reset()
+            self.open_until, self.failures, self.error = 0.0, 0, None
+
+
+AT_ONCE: Final = 16
+"""Messages of one broker that are given back at a time."""
+MOST_WAITING: Final = 1024
+MOST_SIZE: Final = 32 * 1024 * 1024
+"""Messages of one broker, and bytes of their bodies, from which on its queues are not pulled."""
+GOES_ON_BELOW: Final = 0.75
+"""Share of both from which on they are pulled again."""
+ROUNDS: Final = 3
+"""Attempts to give a message back after which this member handles it again itself."""
+SHOWN_FOR: Final = 60.0
+"""Seconds for which ``health()`` reports a refusal when no message waits any more, unless its broker has taken one back."""
+
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+Report = Callable[[Outcome], None]
+
+
+def _nothing(*_: object) -> None:
+    """Does nothing: the default of the callbacks."""
+
+
+class GiveBack(msgspec.Struct, eq=False):
+    """A message that is being given back. ``topic``: the subscribed one, on the wire. ``cause``: the error of its handler; for a
+    message without a call that ended here, why it is given back. ``report``: called once with its outcome. ``item``,
+    ``subscription``: None for a message that this member cannot handle again.
+
+    ``since``: monotonic time at which it was given back. ``rounds``: attempts to give it back that have failed. ``here_at``:
+    monotonic time of its next attempt at this member; None while that is not decided. ``is_gone``: whether its broker does not
+    store it any more. ``is_last``: whether it is to be a dead letter because its attempts are used up. ``illegal``: the error with
+    which brokers refuse it because of what it is; None if they do not.
+    """
+
+    held: HeldQueue
+    topic: str
+    message: MessageExt
+    decision: Decision
+    cause: BaseException | str
+    report: Report = _nothing
+    item: Waiting | None = None
+    subscription: Subscription | None = None
+    since: float = 0.0
+    rounds: int = 0
+    here_at: float | None = None
+    is_gone: bool = False
+    is_last: bool = False
+    illegal: str | None = None
+    has_ended: bool = False
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether its offset is still its own: its queue was neither moved nor given other messages."""
+        held = self.held
+        return self in held.returning and held.progress.is_open(self.message.queue_offset)
+
+    @property
+    def is_recounted(self) -> bool:
+        """Whether this member has made attempts that its broker's record does not count."""
+        return self.item is not None and self.item.key is None and self.item.held_since is not None
+
+    def level(self, now: float) -> int:
+        """Returns the delay level for its next attempt, 1 to 18."""
+        if self.here_at is not None:
+            return level_of(self.here_at - now)
+        return self.decision.level or min(3 + self.message.reconsume_times, len(DELAYS))
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether this member may handle it again itself: it is no dead letter, and its queue stays here and has it."""
+        return (
+            self.item is not None
+            and self.decision.outcome is Outcome.RETRIED
+            and not (self.is_last or self.is_gone)
+            and self.held.stays
+            and self.has_offset
+        )
+
+
+class Requests(Protocol):
+    """The requests that give messages back. ``breakers``: by broker name. ``retried``: number of messages that have another
+    attempt."""
+
+    breakers: dict[str, CircuitBreaker]
+    retried: int
+
+    def broker_of(self, back: GiveBack) -> str:
+        """Returns the broker that stores the message."""
+
+    def is_wanted(self, back: GiveBack) -> bool:
+        """Returns whether the message is still this member's to give back."""
+
+    async def try_once(self, back: GiveBack) -> Outcome | None:
+        """Gives the message back; returns None if no broker has taken it."""
+
+
+class _Buffer:
+    """The messages of one broker. ``delayed``: a heap by the monotonic time at which each is due."""
+
+    __slots__ = ("at", "broker", "delayed", "in_flight", "ready", "size", "timer")
+
+    def __init__(self, broker: str) -> None:
+        self.broker = broker
+        self.ready: deque[GiveBack] = deque()
+        self.delayed: list[tuple[float, int, GiveBack]] = []
+        self.in_flight: dict[GiveBack, asyncio.Task[None]] = {}
+        self.size = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.at = inf
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.delayed) + len(self.in_flight)
+
+    def __iter__(self) -> Iterator[GiveBack]:
+        yield from [*self.ready]
+        yield from [*self.in_flight]
+        for _, _, back in [*self.delayed]:
+            yield back
+
+
+class GiveBacks:
+    """The buffers of one member.
+
+    ``freed``: called with a message that enters a buffer: it is no longer buffered. ``again``: called with one that is to be
+    handled again here. ``ended``: called with one that has left its buffer, and its outcome. ``has_room``: called with a broker
+    whose queues may be pulled again. ``full``: brokers whose queues are not to be pulled, because their buffers are full.
+    """
+
+    def __init__(self, requests: Requests, spawn: Spawn) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._requests = requests
+        self._spawn = spawn
+        self._buffers: dict[str, _Buffer] = {}
+        self.full: set[str] = set()
+        self._number = count()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.freed: Callable[[GiveBack], None] = _nothing
+        self.again: Callable[[GiveBack], None] = _nothing
+        self.ended: Callable[[GiveBack, Outcome], None] = _nothing
+        self.has_room: Callable[[str], None] = _nothing
+
+    def __len__(self) -> int:
+        """Number of messages in all buffers; from any thread."""
+        return sum(len(buffer) for buffer in [*self._buffers.values()])
+
+    @property
+    def size(self) -> int:
+        """Bytes of their bodies."""
+        return sum(buffer.size for buffer in [*self._buffers.values()])
+
+    def messages(self) -> list[MessageExt]:
+        """Returns all messages; from any thread."""
+        return [back.message for buffer in [*self._buffers.values()] for back in buffer]
+
+    def problems(self) -> list[Problem]:
+        """Returns a problem for each broker that takes no messages back, or not all; from any thread."""
+        found, now = list[Problem](), machine.monotonic()
+        for broker, buffer in [*self._buffers.items()]:
+            breaker, waiting = self._breaker(broker), len(buffer)
+            texts: list[str] = []
+            if breaker is not None and (waiting or now - breaker.refused_at < SHOWN_FOR):
+                since = now - breaker.since
+                texts.append(f"broker {broker} has taken no message back for {since:.0f} s, {waiting} wait: {breaker.error}")
+            illegal = [back for back in buffer if back.illegal is not None]
+            if illegal:
+                one = illegal[0]
+                texts.append(f"{len(illegal)} messages cannot be given back, {one.message.msg_id} is one: {one.illegal}")
+            if broker in self.full:
+                texts.append(f"{waiting} messages of broker {broker} wait, so many that its queues are paused")
+            if texts:
+                found.append(Problem(ProblemCode.NOT_TAKEN_BACK, "; ".join(texts), broker=broker))
+        return found
+
+    def add(self, back: GiveBack) -> None:
+        """Begins to give a message back."""
+        message = back.message
+        self._enter(back)
+        broker = self._requests.broker_of(back)
+        buffer = self._buffers.get(broker)
+        if buffer is None:
+            buffer = self._buffers[broker] = _Buffer(broker)
+        self._empty.clear()
+        buffer.size += len(message.body)
+        buffer.ready.append(back)
+        if len(buffer) >= MOST_WAITING or buffer.size >= MOST_SIZE:
+            if broker not in self.full:
+                logger.warning("%d messages wait to be given back to broker %s: its queues are paused", len(buffer), broker)
+            self.full.add(broker)
+        self._fill(buffer)
+
+    def end_now(self, back: GiveBack, outcome: Outcome) -> None:
+        """Ends a message that no broker needs to take."""
+        self._enter(back)
+        self._end(None, back, outcome)
+
+    def withdraw_delayed(self, held: HeldQueue, until: float) -> None:
+        """Abandons the messages of a queue whose next attempt here is due after ``until`` (monotonic)."""
+        for buffer in self._buffers.values():
+            late = [back for due, _, back in buffer.delayed if back.held is held and back.here_at is not None and due > until]
+            self._remove(buffer, late)
+
+    def abandon(self, held: HeldQueue | None = None) -> None:
+        """Abandons all messages of a queue, or of all queues: they stay unsettled."""
+        for buffer in self._buffers.values():
+            self._remove(buffer, [back for back in buffer if held is None or back.held is held])
+
+    async def until_empty(self) -> None:
+        await self._empty.wait()
+
+    def close(self) -> None:
+        """Abandons all messages, and cancels the timers."""
+        self.abandon()
+        for buffer in self._buffers.values():
+            self._set_timer(buffer, inf)
+
+    # -- inside
+
+    def _breaker(self, broker: str) -> CircuitBreaker | None:
+        """Returns the circuit breaker of a broker whose last answer was a refusal; None for another one."""
+        breaker = self._requests.breakers.get(broker)
+        return None if breaker is None or breaker.error is None else breaker
+
+    def _enter(self, back: GiveBack) -> None:
+        held = back.held
+        back.since = machine.monotonic()
+        if back.item is None or held.running.pop(back.item, None) is not None:  # else the offset is another message's
+            held.returning.add(back)
+        self.freed(back)
+
+    def _fill(self, buffer: _Buffer) -> None:
+        while buffer.ready and len(buffer.in_flight) < AT_ONCE:
+            back = buffer.ready.popleft()
+            buffer.in_flight[back] = self._spawn(f"{back.message.msg_id} back", self._try(buffer, back))
+        self._schedule(buffer)
+
+    async def _try(self, buffer: _Buffer, back: GiveBack) -> None:
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._requests.try_once(back) if self._requests.is_wanted(back) else Outcome.ABANDONED
+        except Exception:
+            logger.exception("message %s was not given back; it is tried again", back.message.msg_id)
+        finally:
+            buffer.in_flight.pop(back, None)
+            if not back.has_ended:
+                self._tried(buffer, back, outcome)
+
+    def _tried(self, buffer: _Buffer, back: GiveBack, outcome: Outcome | None) -> None:
+        if outcome is None and not self._requests.is_wanted(back):
+            outcome = Outcome.ABANDONED
+        if outcome is None:
+            self._delay(buffer, back)
+        else:
+            self._end(buffer, back, outcome)
+            if outcome is not Outcome.ABANDONED:
+                self._retry_delayed(buffer)
+        self._fill(buffer)
+
+    def _delay(self, buffer: _Buffer, back: GiveBack) -> None:
+        """Delays a message that no broker has taken."""
+        back.rounds += 1
+        now, breaker = machine.monotonic(), self._breaker(buffer.broker)
+        if back.may_stay and (back.here_at is not None or max(back.rounds, breaker.failures if breaker else 0) >= ROUNDS):
+            if back.here_at is None:
+                delay = back.decision.delay
+                back.here_at = back.since + (DELAYS[back.level(now) - 1] if delay is None else delay)
+                back.report(Outcome.RETRIED)
+            due = back.here_at
+        else:
+            due = now + pause_after(back.rounds, FIRST_PAUSE, LONGEST_PAUSE, machine.random.random())
+        heappush(buffer.delayed, (due, next(self._number), back))
+
+    def _retry_delayed(self, buffer: _Buffer) -> None:
+        """Gives the messages back that are delayed, if their broker takes messages back again: not those that are due here in a
+        second, nor those that it refuses because of what they are."""
+        if not buffer.delayed or self._breaker(buffer.broker) is not None:
+            return
+        soon = machine.monotonic() + DELAYS[0]
+        left: list[tuple[float, int, GiveBack]] = []
+        for entry in buffer.delayed:
+            due, _, back = entry
+            if back.illegal is not None or (back.here_at is not None and due <= soon):
+                left.append(entry)
+            else:
+                buffer.ready.append(back)
+        buffer.delayed = left
+        heapify(buffer.delayed)
+
+    def _schedule(self, buffer: _Buffer) -> None:
+        """Sets the timer of a buffer: for the next message that is due, and for the next question to a broker that refuses."""
+        at = buffer.delayed[0][0] if buffer.delayed else inf
+        breaker = self._breaker(buffer.broker)
+        if buffer.delayed and breaker is not None and not (buffer.ready or buffer.in_flight):
+            at = min(at, max(breaker.open_until, machine.monotonic() + FIRST_PAUSE))
+        self._set_timer(buffer, at)
+
+    def _set_timer(self, buffer: _Buffer, at: float) -> None:
+        if at == buffer.at:
+            return
+        if buffer.timer is not None:
+            buffer.timer.cancel()
+        buffer.at, buffer.timer = at, None
+        if at < inf:
+            buffer.timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._on_timer, buffer, context=Context())
+
+    def _on_timer(self, buffer: _Buffer) -> None:
+        buffer.at, buffer.timer = inf, None
+        now = machine.monotonic()
+        while buffer.delayed and buffer.delayed[0][0] <= now:
+            back = heappop(buffer.delayed)[2]
+            if back.here_at is None or not back.may_stay:
+                buffer.ready.append(back)
+            else:
+                self._repeat(buffer, back)
+        breaker = self._breaker(buffer.broker)
+        if breaker is not None and breaker.open_until <= now and buffer.delayed and not (buffer.ready or buffer.in_flight):
+            latest = max(buffer.delayed)  # the one that gains most if its broker takes it
+            buffer.delayed.remove(latest)
+            heapify(buffer.delayed)
+            buffer.ready.append(latest[2])
+        self._fill(buffer)
+
+    def _repeat(self, buffer: _Buffer, back: GiveBack) -> None:
+        """Has a message handled again at this member."""
+        item = back.item
+        assert item is not None
+        item.attempt += 1
+        item.message = msgspec.structs.replace(item.message, reconsume_times=item.attempt - 1)
+        if item.held_since is None:
+            item.held_since = machine.monotonic()
+        self._requests.retried += 1
+        self._leave(buffer, back)
+        self.again(back)
+
+    def _remove(self, buffer: _Buffer, gone: list[GiveBack]) -> None:
+        if not gone:
+            return
+        found = set(gone)
+        buffer.ready = deque([back for back in buffer.ready if back not in found])
+        buffer.delayed = [entry for entry in buffer.delayed if entry[2] not in found]
+        heapify(buffer.delayed)
+        for back in gone:
+            if (task := buffer.in_flight.pop(back, None)) is not None:
+                task.cancel()
+            self._end(buffer, back, Outcome.ABANDONED)
+        self._fill(buffer)
+
+    def _end(self, buffer: _Buffer | None, back: GiveBack, outcome: Outcome) -> None:
+        if outcome is not Outcome.ABANDONED and back.has_offset:
+            back.held.progress.settle(back.message.queue_offset)
+        self._leave(buffer, back)
+        self.ended(back, outcome)
+        if back.here_at is None:
+            back.report(outcome)
+
+    def _leave(self, buffer: _Buffer | None, back: GiveBack) -> None:
+        """Notes that a message has left its buffer; None for one that was in none."""
+        held = back.held
+        back.has_ended = True
+        held.returning.discard(back)
+        held.changed.set()
+        if buffer is None:
+            return
+        buffer.size -= len(back.message.body)
+        is_low = len(buffer) < GOES_ON_BELOW * MOST_WAITING and buffer.size < GOES_ON_BELOW * MOST_SIZE
+        if is_low and buffer.broker in self.full:
+            self.full.discard(buffer.broker)
+            self.has_room(buffer.broker)
+        if not any(self._buffers.values()):
+            self._empty.set()

@@ -1,0 +1,65 @@
+"""The users' hooks around the calls of handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from ...hooks import defining
+from ...tracebacks import without_frames
+from ...transport import report
+from ..delivery import Delivery
+
+__all__ = ["CallHooks"]
+
+_Method = Callable[[Delivery], object]
+
+
+class CallHooks:
+    """Calls ``before_consume`` and ``after_consume`` of the hooks, in the order of the hooks.
+
+    They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. Their errors
+    go to the loop's exception handler: of each method the first, second, fourth, eighth ... error. KeyboardInterrupt,
+    SystemExit and the like leave the loop instead, each time.
+    """
+
+    __slots__ = ("_after", "_before", "_errors")
+
+    def __init__(self, hooks: Iterable[Any]) -> None:
+        found = tuple(hooks)
+        self._before: tuple[_Method, ...] = defining(found, "before_consume")
+        self._after: tuple[_Method, ...] = defining(found, "after_consume")
+        self._errors: dict[_Method, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._before or self._after)
+
+    def begin(self, delivery: Delivery) -> None:
+        for before in self._before:
+            try:
+                before(delivery)
+            except BaseException as error:  # noqa: BLE001 - reported; the message is handled all the same
+                self._report(before, error)
+
+    def end(self, delivery: Delivery, error: BaseException | None, frames: TracebackType | None) -> None:
+        """Calls the hooks after a handler.
+
+        ``error``: the error of the call; None without one. ``frames``: the traceback that it had when the handler ended; hooks
+        see both, and the delivery does not keep the frames.
+        """
+        if error is not None:
+            delivery.error = error.with_traceback(frames)
+        for after in self._after:
+            try:
+                after(delivery)
+            except BaseException as raised:  # noqa: BLE001 - reported; the outcome stays
+                self._report(after, raised)
+        if error is not None:
+            delivery.error = without_frames(error)
+
+    def _report(self, method: _Method, error: BaseException) -> None:
+        count = self._errors[method] = self._errors.get(method, 0) + 1
+        if count & (count - 1) == 0 or not isinstance(error, Exception | asyncio.CancelledError):
+            report(f"hook {method!r} raised" if count == 1 else f"hook {method!r} raised, {count} times so far", error)

@@ -1,0 +1,304 @@
+"""Ordered messages: which of one queue may begin a call of one handler. Messages with the same key form a line; a line rests while
+its first message waits for another attempt. One heap and one timer serve all lines that rest. The first message without a key is
+logged.
+"""
+
+# The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks
+# its line until it is due. A message without a line begins in its turn. ``add`` and ``wake`` take constant time.
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextvars import Context
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from rmq_protocol.message import MessageExt
+
+from ... import machine
+from ..held_queue import HeldQueue, Waiting
+from ..subscription import Subscription
+
+__all__ = ["Keyless", "KeylessMessages", "Line", "Lines", "Rests"]
+
+logger = logging.getLogger(__name__)
+
+NAMED_FOR: Final = 600.0
+"""Seconds for which ``health()`` names a subscription after a message without a key."""
+HOW: Final = (
+    "send with Message(sharding_key=...), because key= of a send chooses the queue and writes no key, or give the subscription a "
+    "function key= that returns the key of a message, or None for one that needs no order"
+)
+
+
+class Keyless(NamedTuple):
+    """The newest message without a key of a subscription. ``at``: monotonic time at which it was pulled."""
+
+    message: MessageExt
+    at: float
+
+
+class KeylessMessages:
+    """The newest message without a key of each subscription that has had one."""
+
+    def __init__(self) -> None:
+        self._newest: dict[Subscription, Keyless] = {}
+
+    def add(self, subscription: Subscription, message: MessageExt) -> None:
+        if subscription not in self._newest:
+            logger.warning(
+                'message %s of %s at offset %d has no key, and its subscription has order="key": the messages of a queue without '
+                "a key are handled one at a time; %s",
+                message.msg_id,
+                message.queue,
+                message.queue_offset,
+                HOW,
+            )
+        self._newest[subscription] = Keyless(message, machine.monotonic())
+
+    def recent(self) -> dict[Subscription, Keyless]:
+        """Returns the subscriptions with such a message in the last NAMED_FOR seconds; may be called from any thread."""
+        since = machine.monotonic() - NAMED_FOR
+        return {subscription: each for subscription, each in [*self._newest.items()] if each.at > since}
+
+
+class Line:
+    """Messages with the same key. ``items``: by offset, those that wait behind one that is ready or in a call, or all of them while
+    the line rests. ``rests_until``: time of the next attempt of the first one; None unless the line rests."""
+
+    __slots__ = ("again", "items", "key", "rests_until")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.items: deque[Waiting] = deque()
+        self.again: list[Waiting] = []
+        """Messages of the call under way that are to be handled again."""
+        self.rests_until: float | None = None
+
+
+class Lines:
+    """The messages of one queue that wait for one handler, in lines by key.
+
+    ``ready``: messages that may begin, in turn; the line of one that is removed waits until ``ended``. ``by_key``: lines with a
+    message that waits or is in a call. Times are of one clock, which the caller reads.
+    """
+
+    __slots__ = ("_behind", "by_key", "ready")
+
+    def __init__(self) -> None:
+        self.ready: deque[Waiting] = deque()
+        self.by_key: dict[Hashable, Line] = {}
+        self._behind = 0
+        """Number of messages that wait and are not ready."""
+
+    def __len__(self) -> int:
+        """Number of messages that wait."""
+        return len(self.ready) + self._behind
+
+    def __bool__(self) -> bool:
+        """Returns whether a message waits, or one with a line is in a call."""
+        return bool(self.ready or self.by_key)
+
+    def waiting(self) -> list[Waiting]:
+        """Returns the messages that wait, in no order; may be called from any thread."""
+        found = [*self.ready]
+        for line in [*self.by_key.values()]:
+            found += line.items
+            found += line.again
+        return found
+
+    def resting(self) -> list[Line]:
+        """Returns the lines that wait until a message is due; may be called from any thread."""
+        return [line for line in [*self.by_key.values()] if line.rests_until is not None]
+
+    def add(self, item: Waiting, key: Hashable | None) -> None:
+        """Adds a message behind all others of its key. ``key``: None for a message without a line."""
+        if key is None:
+            self.ready.append(item)
+            return
+        item.key = key
+        line = self.by_key.get(key)
+        if line is not None:
+            line.items.append(item)
+            self._behind += 1
+            return
+        self.by_key[key] = Line(key)
+        self.ready.append(item)
+
+    def add_unordered(self, items: Sequence[Waiting]) -> None:
+        """Adds messages without a line."""
+        self.ready.extend(items)
+
+    def take_ready(self, count: int) -> list[Waiting]:
+        """Removes and returns up to ``count`` ready messages; their lines wait until ``ended``."""
+        return [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
+
+    def take_behind(self, item: Waiting, count: int, now: float) -> list[Waiting]:
+        """Removes and returns up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in
+        the same call."""
+        taken: list[Waiting] = []
+        if item.key is not None:
+            behind = self.by_key[item.key].items
+            while behind and len(taken) < count and behind[0].due <= now:
+                taken.append(behind.popleft())
+        self._behind -= len(taken)
+        return taken
+
+    def put_back(self, item: Waiting) -> None:
+        """Takes back a message of a call, to be handled again. It waits in its line until ``ended``; without a line it is ready at
+        once, before the messages with higher offsets."""
+        if item.key is not None:
+            self.by_key[item.key].again.append(item)
+            self._behind += 1
+            return
+        ready, offset, place = self.ready, item.message.queue_offset, 0
+        while place < len(ready) and ready[place].message.queue_offset < offset:
+            place += 1
+        ready.insert(place, item)
+
+    def ended(self, items: Iterable[Waiting], now: float) -> list[Line]:
+        """Ends a call with ``items``: their lines continue. Returns the lines that rest now."""
+        resting = []
+        for key in dict.fromkeys([item.key for item in items if item.key is not None]):
+            line = self.by_key[key]
+            if line.again:
+                line.again.sort(key=_offset)
+                line.items.extendleft(reversed(line.again))
+                line.again.clear()
+            if not line.items:
+                del self.by_key[key]
+            elif (due := line.items[0].due) > now:
+                line.rests_until = due
+                resting.append(line)
+            else:
+                self.ready.append(line.items.popleft())
+                self._behind -= 1
+        return resting
+
+    def wake(self, line: Line) -> None:
+        """Ends the rest of a line: its first message begins before others that are ready."""
+        line.rests_until = None
+        self.ready.appendleft(line.items.popleft())
+        self._behind -= 1
+
+    def drop(self, above: int, *, failed: bool = False) -> list[Waiting]:
+        """Removes messages that wait, with offsets above ``above``, and returns them.
+
+        ``failed``: also those that wait for another attempt. Of each line only the last messages are removed, so that the order
+        holds when they are added again.
+        """
+
+        def may_go(item: Waiting) -> bool:
+            return item.message.queue_offset > above and (failed or item.held_since is None)
+
+        dropped = [item for item in self.ready if item.key is None and may_go(item)]
+        heads = {item.key: item for item in self.ready if item.key is not None}
+        for line in [*self.by_key.values()]:
+            dropped += self._drop_last(line, heads.get(line.key), may_go)
+        gone = set(dropped)
+        self.ready = deque([item for item in self.ready if item not in gone])
+        self._behind = sum(len(line.items) + len(line.again) for line in self.by_key.values())
+        return dropped
+
+    def _drop_last(self, line: Line, head: Waiting | None, may_go: Callable[[Waiting], bool]) -> list[Waiting]:
+        """Removes the last messages of a line, as many as may go. ``head``: the one that is ready."""
+        dropped: list[Waiting] = []
+        while line.items and may_go(line.items[-1]):
+            dropped.append(line.items.pop())
+        if line.items:
+            return dropped
+        dropped += filter(may_go, line.again)
+        line.again = [item for item in line.again if not may_go(item)]
+        if head is not None and may_go(head):
+            dropped.append(head)
+            del self.by_key[line.key]
+        elif line.rests_until is not None:
+            line.rests_until = None
+            del self.by_key[line.key]
+        return dropped
+
+    def remove(self, items: Collection[Waiting]) -> list[Waiting]:
+        """Removes those of ``items``, messages without a line, that wait, and returns them."""
+        removed = [item for item in self.ready if item in items]
+        self.ready = deque([item for item in self.ready if item not in items])
+        return removed
+
+    def drop_line(self, line: Line) -> list[Waiting]:
+        """Removes a line that rests, and returns its messages."""
+        dropped = [*line.items]
+        line.items.clear()
+        line.rests_until = None
+        del self.by_key[line.key]
+        self._behind -= len(dropped)
+        return dropped
+
+
+def _offset(item: Waiting) -> int:
+    return item.message.queue_offset
+
+
+B = TypeVar("B")
+MIN_COMPACTED: Final = 64
+"""Number of entries up to which the heap is not compacted."""
+
+
+class Rests(Generic[B]):
+    """The lines that wait until their first message is handled again.
+
+    ``rested``: called with the arguments of ``add`` when the line is due, unless the line was dropped.
+    """
+
+    __slots__ = ("_at", "_compacted_at", "_count", "_entries", "_loop", "_rested", "_timer")
+
+    def __init__(self, rested: Callable[[B, HeldQueue, Line], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rested = rested
+        self._entries: list[tuple[float, int, B, HeldQueue, Line]] = []
+        """A heap. The number keeps lines from being compared. A line that was dropped leaves its entry behind."""
+        self._count = 0
+        self._compacted_at = MIN_COMPACTED
+        self._at = inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Number of entries, including those of dropped lines that are not due yet."""
+        return len(self._entries)
+
+    def add(self, backlog: B, held: HeldQueue, line: Line) -> None:
+        """Watches a line that rests."""
+        due = line.rests_until
+        assert due is not None
+        self._count += 1
+        heappush(self._entries, (due, self._count, backlog, held, line))
+        if len(self._entries) > self._compacted_at:
+            self._entries = [entry for entry in self._entries if entry[4].rests_until == entry[0]]
+            heapify(self._entries)
+            self._compacted_at = max(MIN_COMPACTED, 2 * len(self._entries))
+        if due < self._at:
+            self._arm(due)
+
+    def close(self) -> None:
+        self._entries.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at = at
+        self._timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._due, context=Context())
+
+    def _due(self) -> None:
+        self._timer, self._at = None, inf
+        now = machine.monotonic()
+        while self._entries and self._entries[0][0] <= now:
+            due, _, backlog, held, line = heappop(self._entries)
+            if line.rests_until == due:
+                self._rested(backlog, held, line)
+        if self._entries and self._timer is None:
+            self._arm(self._entries[0][0])

@@ -1,0 +1,307 @@
+"""Carries out the decisions about messages whose handlers have failed: asks brokers to take them back, or to store a copy. What the
+failure of such a request means for the message is a Refusal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from typing import Final
+
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.errors import RemoteProtocolError
+from rmq_protocol.message import MessageExt
+
+from ... import machine
+from ..._functions import error_text
+from ..._text import printable
+from ...broker_answers import is_unreplicated
+from ...client import ClientInstance, broker_of_message, brokers_of, is_silent, retry_brokers, send_back, send_copy
+from ...errors import (
+    AuthenticationError,
+    BrokerError,
+    ConnectionLostError,
+    FlowControlError,
+    MessageIllegalError,
+    PermissionDeniedError,
+    RequestTimeoutError,
+    RocketMQError,
+    SystemBusyError,
+)
+from ..group import GroupLimits
+from ..held_queue import HeldQueue, Waiting
+from ..outcome import Outcome
+from ..subscription import Subscription
+from .decision import DEAD, IN_PLACE_LIMIT, Decision
+from .give_backs import CircuitBreaker, GiveBack, GiveBacks, Report
+
+__all__ = ["Outcomes", "Refusal", "refusal_of", "shown_message"]
+
+logger = logging.getLogger(__name__)
+
+
+class Refusal(Enum):
+    """What a failed request to give a message back means.
+
+    ``STORED``: the broker has stored the copy, but not flushed or replicated it in time, which a send counts as stored too.
+    ``UNSURE``: it may have stored the copy: there was no answer in time, or none that says so. ``CUT``: the connection was lost,
+    which says little about the broker; it may have stored the copy if the request was written. ``BUSY``: it takes messages back
+    again soon. ``UNABLE``: it takes no message back for the time being; another broker may. ``FORBIDDEN``: this client may not give
+    messages of the group back, whichever broker it asks. ``ILLEGAL``: this message cannot be stored again, as with properties
+    that are too long now. ``GONE``: the broker does not store the message any more.
+    """
+
+    STORED = "stored"
+    UNSURE = "unsure"
+    CUT = "cut"
+    BUSY = "busy"
+    UNABLE = "unable"
+    FORBIDDEN = "forbidden"
+    ILLEGAL = "illegal"
+    GONE = "gone"
+
+
+_GONE: Final = "look message by offset failed"
+"""Part of the remark to 36 for a message that is not stored (``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
+_STATUS: Final = {
+    "FLUSH_DISK_TIMEOUT": Refusal.STORED,
+    "FLUSH_SLAVE_TIMEOUT": Refusal.STORED,
+    "SLAVE_NOT_AVAILABLE": Refusal.STORED,
+    "IN_SYNC_REPLICAS_NOT_ENOUGH": Refusal.UNSURE,
+    "putMessageResult is null": Refusal.UNSURE,
+    "OS_PAGE_CACHE_BUSY": Refusal.BUSY,
+    "MESSAGE_ILLEGAL": Refusal.ILLEGAL,
+    "PROPERTIES_SIZE_EXCEEDED": Refusal.ILLEGAL,
+}
+"""Remarks to 36 with code 1: the name of the store's PutMessageStatus. A status that is not here means UNABLE, such as
+SERVICE_NOT_AVAILABLE, a full disk's, and CREATE_MAPPED_FILE_FAILED."""
+
+
+def refusal_of(error: RocketMQError) -> Refusal:
+    """Returns the meaning of the error of a request."""
+    if isinstance(error, AuthenticationError | PermissionDeniedError):
+        return Refusal.FORBIDDEN
+    if isinstance(error, SystemBusyError | FlowControlError):
+        return Refusal.BUSY
+    if isinstance(error, MessageIllegalError):
+        return Refusal.ILLEGAL
+    if isinstance(error, BrokerError):
+        remark = error.remark or ""
+        if error.code != 1:
+            return Refusal.UNABLE
+        if _GONE in remark:
+            return Refusal.GONE
+        if is_unreplicated(error.code, remark):
+            return Refusal.UNSURE
+        return _STATUS.get(remark, Refusal.UNABLE)
+    if isinstance(error, ConnectionLostError):
+        return Refusal.CUT
+    if isinstance(error, RequestTimeoutError):
+        return Refusal.UNSURE if error.maybe_stored else Refusal.UNABLE
+    return Refusal.UNSURE if isinstance(error, RemoteProtocolError) else Refusal.UNABLE
+
+
+PATIENCE: Final = 2
+"""Attempts at a broker that is busy, or whose connection was lost, before others are asked."""
+_PASSING: Final = (Refusal.BUSY, Refusal.CUT)
+"""Refusals that end by themselves, as far as is known."""
+_ELSEWHERE: Final = (*_PASSING, Refusal.UNSURE, Refusal.UNABLE)
+"""Refusals after which another broker may store a copy."""
+
+
+class Outcomes:
+    """Carries out decisions about messages.
+
+    ``group``: on the wire. ``is_locked``: whether members hold locks under the group's own name: brokers from 5.1.4 on then
+    dead-letter each copy, so none is sent for another attempt. ``retried``, ``dead_lettered``: numbers of messages that brokers
+    have accepted for another attempt, or as dead letters; ``retried`` includes attempts that this member repeats itself.
+    ``unsure``: number of requests without an answer, whose messages may be delivered twice. ``given_up``: words of the log for a
+    message after its last attempt. ``breakers``, ``copy_breakers``: by broker name, for the messages of the broker itself and for
+    copies of others. ``stored``: returns whether a message is where it was read; raises the errors of the requests.
+    """
+
+    given_up = "dead-lettered"
+
+    def __init__(self, instance: ClientInstance, group: str, *, is_locked: bool = False) -> None:
+        self._instance = instance
+        self._group = group
+        self._is_locked = is_locked
+        self.retried = 0
+        self.dead_lettered = 0
+        self.unsure = 0
+        self.breakers: dict[str, CircuitBreaker] = {}
+        self.copy_breakers: dict[str, CircuitBreaker] = {}
+        self.limits = GroupLimits(instance, group)
+        self.give_backs: GiveBacks
+        self.stored: Callable[[GiveBack], Awaitable[bool]] = _stored
+
+    def settle(
+        self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
+    ) -> None:
+        """Begins to carry out a decision for a message whose handler has failed with ``cause``. ``report``: called with its
+        outcome, during the call or later: ABANDONED if its queue leaves this member before a broker has accepted the message."""
+        topic = self._instance.names.wire(subscription.topic)
+        self.give_backs.add(GiveBack(item.held, topic, item.message, decision, cause, report, item, subscription))
+
+    def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
+        """Begins to give back a message that this member does not handle. ``topic``: the one that was subscribed to. ``cause``:
+        why, for the log."""
+        wire_topic = self._instance.names.wire(topic)
+        self.give_backs.add(GiveBack(held, wire_topic, message, Decision(Outcome.RETRIED), cause))
+
+    def log_given_up(self, topic: str, message: MessageExt, attempt: int, by: str, reason: str) -> None:
+        """Logs that a message gets no further attempt after number ``attempt``. ``by``: what made that."""
+        logger.error("%s: %s, attempt %d%s: %s", self.given_up, shown_message(topic, message), attempt, by, reason)
+
+    def broker_of(self, back: GiveBack) -> str:
+        return broker_of_message(self._instance, back.topic, back.message)
+
+    def is_wanted(self, back: GiveBack) -> bool:
+        return back.held.is_owned
+
+    async def try_once(self, back: GiveBack) -> Outcome | None:
+        """Asks the broker that stores a message to take it back, unless that has refused lately, and then others to store a
+        copy. Returns None if none has done so."""
+        origin = self.broker_of(back)
+        if self._may_ask(origin, self.breakers):
+            refusal = await self._ask(origin, back)
+            if isinstance(refusal, Outcome):
+                return refusal
+            if refusal is Refusal.GONE:
+                back.is_gone = True
+                refusal = await self._ask(origin, back)
+                if isinstance(refusal, Outcome):
+                    return refusal
+            if refusal not in _ELSEWHERE or (refusal in _PASSING and back.rounds < PATIENCE):
+                return None
+        elif back.decision.outcome is Outcome.RETRIED:
+            await self._look_at_limit(origin, back)
+        for broker in await self._others(origin, back):
+            if not self.is_wanted(back):
+                break
+            if isinstance(outcome := await self._ask(broker, back, copy=True), Outcome):
+                return outcome
+        return None
+
+    async def _others(self, origin: str, back: GiveBack) -> list[str]:
+        """Returns the brokers that may store a copy, in the order in which they are asked."""
+        if self._is_locked and not self._is_dead(back):
+            return []
+        names = await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
+        found = [name for name in names if name != origin and self._may_ask(name, self.copy_breakers)]
+        machine.random.shuffle(found)
+        known, _ = brokers_of(self._instance)
+        return sorted(found, key=lambda name: name in known and not known[name].reachable)
+
+    async def _ask(self, broker: str, back: GiveBack, *, copy: bool = False) -> Outcome | Refusal:
+        """Asks one broker. ``copy``: whether it gets a copy; its own broker gets one too where it has not, or not any more, the
+        message that it would copy, or would count the attempts wrongly."""
+        instance, group, decision = self._instance, self._group, back.decision
+        breakers = self.copy_breakers if copy else self.breakers
+        try:
+            limit = await self._look_at_limit(broker, back)
+            if not copy:
+                copy = await self._needs_copy(broker, back)
+            dead = self._is_dead(back)
+            if copy:
+                level = 0 if dead else back.level(machine.monotonic())
+                await send_copy(instance, group, back.topic, back.message, broker=broker, level=level, max_times=limit)
+            else:
+                level = DEAD if back.is_recounted and dead else self._level_of(back)
+                await send_back(instance, group, back.topic, back.message, level=level, max_times=decision.max_times)
+        except RocketMQError as error:
+            refusal = refusal_of(error)
+            if refusal is not Refusal.STORED:
+                self._note(broker, back, refusal, error, breakers)
+                return refusal
+        if (breaker := breakers.get(broker)) is not None:
+            breaker.succeeded()
+        if dead:
+            self.dead_lettered += 1
+            if decision.outcome is Outcome.RETRIED:  # else the log has it
+                self._log_last(back)
+            return Outcome.DEAD_LETTERED
+        self.retried += 1
+        return Outcome.RETRIED
+
+    def _level_of(self, back: GiveBack) -> int:
+        return back.decision.level if back.here_at is None else back.level(machine.monotonic())
+
+    async def _needs_copy(self, broker: str, back: GiveBack) -> bool:
+        """Returns whether the message's own broker is to get a copy. A broker finds the message by its place in the commit log: in
+        an older store that may be another message's."""
+        if back.is_gone:
+            return True
+        if not await self.stored(back):
+            back.is_gone = self._is_locked
+            return True
+        if self._is_locked or not back.is_recounted or self._is_dead(back):
+            return False
+        return broker in await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
+
+    async def _look_at_limit(self, broker: str, back: GiveBack) -> int:
+        """Returns the number of attempts after the first one, by the decision or else by the group's ``retryMaxTimes``, and notes
+        whether a message has used them up, so that it becomes a dead letter."""
+        decision, limit = back.decision, back.decision.max_times
+        if decision.outcome is not Outcome.RETRIED:
+            return IN_PLACE_LIMIT if limit is None else limit
+        if limit is None:
+            topic = back.topic if broker == self.broker_of(back) else RETRY_TOPIC_PREFIX + self._group
+            limit = await self.limits.of(broker, topic)
+            back.is_last = limit is not None and back.message.reconsume_times >= limit
+        return IN_PLACE_LIMIT if limit is None else limit
+
+    def _is_dead(self, back: GiveBack) -> bool:
+        return back.decision.outcome is Outcome.DEAD_LETTERED or back.is_last or back.is_gone
+
+    def _log_last(self, back: GiveBack) -> None:
+        """Logs a message that was to have another attempt, and is a dead letter by the group's limit or since it is not stored any
+        more."""
+        message, cause = back.message, back.cause
+        attempt = message.reconsume_times + 1 if back.item is None else back.item.attempt
+        by = "" if back.subscription is None else f", by handler {back.subscription.name}"
+        topic = self._instance.names.shown(back.topic) if back.subscription is None else back.subscription.topic
+        self.log_given_up(topic, message, attempt, by, cause if isinstance(cause, str) else error_text(cause))
+
+    def _may_ask(self, broker: str, breakers: Mapping[str, CircuitBreaker]) -> bool:
+        """Returns whether a broker is to be asked: it has not refused lately, and is not silent, which other requests than these
+        find out."""
+        breaker = breakers.get(broker)
+        return (breaker is None or breaker.open_until <= machine.monotonic()) and not is_silent(self._instance, broker)
+
+    def _note(
+        self, broker: str, back: GiveBack, refusal: Refusal, error: RocketMQError, breakers: dict[str, CircuitBreaker]
+    ) -> None:
+        """Notes and logs that a broker has not taken a message, or a copy of it."""
+        text, message = printable(error, 500), back.message
+        if refusal is Refusal.UNSURE or (isinstance(error, ConnectionLostError) and error.maybe_stored):
+            self.unsure += 1
+        if refusal is Refusal.GONE:
+            logger.error(
+                "message %s is no longer stored, a copy is dead-lettered; let brokers keep messages for longer "
+                "(fileReservedTime): %s",
+                message.msg_id,
+                text,
+            )
+            return
+        if refusal is Refusal.ILLEGAL:
+            if back.illegal is None:
+                logger.warning("message %s cannot be given back: %s", message.msg_id, text)
+            back.illegal = text
+            return
+        opens = refusal not in _PASSING or back.rounds >= PATIENCE
+        pause = breakers.setdefault(broker, CircuitBreaker()).refused(text, machine.monotonic(), opens=opens)
+        if pause is not None:
+            logger.warning(
+                "message %s was not taken by broker %s, which is asked again in %.1f s: %s", message.msg_id, broker, pause, text
+            )
+
+
+async def _stored(_: GiveBack) -> bool:
+    """Returns True: brokers store what was read from them."""
+    return True
+
+
+def shown_message(topic: str, message: MessageExt) -> str:
+    return f"message {message.msg_id} of {topic} ({message.queue}, offset {message.queue_offset})"

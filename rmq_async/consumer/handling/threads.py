@@ -1,0 +1,117 @@
+"""The threads of a consumer for plain functions. Without a free one no call begins: the messages wait, and no attempt counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from ... import machine
+from ..._backoff import Backoff
+from ..._threads import FreeThread, ThreadPool, what_to_do
+from ...health import Problem, ProblemCode
+from ..delivery import Delivery
+
+__all__ = ["HandlerThreads"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 1.0
+"""Seconds between two attempts to start a thread, while threads are refused."""
+LOOK_EVERY: Final = 0.1
+"""Seconds between two looks for a free thread, while calls that were cut off run on in all of them."""
+
+
+class HandlerThreads:
+    """Up to ``concurrency`` threads, kept until ``close``. ``again``: called when calls that have waited for a thread may begin."""
+
+    def __init__(self, concurrency: int, again: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPool(concurrency, "rmq_async handler", is_awaited=True)
+        self._again = again
+        self._next: FreeThread | None = None
+        """The thread of the next call."""
+        self._kept: dict[Delivery, FreeThread] = {}
+        """The threads of calls that have not reached them."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._refused_since: float | None = None
+        """Monotonic time since which the machine refuses threads; None while it grants them."""
+
+    @property
+    def problem(self) -> Problem | None:
+        """The problem that threads are refused. From any thread."""
+        since, refused = self._refused_since, self._pool.refused
+        if since is None or refused is None:
+            return None
+        return Problem(ProblemCode.NO_THREADS, f"for {machine.monotonic() - since:.0f} s {self._text(refused)}")
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether no plain function can be called at all. From any thread."""
+        return self._refused_since is not None and not self._pool.count
+
+    def has_next(self) -> bool:
+        """Keeps a thread for the next call. Returns False without one: ``again`` is called when there is one."""
+        if self._next is None:
+            self._next = self._pool.reserve(start=self._timer is None)
+            if self._next is None:
+                self._wait()
+        return self._next is not None
+
+    def take(self, delivery: Delivery) -> None:
+        """Gives a call the thread that ``has_next`` has kept."""
+        if self._next is not None:
+            self._kept[delivery], self._next = self._next, None
+
+    def ended(self, delivery: Delivery) -> None:
+        """Gives back the thread of a call that has not reached it."""
+        if (thread := self._kept.pop(delivery, None)) is not None:
+            thread.release()
+
+    def of(self, delivery: Delivery) -> FreeThread | ThreadPool:
+        """Returns the thread of a call; all of them for a call that did not ``take`` one."""
+        return self._kept.pop(delivery, None) or self._pool
+
+    def close(self) -> None:
+        """Ends the threads; functions that run do so to their end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._next = None
+        self._refused_since = None
+        self._pool.close()
+
+    # -- inside
+
+    def _wait(self) -> None:
+        """Waits for a thread, after an attempt to get one."""
+        if self._timer is not None:
+            return
+        pause = LOOK_EVERY
+        refused = self._pool.refused
+        if refused is not None:
+            pause = self._backoff.next()
+            if self._refused_since is None:
+                self._refused_since = machine.monotonic()
+                logger.warning("%s", self._text(refused))
+        self._timer = self._loop.call_later(pause, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._refused_since is not None:
+            if not self._pool.start_one():
+                self._wait()
+                return
+            logger.info(
+                "threads are granted again, after %.1f s: plain handlers are called", machine.monotonic() - self._refused_since
+            )
+            self._refused_since = None
+            self._backoff.reset()
+        self._again()
+
+    def _text(self, refused: str) -> str:
+        count = self._pool.count
+        what = f"plain handlers have {count} of {self._pool.most} threads" if count else "plain handlers cannot be called"
+        return f"no new thread can be started ({refused}): {what}, and their messages wait; {what_to_do(refused)}"

@@ -1,0 +1,131 @@
+"""Carries out the outcomes of popped messages: acknowledgement, delivery after a delay, or dead letter. This member decides
+them.
+
+A broker counts attempts of popped messages, but does not limit them, lengthens no delays, and makes no dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from rmq_protocol.pop import real_topic
+
+from ... import machine
+from ...client import ClientInstance
+from ..config import Retry
+from ..delivery import Delivery
+from ..handling import DEAD, Decision, GiveBack, Outcomes, Report, SettledLog, Settling
+from ..held_queue import HeldQueue, Waiting
+from ..outcome import Outcome
+from ..subscription import Subscription
+from .acks import Lease
+from .core import PopCore
+
+__all__ = ["USUAL_LIMIT", "PopOutcomes", "PopSettling", "delay_after"]
+
+USUAL_LIMIT: Final = 16
+"""``retryMaxTimes`` of a group that has no other."""
+DELAYS: Final = (
+    10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0,
+)  # fmt: skip
+"""Seconds before the second, third, ... attempt, the last one repeated: those of Java's push consumer when it pops."""
+
+
+def delay_after(attempt: int) -> float:
+    """Returns the seconds after attempt number ``attempt`` (1 is the first one) until the next attempt, if no setting
+    determines them."""
+    return DELAYS[min(max(attempt, 1), len(DELAYS)) - 1]
+
+
+class PopOutcomes(Outcomes):
+    """Carries out decisions about popped messages. ``group``: name of the group on the wire."""
+
+    def __init__(self, instance: ClientInstance, group: str, core: PopCore) -> None:
+        super().__init__(instance, group)
+        self._core = core
+
+    def settle(
+        self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
+    ) -> None:
+        """Begins to give a message back or to store it as a dead letter, as decided. A message that is given back is RETRIED even
+        if the broker does not confirm it: it is delivered again in any case."""
+        assert isinstance(item, Lease)
+        self._begin(subscription, item, decision, cause, report)
+
+    def dead_letter(self, subscription: Subscription, lease: Lease, report: Report) -> None:
+        """Begins to store a copy as a dead letter, and to acknowledge the message after that. If only the acknowledgement
+        fails, there may be two copies. The message is ABANDONED if its lease ends before."""
+        self._begin(subscription, lease, Decision(Outcome.DEAD_LETTERED, DEAD), "", report)
+
+    def _begin(
+        self, subscription: Subscription, lease: Lease, decision: Decision, cause: BaseException | str, report: Report
+    ) -> None:
+        topic = real_topic(lease.handle.retry, lease.topic, self._group)
+        decision = decision._replace(max_times=0)
+        self.give_backs.add(GiveBack(lease.held, topic, lease.message, decision, cause, report, lease, subscription))
+
+    def is_wanted(self, back: GiveBack) -> bool:
+        lease = _lease(back)
+        return super().is_wanted(back) and (back.decision.outcome is Outcome.RETRIED or lease.expires > machine.monotonic())
+
+    async def try_once(self, back: GiveBack) -> Outcome | None:
+        decision, lease = back.decision, _lease(back)
+        if decision.outcome is Outcome.RETRIED:
+            await self._core.nack(lease, delay_after(lease.attempt) if decision.delay is None else decision.delay)
+            self.retried += 1
+            return Outcome.RETRIED
+        outcome = await super().try_once(back)
+        if outcome is not None:
+            self._core.ack(lease)
+        return outcome
+
+
+def _lease(back: GiveBack) -> Lease:
+    assert isinstance(back.item, Lease)
+    return back.item
+
+
+class PopSettling(Settling):
+    """Settles popped messages.
+
+    ``limit``: returns the number of attempts after the first one by the group's settings, for subscriptions for which neither
+    they nor the consumer set a limit.
+    """
+
+    def __init__(
+        self,
+        retry: Retry,
+        outcomes: PopOutcomes,
+        settled: SettledLog,
+        ended: Callable[[Waiting, Outcome], None],
+        all_done: Callable[[Iterable[HeldQueue], Sequence[Waiting]], None],
+        limit: Callable[[], int],
+    ) -> None:
+        super().__init__(retry, outcomes, settled, ended, _never_again, all_done)
+        self._limit = limit
+
+    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
+        if not taken:
+            return
+        for item, delivery in zip(taken, calls, strict=True):
+            delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
+            item.held.running.pop(item, None)
+        self._all_done((), taken)  # no queue has a progress here
+        self._settled.add_done(calls)
+
+    def limit_of(self, subscription: Subscription) -> int:
+        """Returns the number of attempts that a message has after its first one."""
+        limit = super()._retry_of(subscription).limit
+        return self._limit() if limit is None else limit
+
+    def _retry_of(self, subscription: Subscription) -> Retry:
+        return replace(super()._retry_of(subscription), limit=self.limit_of(subscription))
+
+
+def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
+    """Raises AssertionError: no popped message is handled again without a new delivery."""
+    raise AssertionError(
+        f"message {item.message.msg_id} was to be handled again, but a popped message needs a new delivery; report this defect"
+    )

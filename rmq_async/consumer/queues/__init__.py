@@ -1,0 +1,7 @@
+"""Members that pull: the queues that a member holds, from the assignment to the release, and their pulls."""
+
+from __future__ import annotations
+
+from .pull_session import PullSession
+
+__all__ = ["PullSession"]

@@ -1,0 +1,178 @@
+"""The user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
+``on_lost``."""
+
+# They are called in the order of the events; the next call begins when the last one has ended or was cancelled. Consecutive
+# events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
+# ``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues,
+# even if the call ignores that.
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from contextvars import Context
+from math import inf
+from typing import Any, Final, Literal
+
+from rmq_protocol.message import MessageQueue
+
+from ... import machine
+from ..._functions import handler_name
+from ..config import AssignmentCallback
+
+__all__ = ["AssignmentCallbacks", "Event", "EventKind"]
+
+logger = logging.getLogger(__name__)
+
+EventKind = Literal["on_assigned", "on_revoked", "on_released", "on_lost"]
+GRACE: Final = 1.0
+"""Seconds for which the end of a cancelled call is waited for."""
+LEAST: Final = 0.05
+"""Seconds that a call has at least, even where less time is left."""
+
+
+class Event:
+    """One call of a function, for the queues of one event or of consecutive ones of its kind. ``until``: monotonic time at
+    which the call is cancelled at the latest. ``over``: set when the call has ended, is no longer waited for, or is not
+    made."""
+
+    __slots__ = ("kind", "over", "queues", "until")
+
+    def __init__(self, kind: EventKind) -> None:
+        self.kind = kind
+        self.queues: set[MessageQueue] = set()
+        self.until = inf
+        self.over = asyncio.Event()
+
+
+class AssignmentCallbacks:
+    """Calls the user's functions for queues that come and go.
+
+    ``functions``: by kind, None for none. ``seconds``: maximum time of one call. ``context``: each call runs in a copy of it.
+    ``spawn``: starts a task that the end of the consumer cancels. ``limit``: returns the monotonic time by which a call of that
+    kind is to be over.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[EventKind, AssignmentCallback | None],
+        seconds: float,
+        context: Context,
+        spawn: Callable[[str, Coroutine[Any, Any, None]], object],
+        limit: Callable[[EventKind], float],
+    ) -> None:
+        self._functions = {kind: function for kind, function in functions.items() if function is not None}
+        self._seconds = seconds
+        self._context = context
+        self._spawn = spawn
+        self._limit = limit
+        self._waiting: deque[Event] = deque()
+        self._running: asyncio.Task[None] | None = None
+        self._name = ""
+        """Kind and name of the function that runs, or has run last."""
+        self._changed = asyncio.Event()
+        """An event that is set at the end of a call, and where ``limit`` may have come closer."""
+        self.idle = asyncio.Event()
+        """An event that is set while no call runs or waits."""
+        self.idle.set()
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._functions
+
+    def add(self, kind: EventKind, queues: Iterable[MessageQueue], until: float = inf) -> Event | None:
+        """Schedules a call of the user's function after the earlier calls; joins the last waiting call if that is of the same
+        kind. Returns the event of the call; None if there is no function of this kind, or no queue.
+
+        ``queues``: with the names that users see. ``until``: monotonic time at which the call is cancelled, even if its maximum
+        time is not over.
+        """
+        found = frozenset(queues)
+        if kind not in self._functions or not found:
+            return None
+        if not self._waiting or self._waiting[-1].kind != kind:
+            self._waiting.append(Event(kind))
+        event = self._waiting[-1]
+        event.queues |= found
+        event.until = min(event.until, until)
+        if self.idle.is_set():
+            self.idle.clear()
+            self._spawn("calls of on_assigned and the like", self._run())
+        return event
+
+    def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Returns whether ``task`` is that of a call."""
+        return task is not None and task is self._running
+
+    def name_of(self, task: asyncio.Task[Any]) -> str | None:
+        """Returns the name of the function that ``task`` calls; None for another task. From any thread."""
+        return self._name if task is self._running else None
+
+    def look_at_limit(self) -> None:
+        """Reads ``limit`` again and adapts the deadlines."""
+        self._changed.set()
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                event = self._waiting.popleft()
+                try:
+                    await self._call(event)
+                finally:
+                    event.over.set()
+        finally:
+            for event in self._waiting:
+                event.over.set()
+            self._waiting.clear()
+            self.idle.set()
+
+    async def _call(self, event: Event) -> None:
+        function, kind = self._functions[event.kind], event.kind
+        work = _called(kind, function, frozenset(event.queues))
+        began = machine.monotonic()
+        self._name = f"{kind} {handler_name(function)}"
+        self._running = task = asyncio.get_running_loop().create_task(
+            work, name=f"rmq_async {kind}", context=self._context.copy()
+        )
+        task.add_done_callback(lambda _: self._changed.set(), context=Context())
+        try:
+            await self._ended(task, event, began)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=GRACE)
+                state = "" if task.done() else ", and runs on"
+                took = machine.monotonic() - began
+                text = (
+                    "%s was cancelled after %.1f s%s; the handover goes on: let it return sooner, or raise handover_timeout, and "
+                    "for a stop stop_timeout"
+                )
+                logger.warning(text, self._name, took, state)
+            self._running = None
+
+    async def _ended(self, task: asyncio.Task[None], event: Event, began: float) -> None:
+        """Waits for the end of a call, until its time is over."""
+        while not task.done():
+            until = min(began + self._seconds, event.until, self._limit(event.kind))
+            left = max(until, began + LEAST) - machine.monotonic()
+            if left <= 0:
+                return
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+
+async def _called(kind: EventKind, function: AssignmentCallback, queues: frozenset[MessageQueue]) -> None:
+    """Calls the user's function, and logs its errors."""
+    try:
+        result: object = function(queues)
+        if inspect.isawaitable(result):
+            await result
+    except Exception:
+        shown = ", ".join(str(queue) for queue in sorted(queues)[:10])
+        more = f" and {len(queues) - 10} more" if len(queues) > 10 else ""
+        logger.exception("%s %s raised for %s%s; the handover goes on", kind, handler_name(function), shown, more)

@@ -1,0 +1,378 @@
+"""The results of pulls: messages go into the buffer of their subscription, and queues move if a broker does not hold their
+offset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import compress
+from typing import Any, Final
+
+import msgspec
+
+from rmq_protocol.continuity import ranges_text
+from rmq_protocol.forwarding import original_topic
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from ... import machine
+from ..._text import printable
+from ...client import ClientInstance, look_at_clock
+from ...errors import BrokerError
+from ...reading import REACH, REPLACED, Asked, Cause, FirstLook, Looks, Move, ReadMarks, find_move, is_refused
+from ...results import PullResult, PullStatus
+from ...transport import Connection
+from ..config import ConsumerConfig
+from ..group import Commits
+from ..handling import Dispatcher
+from ..held_queue import HeldQueue, QueueState
+from ..subscription import Subscription
+from .losses import Skips
+from .pulls import Budget
+
+__all__ = ["Intake"]
+
+logger = logging.getLogger(__name__)
+
+CONFIRM_WITHIN: Final = 10.0
+"""Maximum seconds for the commit of a queue that was moved."""
+GO_BACK: Final = "to go back further, seek() to a datetime, or reset the group's offsets to a time (rmq group reset --to)"
+KEEP: Final = "let brokers keep messages for longer (fileReservedTime), or handle them faster"
+
+
+class Intake:
+    """Puts pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``: takes
+    a redelivered message whose topic has no subscription here.
+
+    ``lost``: number of offsets that were passed over because their messages were deleted before they were pulled, and of those
+    that queues have lost, as far as it is known. ``corrupt``: number of records that could not be read.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        looks: Looks,
+        subscriptions: Mapping[str, Subscription],
+        config: ConsumerConfig,
+        budget: Budget,
+        commits: Commits,
+        orphan: Callable[[HeldQueue, MessageExt, str], None],
+    ) -> None:
+        self._instance = instance
+        self._looks = looks
+        self._subscriptions = subscriptions
+        self._config = config
+        self._budget = budget
+        self._commits = commits
+        self._orphan = orphan
+        self.dispatcher: Dispatcher
+        self.spawn: Callable[[str, Coroutine[Any, Any, None]], object]
+        self.pull_again: Callable[[HeldQueue], Coroutine[Any, Any, None]]
+        self.held: Callable[[], Mapping[MessageQueue, HeldQueue]]
+        self.lost = 0
+        self.corrupt = 0
+        self.marks = ReadMarks()
+        self.skips = Skips()
+        self.stopped: dict[HeldQueue, str] = {}
+        """Queues that ``out_of_range="stop"`` or ``above_end="stop"`` has stopped, and why."""
+
+    def looked(self, held: HeldQueue, look: FirstLook) -> None:
+        """Notes what a queue has at its cursor."""
+        held.connection, held.answered_at = look.connection, machine.monotonic()
+        if look.mark is not None:
+            self.marks.add(held.queue, look.mark)
+            held.looked_at = held.queue not in self.marks.doubted
+        else:
+            held.note_end(look.end)
+
+    def doubt(self, held: HeldQueue) -> None:
+        """Notes that the queue may have lost messages that were read."""
+        self.marks.doubt([held.queue])
+        held.looked_at = False
+
+    async def look(self, held: HeldQueue) -> None:
+        """Looks at a queue before a pull: whether it has the messages that were read, or, after a start, where it ends. Raises
+        the errors of the requests."""
+        marks, queue, offset = self.marks, held.queue, held.cursor
+        self._by_connection(held)
+        if queue in marks.doubted or held.low_end is not None:
+            await self.move(held)
+        if held.cursor != offset or not held.is_read:
+            return
+        newest = marks.newest(queue)
+        if newest < held.begun - 1 or self._is_far(held, newest):
+            look = await self._looks.first(queue, offset)
+            if held.cursor == offset and held.is_owned:
+                self.looked(held, look)
+        else:
+            held.looked_at = True
+
+    def connection(self, held: HeldQueue) -> Connection | None:
+        """Returns the open connection to a queue's broker."""
+        return self._instance.open_connection(self._instance.routes.broker_of(held.queue))
+
+    def _by_connection(self, held: HeldQueue) -> None:
+        """Notes the connection of a look: the store behind another one than before may be another one."""
+        connection = self.connection(held)
+        if connection is not held.connection:
+            self.doubt(held)
+            held.connection = connection
+
+    def is_sure(self, held: HeldQueue) -> bool:
+        """Returns whether a queue has what was read, by the present connection, as far as that is known; of a queue of which
+        nothing was read, whether it does not end below its offset. A queue that stops stays where it is."""
+        if held.state is QueueState.STOPPED:
+            return True
+        if held.queue not in self.marks:
+            return held.low_end is None
+        connection = self.connection(held)
+        return connection is not None and connection is held.connection and held.queue not in self.marks.doubted
+
+    async def make_sure(self, held: HeldQueue, longest: float) -> None:
+        """Looks at a queue until it is sure, as before a pull, and moves it if it has lost messages. ``longest``: seconds in
+        which an end below its offset is looked up three times, if ``handover_timeout`` is more. Raises the errors of the
+        requests."""
+        while held.is_owned and not self.is_sure(held):
+            async with held.looking:
+                if self.is_sure(held):  # by another look
+                    return
+                self.doubt(held)
+                held.connection = self.connection(held)
+                try:
+                    await self._move(held, None, min(self._config.handover_timeout, longest))
+                except BrokerError as error:
+                    if is_refused(error):
+                        return
+                    raise
+
+    def _is_far(self, held: HeldQueue, newest: int) -> bool:
+        return held.is_filtered and held.cursor - newest > REACH
+
+    def accept(self, held: HeldQueue, result: PullResult) -> bool:
+        """Buffers the messages of an answer and moves the cursor behind it, or stops the queue where messages are deleted and
+        ``out_of_range`` is "stop". Returns False, and does nothing, if the queue may have other messages than those that were
+        read: also one that ends below an end that was seen before."""
+        if held.end is not None and result.max_offset < held.end:
+            self.doubt(held)
+        if held.queue in self.marks.doubted:
+            return False
+        if result.lost and self._config.out_of_range == "stop":
+            self._stop(held, f"messages of {held.shown} are deleted, from offset {result.lost[0].start} on", "out_of_range")
+            return True
+        progress = held.progress
+        for corrupt in result.corrupt:
+            self.corrupt += 1
+            logger.error("a record of %s cannot be read and is left out: %s", held.shown, printable(corrupt, 300))
+        for missing in result.lost:
+            self.lost += len(missing)
+            text = "%d messages of %s were deleted before they were pulled (offsets %s); %s"
+            logger.error(text, len(missing), held.shown, ranges_text([missing]), KEEP)
+        if result.messages:
+            self._note_read(held, result.messages)
+        entered = progress.enter_all([message.queue_offset for message in result.messages])
+        fresh = [*compress(result.messages, entered)]  # without those that are pulled again with others that were dropped
+        if held.cursor < held.repeated_to:
+            fresh = held.without_known(fresh)
+        if held.subscription is None:
+            self._buffer_again(held, fresh)
+        elif fresh:
+            self._buffer(held, held.subscription, fresh)
+        progress.pass_to(result.next_offset)
+        held.cursor = result.next_offset
+        held.end = max(result.max_offset, result.next_offset)
+        if not result.messages and self._is_far(held, self.marks.newest(held.queue)):
+            held.looked_at = False
+        self.dispatcher.pump()
+        return True
+
+    def _note_read(self, held: HeldQueue, messages: Sequence[MessageExt]) -> None:
+        self.marks.read(held.queue, messages)
+        if self._instance.clocks.wants_look(held.queue.broker_name, messages[0].store_time_ms):
+            self.spawn(f"time of the broker of {held.shown}", look_at_clock(self._instance, held.queue))
+
+    def _buffer(self, held: HeldQueue, subscription: Subscription, messages: list[MessageExt]) -> None:
+        sizes = [len(message.body) for message in messages]
+        held.count_sizes(sizes)
+        self._budget.take(len(sizes), sum(sizes))
+        self.dispatcher.add(held, subscription, messages)
+
+    def _buffer_again(self, held: HeldQueue, messages: list[MessageExt]) -> None:
+        """Buffers messages that are to be delivered again, each for the subscription of the topic that it was sent to; passes
+        those without one to ``orphan``."""
+        for message in messages:
+            topic = original_topic(message.topic, message.properties)
+            subscription = self._subscriptions.get(self._instance.names.wire(topic))
+            if subscription is None:
+                self._orphan(held, message, topic)
+            else:
+                self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
+
+    async def move(self, held: HeldQueue, result: PullResult | None = None) -> None:
+        """Determines why the broker does not hold the offset of the pull, or whether the queue has other messages now; then
+        moves, stops or leaves the queue, or accepts the answer. ``result``: the answer to the pull; None before it. Raises the
+        errors of the requests."""
+        offset, moved = held.cursor, False
+        async with held.looking:
+            if held.cursor == offset:  # else a look before a commit has moved it meanwhile
+                moved = await self._move(held, result, self._config.handover_timeout)
+        if moved:
+            end = machine.monotonic() + CONFIRM_WITHIN
+            await self._commits.commit_last(held, lambda: end)
+
+    async def _move(self, held: HeldQueue, result: PullResult | None, patience: float) -> bool:
+        """Does that, with ``patience`` for ``find_move``; returns whether the queue was moved, and is to be committed."""
+        marks, queue, offset = self.marks, held.queue, held.cursor
+        illegal, proposed = False, offset
+        if result is not None:
+            illegal = result.status is PullStatus.OFFSET_ILLEGAL
+            proposed = result.next_offset if illegal else offset
+            held.note_end(result.max_offset)
+        asked = Asked(queue, offset, proposed, held.low_end)
+        move = await find_move(self._looks, marks, asked, patience)
+        if held.cursor != offset or not held.is_owned:
+            return False
+        marks.doubted.discard(queue)
+        held.low_end = None
+        if move.cause is Cause.OVER:
+            if not self._repeat_filtered(held) and result is not None:
+                held.end = None
+                if not illegal:
+                    self.accept(held, result)
+        elif move.cause is Cause.DELETED:
+            after = self._after_deletion(held, offset, move.offset, move.offset if result is None else result.max_offset)
+            if after is not None:
+                held.progress.pass_to(after)
+                held.cursor = after
+        else:
+            return self._go_on(held, move)
+        return False
+
+    def _go_on(self, held: HeldQueue, move: Move) -> bool:
+        """Moves a queue whose offset was reset, or whose messages are other ones now; returns whether it has moved."""
+        if move.cause in (Cause.BEYOND_END, Cause.LOST_READ):
+            return self._after_loss(held, move)
+        log = logger.warning if move.cause is Cause.RESET else logger.error
+        log("%s goes on at offset %d instead of %d: %s", held.shown, move.offset, held.cursor, move.cause.value)
+        if move.cause is Cause.MADE_ANEW:
+            self.marks.forget(held.queue)
+        self.withdraw_waiting(held)
+        held.restart(move.offset)
+        return True
+
+    def _repeat_filtered(self, held: HeldQueue) -> bool:
+        """Moves a queue back behind its newest mark, if a filter has left messages out since: the mark shows nothing of them,
+        and others may be in their place. Returns whether it did."""
+        offset = max(self.marks.newest(held.queue) + 1, held.begun)
+        if not held.is_filtered or offset >= held.cursor:
+            return False
+        held.go_back(offset)
+        held.changed.set()
+        return True
+
+    def _after_loss(self, held: HeldQueue, move: Move) -> bool:
+        """Moves a queue that has lost messages, or stops it, according to ``above_end``; returns whether it has moved."""
+        reached = max(held.cursor, held.progress.next)
+        self.marks.cut(held.queue, move.offset)
+        if move.offset >= reached:  # an operator has put the group back below what is lost
+            return False
+        what = f"it ends at {move.end}, below the group's offset"
+        left_out = "messages stored since the loss and before this member looked are left out"
+        if move.cause is Cause.LOST_READ:
+            what = "it has lost messages that were read"
+            left_out = "messages stored since the loss are handled, and older ones may be repeated"
+        policy = self._config.above_end
+        if policy == "stop":
+            self._stop(held, f"{held.shown} does not go on at offset {reached}: {what}", "above_end")
+            return False
+        target = min(move.offset, reached) if policy == "end" else move.first
+        if target == move.first:
+            left_out = "all of its messages are handled, also those that were handled before"
+        lost = max(reached - (reached if move.end is None else move.end), 0)
+        self.lost += lost
+        text = "%s goes on at offset %d instead of %d: %s (some %d), because %s; %s; %s"
+        logger.error(text, held.shown, target, reached, what, lost, REPLACED, left_out, GO_BACK)
+        self.skips.add(held.shown, f"{held.shown} went on at offset {target} instead of {reached}: {what}; {left_out}")
+        self._give(self.dispatcher.drop(held, target - 1, failed=True))
+        held.go_back(target)
+        held.changed.set()
+        return True
+
+    def _after_deletion(self, held: HeldQueue, offset: int, low: int, high: int) -> int | None:
+        """Returns the next offset of the queue according to ``out_of_range``; None if it stops."""
+        policy = self._config.out_of_range
+        text = f"offset {offset} of {held.shown} is below its first message at {low}"
+        if policy == "stop":
+            self._stop(held, text, "out_of_range")
+            return None
+        target = low if policy == "earliest" else max(high, low)
+        self.lost += low - offset
+        lost = low - offset
+        logger.error("%s: %d messages were deleted before they were pulled; it goes on at %d; %s", text, lost, target, KEEP)
+        return target
+
+    def _stop(self, held: HeldQueue, text: str, option: str) -> None:
+        held.stop()
+        self.stopped[held] = text
+        logger.error("%s; the queue stops, since %s is stop: seek() to an offset that it has, or to a datetime", text, option)
+
+    # -- room
+
+    def drop_unbegun(self, held: HeldQueue) -> None:
+        """Drops the messages without a call that lie above all those that are in calls, settled or being given back, except
+        failed ones that wait for another attempt."""
+        unsettled = [each.message.queue_offset for each in (*held.running, *held.returning)]
+        self._drop(held, max([*unsettled, held.progress.highest_settled]))
+
+    def drop_waiting(self, held: HeldQueue) -> None:
+        """Drops the messages without a call, except failed ones that wait for another attempt; they are pulled again. Messages
+        between them that are settled or in calls are not handled again."""
+        self._drop(held, -1)
+
+    def _drop(self, held: HeldQueue, above: int) -> bool:
+        dropped = self.dispatcher.drop(held, above)
+        if dropped:
+            held.cursor = min(held.cursor, held.progress.withdraw([message.queue_offset for message in dropped]))
+            held.squeezed = held.squeezed and self.dispatcher.waits(held)
+            self._give(dropped)
+            held.changed.set()  # its pulls may wait until fewer messages wait
+        return bool(dropped)
+
+    def withdraw_waiting(self, held: HeldQueue) -> list[MessageExt]:
+        """Removes all messages of a queue that wait; they stay unsettled."""
+        dropped = self.dispatcher.drop(held, failed=True)
+        self._give(dropped)
+        held.changed.set()
+        return dropped
+
+    def withdraw_resting(self, held: HeldQueue, until: float) -> None:
+        """Removes the messages whose lines wait beyond ``until`` (monotonic); they stay unsettled."""
+        self._give(self.dispatcher.drop_resting(held, until))
+
+    def make_room(self) -> None:
+        """Drops buffered messages of the queue that exceeds its share most, if one does: another queue waits for room."""
+        table = [each for each in self.held().values() if each.is_owned and not each.squeezed]
+        if len(table) < 2:
+            return
+        share = max(self._config.buffered_limit // len(table), 1)
+        share_size = self._config.buffered_bytes_limit // len(table)
+        waiting = {each: self.dispatcher.buffered_of(each) for each in table}
+        sizes = {each: sum(len(message.body) for message in waiting[each]) for each in table}
+        victim = max(table, key=lambda each: (sizes[each] / share_size, len(waiting[each]) / share))
+        messages = waiting[victim]
+        if victim.subscription is None or (len(messages) <= share and sizes[victim] <= share_size):
+            return
+        kept = size = 0
+        for message in messages[:share]:
+            size += len(message.body)
+            if size > share_size:
+                break
+            kept += 1
+        is_held = victim.is_caught_up
+        if self._drop(victim, messages[kept].queue_offset - 1):
+            victim.squeezed = self.dispatcher.waits(victim)
+            if is_held:  # by the broker, until a message comes: its answer would be of no use
+                self.spawn(f"pull of {victim.shown}", self.pull_again(victim))
+            victim.changed.set()  # its pulls may wait for room in the span
+
+    def _give(self, dropped: list[MessageExt]) -> None:
+        if dropped:
+            self._budget.give(len(dropped), sum(len(message.body) for message in dropped))

@@ -1,0 +1,109 @@
+"""The resources that a member shares with the others of its group: queues, positions at the brokers, locks, and messages that
+are given back.
+
+Members in ``broadcast`` share none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.heartbeat import MessageModel
+from rmq_protocol.message import MessageQueue
+
+from ..._text import printable
+from ...client import ClientInstance, committed_offset
+from ...errors import RocketMQError, SubscriptionGroupNotExistError, TopicNotFoundError
+from ..config import ConsumerConfig
+from ..group import (
+    Apply,
+    Commits,
+    Doubts,
+    MemberLocks,
+    Open,
+    Rebalance,
+    Takeover,
+    first_positions,
+    missing_group,
+    store_positions,
+)
+from ..handling import Outcomes
+from ..held_queue import HeldQueue
+from ..subscription import Subscription
+
+__all__ = ["Clustering"]
+
+logger = logging.getLogger(__name__)
+
+
+class Clustering:
+    """The membership in a group that shares queues. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
+    ``owned``: returns the queues whose positions this member commits. ``doubts``: the consumer's.
+
+    ``topics``: names on the wire of all topics that are read. ``retries_here``: whether this member itself handles all failed
+    messages again, instead of giving back those without an order.
+    """
+
+    model = MessageModel.CLUSTERING
+    retries_here = False
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        config: ConsumerConfig,
+        owned: Callable[[], Iterable[HeldQueue]],
+        doubts: Doubts,
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._config = config
+        self._retry_topic = RETRY_TOPIC_PREFIX + group
+        self._first: dict[str, dict[MessageQueue, int]] = {}
+        """The positions to store when this member has joined, by topic."""
+        self.topics = (*subscriptions, self._retry_topic)
+        ordered = [topic for topic, each in subscriptions.items() if each.order is not None]
+        self.outcomes = Outcomes(instance, group, is_locked=bool(ordered))
+        self.locks = MemberLocks(instance, group, ordered)
+        self.commits = Commits(instance, group, owned, self.locks.owns, doubts)
+
+    def rebalance(self, apply: Apply) -> Rebalance:
+        """Returns the object that makes the rounds in which the share is computed."""
+        return Rebalance(self._instance, self._group, self.topics, self._config.allocate, apply)
+
+    def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
+        """Returns the object that takes over the queues of the share."""
+        patience = self._config.handover_timeout
+        return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
+
+    async def prepare(self, topic: str) -> None:
+        """Determines the first offsets of a topic's queues, before the member joins. A topic without a route is logged. Raises
+        the other errors of the requests."""
+        instance = self._instance
+        try:
+            route = await instance.routes.get(topic, instance.config.request_timeout)
+        except TopicNotFoundError as error:
+            logger.warning("a subscribed topic has no route yet and is read as soon as it has one: %s", printable(error, 300))
+            return
+        self._first[topic] = await first_positions(instance, self._group, route.subscribe_queues, self._config.start_from)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Returns the offset that the broker keeps for the group; None without one. ``queue``: with names on the wire. Raises
+        the errors of the request."""
+        return await committed_offset(self._instance, self._group, queue)
+
+    async def joined(self) -> None:
+        """Stores the first positions, after this member's first heartbeat has reached the brokers, and looks for the retry
+        topic. Raises the errors of the requests for positions."""
+        try:
+            for positions in self._first.values():
+                await store_positions(self._instance, self._group, positions)
+        except SubscriptionGroupNotExistError as error:
+            raise missing_group(self._instance, self._group, error) from None
+        try:
+            await self._instance.routes.refresh(self._retry_topic, self._config.handover_timeout)
+        except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again
+            logger.debug("no route of the retry topic yet: %s", printable(error, 300))

@@ -1,0 +1,41 @@
+"""Reads queues at chosen offsets, without sharing them in a group: ``PullConsumer`` and its streams. Pulls, and looks at messages
+that queues have lost, serve the group consumer, too."""
+
+from __future__ import annotations
+
+from .backoff import may_pass
+from .illegal_offset import REPLACED, Asked, Cause, Move, find_move
+from .looks import CLOCKS_DIFFER, FirstLook, Looks, Seen, is_at, is_refused, place_of
+from .pull import Calls, PendingPull, PulledBody, PullRequest, pull_body, pull_once, start_pull
+from .pull_consumer import PullConsumer
+from .read_marks import REACH, UNWATCHED, ReadMarks
+from .skipped_offsets import SkippedOffsets, deleted_among
+
+__all__ = [
+    "CLOCKS_DIFFER",
+    "REACH",
+    "REPLACED",
+    "UNWATCHED",
+    "Asked",
+    "Calls",
+    "Cause",
+    "FirstLook",
+    "Looks",
+    "Move",
+    "PendingPull",
+    "PullConsumer",
+    "PullRequest",
+    "PulledBody",
+    "ReadMarks",
+    "Seen",
+    "SkippedOffsets",
+    "deleted_among",
+    "find_move",
+    "is_at",
+    "is_refused",
+    "may_pass",
+    "place_of",
+    "pull_body",
+    "pull_once",
+    "start_pull",
+]

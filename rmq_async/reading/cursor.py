@@ -1,0 +1,133 @@
+"""The position of a reading in one queue, and the part of a response that lies before the end of the reading."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rmq_protocol.continuity import without_ranges
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from .. import machine
+from ..results import PullResult, PullStatus
+from .skipped_offsets import SkippedOffsets
+
+__all__ = ["Cursor", "is_doubtful", "until", "within"]
+
+
+class Cursor:
+    """The position of a reading in one queue. ``end``: exclusive; None for no end. ``at_first``: whether to jump to the first
+    message when this offset is deleted.
+
+    ``wait_for_end``: whether to wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets
+    that pulls with tags have skipped and that need a check. ``since``: the time (epoch seconds or aware) at which the reading
+    begins, until its offset is found; ``group``: whether it begins at the group's offset, until that is found.
+    ``begun``: whether an answer other than OFFSET_ILLEGAL has moved the cursor. ``is_filtered``: whether brokers leave messages
+    out of its pulls. ``ahead_since``: monotonic time at which the queue was first found to end below the cursor; None without
+    that.
+
+    ``first``: the offset at which the reading has begun. ``watched``: whether there is something that the queue should have
+    still; ``doubtful``: whether it may have lost that. ``unmarked``: whether the start is to be found, or the message before the
+    cursor to be noted. ``connection``: the connection of the last pull or look. ``answered_at``: monotonic time of the last
+    answer; ``high``: the end that it named.
+    """
+
+    __slots__ = (
+        "ahead_since", "answered_at", "at_first", "begun", "connection", "doubtful", "end", "first", "group", "high", "is_filtered",
+        "offset", "queue", "since", "skipped", "unmarked", "wait_for_end", "watched",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        end: int | None,
+        *,
+        at_first: bool = False,
+        wait_for_end: bool = False,
+        is_filtered: bool = False,
+    ) -> None:
+        self.queue = queue
+        self.offset = offset
+        self.end = end
+        self.at_first = at_first
+        self.wait_for_end = wait_for_end
+        self.skipped: SkippedOffsets | None = None
+        self.since: float | datetime | None = None
+        self.group = False
+        self.begun = False
+        self.is_filtered = is_filtered
+        self.ahead_since: float | None = None
+        self.first = offset
+        self.watched = self.doubtful = False
+        self.unmarked = self._is_lasting and offset > 0
+        self.connection: object = None
+        self.answered_at = machine.monotonic()
+        self.high = 0
+
+    def begins_at(self, offset: int) -> None:
+        """Moves the cursor before the first message."""
+        self.offset = self.first = offset
+        self.unmarked = self._is_lasting and offset > 0
+
+    def go_back(self, offset: int) -> None:
+        """Moves the cursor back to ``offset``; what it has passed since is pulled again."""
+        self.offset = offset
+        if self.skipped is not None:
+            self.skipped.cut(offset)
+
+    def pulls_by(self, connection: object) -> None:
+        """Notes the connection of the next pull. If it is another one than before, the broker may have restarted and lost
+        messages."""
+        if connection is not self.connection:
+            self.connection = connection
+            self.doubt()
+
+    def doubt(self) -> None:
+        """Notes that the queue may have lost messages."""
+        self.doubtful = self.watched or self.begun
+
+    @property
+    def _is_lasting(self) -> bool:
+        """Whether the reading may wait for its first message."""
+        return self.end is None or self.wait_for_end
+
+    def is_ahead_for(self) -> float:
+        """Returns the seconds since the queue was first found to end below the cursor, 0 if this is the first time."""
+        now = machine.monotonic()
+        if self.ahead_since is None:
+            self.ahead_since = now
+        return now - self.ahead_since
+
+    @property
+    def finished(self) -> bool:
+        """Returns whether the queue is read to its end and no offset needs a check."""
+        return self.end is not None and self.offset >= self.end and not self.skipped
+
+    @property
+    def check_due(self) -> bool:
+        skipped = self.skipped
+        return skipped is not None and bool(skipped) and (skipped.is_due or (self.end is not None and self.offset >= self.end))
+
+
+def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tuple[MessageExt, ...]:
+    """Returns the messages from ``offset`` up to, not including, ``end``: a broker delivers a whole batch that was stored
+    as one record."""
+    if not messages:
+        return messages
+    if messages[0].queue_offset >= offset and (end is None or messages[-1].queue_offset < end):
+        return messages
+    return tuple(m for m in messages if m.queue_offset >= offset and (end is None or m.queue_offset < end))
+
+
+def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
+    """Returns the part of ``lost`` before ``end``."""
+    return lost if end is None or not lost else without_ranges(lost, (range(end, max(end, lost[-1].stop)),))
+
+
+def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
+    """Returns whether the result would end the reading, or keep it at its offset, because the broker does not hold an offset."""
+    if result.status is PullStatus.OFFSET_ILLEGAL:
+        return not (cursor.at_first and cursor.offset < result.min_offset)
+    if result.next_offset <= cursor.offset:
+        return cursor.end is not None
+    return bool(result.lost) and not cursor.at_first

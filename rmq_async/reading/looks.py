@@ -1,0 +1,169 @@
+"""Looks at single messages of a queue: whether it has those that were read, and where it goes on if it has others. A message is
+recognized by its place: offset, store time and id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Final, NamedTuple
+
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from .. import machine
+from .._ordered import OrderedSet
+from .._text import printable
+from ..client import ClientInstance, end_in, has_master, next_offset_in, search_offset
+from ..errors import (
+    BrokerError,
+    BrokerNotFoundError,
+    FlowControlError,
+    FrameTooLargeError,
+    GoAwayError,
+    RocketMQError,
+    ServiceNotAvailableError,
+    SystemBusyError,
+)
+from ..results import PullResult, PullStatus
+from ..transport import Connection
+from .pull import PullRequest, pull_once
+
+__all__ = ["CLOCKS_DIFFER", "FirstLook", "Looks", "Place", "Seen", "is_at", "is_refused", "place_of"]
+
+CLOCKS_DIFFER: Final = 10.0
+"""Seconds by which the clocks of brokers and clients may differ."""
+
+
+class Place(NamedTuple):
+    """The place of a message. ``stored``: its store time, epoch ms. ``unique_id``: None without one. ``position``: its commit
+    log offset. The message itself may have megabytes, and each queue would keep several."""
+
+    offset: int
+    stored: int
+    unique_id: str | None
+    position: int
+
+
+def place_of(message: MessageExt) -> Place:
+    unique_id = message.properties.get("UNIQ_KEY")
+    place = (message.queue_offset, message.store_time_ms, unique_id, message.commit_log_offset)
+    return tuple.__new__(Place, place)  # once for each pull; Place() would be a call of a Python function more
+
+
+def is_at(message: MessageExt, place: Place) -> bool:
+    """Returns whether a message is the one of ``place``. The id alone does not show it: copies that a retry has stored share it,
+    and messages of old clients have none."""
+    return (
+        (message.queue_offset, message.store_time_ms) == place[:2]
+        and message.unique_id == place.unique_id
+        and (place.unique_id is not None or message.commit_log_offset == place.position)
+    )
+
+
+class Seen(Enum):
+    """What a queue has at the offset of a mark. ``GONE``: its end is not above the offset. ``ALL``: as ``SAME``, and the queue
+    reaches the offset that it should."""
+
+    ALL = "the message of the mark, and what followed"
+    SAME = "the message of the mark, or none since it is deleted"
+    OTHER = "another message"
+    GONE = "no message yet"
+
+
+class FirstLook(NamedTuple):
+    """A queue before its first pull. ``end``: its end. ``mark``: the message before the start offset; None if the queue ends
+    below. ``connection``: the broker's connection, None if it has changed meanwhile."""
+
+    end: int
+    mark: Place | None
+    connection: Connection | None
+
+
+class Looks:
+    """Looks at queues by small pulls of ``group`` (name on the wire)."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self.instance = instance
+        self._group = group
+
+    async def first(self, queue: MessageQueue, start: int) -> FirstLook:
+        """Looks at the message before ``start``, which is above 0. Raises BrokerNotFoundError if it is not there while the broker
+        has no master, and the errors of a pull."""
+        instance = self.instance
+        broker_name = instance.routes.broker_of(queue)
+        before = instance.open_connection(broker_name)
+        message, result = await self._message(queue, start - 1)
+        connection = instance.open_connection(broker_name)
+        end = result.max_offset
+        mark = None
+        if message is not None:
+            mark, end = place_of(message), max(end, start)
+        else:
+            await self._believe(queue, start - 1)
+        if mark is None and end >= start:  # it is deleted; one that is found there later is another one
+            mark = Place(start - 1, round(machine.time() * 1000), None, -1)
+        return FirstLook(end, mark, connection if connection is before else None)
+
+    async def at(self, queue: MessageQueue, mark: Place, reaches: int | None = None) -> Seen:
+        """Looks at the offset of a mark. ``reaches``: an offset for ``Seen.ALL``. Any replica may show that the message is there;
+        raises BrokerNotFoundError for another answer while the broker has no master, and the errors of a pull."""
+        message, result = await self._message(queue, mark.offset)
+        if (message is None and result.max_offset > mark.offset) or (message is not None and is_at(message, mark)):
+            return Seen.ALL if reaches is not None and result.max_offset >= reaches else Seen.SAME
+        await self._believe(queue, mark.offset)
+        return Seen.GONE if message is None else Seen.OTHER
+
+    async def _believe(self, queue: MessageQueue, offset: int) -> None:
+        if not await has_master(self.instance, queue):
+            shown = self.instance.names.shown_queue(queue)
+            raise BrokerNotFoundError(
+                f"the broker of {printable(str(shown), 300)} has no master now, and its replica does not have the message at "
+                f"offset {offset}, which was there before; the queue is read on when it has a master",
+                broker=queue.broker_name,
+            )
+
+    async def first_new(self, queue: MessageQueue, marks: Sequence[Place]) -> int:
+        """Returns the offset of the first message stored after the newest mark, exact only if brokers' clocks agree."""
+        since = datetime.fromtimestamp((marks[-1].stored + 1) / 1000, UTC)
+        return await search_offset(self.instance, queue, since, any_replica=False)
+
+    async def goes_on_at(self, queue: MessageQueue, marks: Sequence[Place], lowest: int | None) -> int:
+        """Returns the offset from which on a queue may have messages that were not read, because it has not that of its newest
+        mark: the one after its highest mark that is still there.
+
+        Without one it is the offset of the first message that was stored after the newest mark, less CLOCKS_DIFFER, but not
+        above ``lowest``, the lowest end that was seen. Raises the errors of the requests.
+        """
+        low, high = 0, len(marks) - 1  # marks below ``low`` are there, those from ``high`` on are not
+        while low < high:
+            middle = (low + high) // 2
+            if await self.at(queue, marks[middle]) is Seen.SAME:
+                low = middle + 1
+            else:
+                high = middle
+        if low:
+            return marks[low - 1].offset + 1
+        since = datetime.fromtimestamp(marks[-1].stored / 1000 - CLOCKS_DIFFER, UTC)
+        found = await search_offset(self.instance, queue, since, any_replica=False)
+        return found if lowest is None else min(found, lowest)
+
+    async def _message(self, queue: MessageQueue, offset: int) -> tuple[MessageExt | None, PullResult]:
+        """Pulls one message; None without one at the offset, and for one whose answer is above ``max_frame_size``."""
+        request = PullRequest(self._group, queue, offset, 1, "*", 0.0, self.instance.config.request_timeout)
+        try:
+            result = await pull_once(self.instance, request, OrderedSet())
+        except FrameTooLargeError as error:
+            after, end = next_offset_in(error), end_in(error)
+            if after is None or end is None:
+                raise
+            return None, PullResult(PullStatus.FOUND, (), after, offset, end)
+        if result.status is not PullStatus.FOUND:
+            return None, result
+        return next((message for message in result.messages if message.queue_offset == offset), None), result
+
+
+def is_refused(error: RocketMQError) -> bool:
+    """Returns whether an error of a look says that the queue cannot be read, and not that its broker is busy or gives no answer."""
+    busy = SystemBusyError | FlowControlError | ServiceNotAvailableError | GoAwayError
+    return isinstance(error, BrokerError) and not isinstance(error, busy)

@@ -1,0 +1,212 @@
+"""What a reading knows of the messages that its queues had, by which it sees that a queue has lost messages; and where it begins in
+queues that its topic did not have at the start.
+"""
+
+# A broker that loses power or gets an older store, and a replica that is behind and becomes the master, give offsets out again.
+# Once new messages have filled the queue past the position of a reading, the next pull looks like any other, and new messages
+# below the position would never be read. So after a new connection, an error, an end below one that was seen, or UNWATCHED
+# seconds without a pull, one small pull asks for the newest message that is known (``ReadMarks``): one that was read, or, in a
+# reading without an end, the one before its start. A reading gives each message once, in the order of its queue, so that it ends
+# there: to go on, it would have to go back.
+#
+# With tags, a reading may be past offsets behind that message. It goes back behind it and pulls these again: nothing of them
+# was given, and other messages may be there now.
+
+# A queue that is new on a broker which the route named at the start is read from its first message, because all its messages
+# are newer, or for ``start="committed"`` from the group's offset, if it has one. A broker that the route did not name may be
+# new, or it was unreachable and has old messages. Its queues begin as the reading did: with the first message there is
+# (``start="earliest"``), at the group's offset as above (``start="committed"``), or with the first message stored at the
+# datetime ``start`` or later; for any other ``start``, with the first message stored after the start of the reading. That time
+# is of the client's clock and is compared with times of the broker's, so CLOCKS_DIFFER is subtracted.
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, Literal
+
+from rmq_protocol.message import MessageQueue
+
+from .. import machine
+from ..client import ClientInstance, TopicRoute, committed_offset, has_master, max_offset, search_offset
+from ..errors import BrokerNotFoundError, OffsetRangeError
+from ..results import PullResult
+from .cursor import Cursor
+from .illegal_offset import REPLACED, Asked, Cause, Move, find_move
+from .looks import CLOCKS_DIFFER, Looks
+from .read_marks import REACH, ReadMarks
+
+__all__ = ["AHEAD_PATIENCE", "AboveEnd", "Latecomers", "Watch", "believe", "find_start", "range_error"]
+
+logger = logging.getLogger(__name__)
+
+AboveEnd = Literal["end", "earliest", "stop"]
+
+AHEAD_PATIENCE: Final = 1.0
+"""Seconds to wait at an offset that the broker says is above its highest one: a stored message becomes readable a moment
+later."""
+STARTING: Final = 10.0
+"""Seconds in which an end below the group's offset is looked up three times: a broker that starts shows its queues late."""
+
+
+class Watch:
+    """The marks of one reading. ``group``: name on the wire of the group whose committed offsets count. ``above_end``: as for
+    ``PullConsumer.read``."""
+
+    def __init__(self, instance: ClientInstance, group: str, above_end: AboveEnd) -> None:
+        self._instance = instance
+        self._group = group
+        self._above_end = above_end
+        self._looks = Looks(instance, group)
+        self.marks = ReadMarks()
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """Returns the offset at which a reading goes on where the group was, None without one: the committed offset, or where
+        the queue ends below it what ``above_end`` says. Raises OffsetRangeError for "stop", and the errors of the requests."""
+        offset = await committed_offset(self._instance, self._group, queue, any_replica=False)
+        if not offset:
+            return offset
+        look = await self._looks.first(queue, offset)
+        if look.mark is not None:
+            self.marks.add(queue, look.mark)
+            return offset
+        move = await find_move(self._looks, self.marks, Asked(queue, offset, offset, look.end), STARTING)
+        return self._above(queue, offset, move) if move.cause is Cause.BEYOND_END else offset
+
+    def _above(self, queue: MessageQueue, offset: int, move: Move) -> int:
+        shown, end = self._instance.names.shown_queue(queue), move.offset
+        if self._above_end == "stop":
+            raise OffsetRangeError(
+                f"the group's offset {offset} of {shown} is above its end {end}, because {REPLACED}; begin at another offset or at "
+                "a datetime, or commit a lower offset",
+                min_offset=move.first,
+                max_offset=end,
+                request="PULL_MESSAGE",
+                broker=queue.broker_name,
+            )
+        target = end if self._above_end == "end" else move.first
+        left_out = "messages stored since the loss and before this look are left out"
+        if target == move.first:
+            left_out = "all of its messages are read"
+        text = (
+            "%s is read from offset %d on instead of the group's %d: it ends at %d (some %d messages are lost), because %s; %s; to "
+            "go back further, begin at a datetime"
+        )
+        logger.error(text, shown, target, offset, end, offset - end, REPLACED, left_out)
+        return target
+
+    async def look(self, cursor: Cursor) -> OffsetRangeError | None:
+        """Looks at the queue of a cursor before a pull. Returns an error if the queue has lost messages that were read, or that
+        lay before the start of a reading without an end; if it ends below the cursor, after AHEAD_PATIENCE.
+
+        Moves a cursor of a reading with tags back to the newest mark, if other messages may be behind it. A message that was
+        deleted because it was the oldest one is no reason for an error. Raises the errors of the requests.
+        """
+        marks, queue, offset = self.marks, cursor.queue, cursor.offset
+        if cursor.doubtful:
+            if queue in marks:
+                move = await find_move(self._looks, marks, Asked(queue, offset, offset, None), AHEAD_PATIENCE)
+                if move.cause in (Cause.LOST_READ, Cause.MADE_ANEW):
+                    return await self._lost(cursor, move)
+            cursor.doubtful = False
+            if cursor.is_filtered and (back := max(marks.newest(queue) + 1, cursor.first)) < offset:
+                cursor.go_back(back)
+        elif marks.newest(queue) < offset - 1:
+            look = await self._looks.first(queue, offset)
+            if look.mark is not None:
+                marks.add(queue, look.mark)
+        cursor.watched = queue in marks
+        cursor.unmarked = False
+        return None
+
+    def is_far(self, cursor: Cursor) -> bool:
+        """Returns whether a cursor is far behind its newest mark: brokers leave messages out of its pulls."""
+        return cursor.is_filtered and cursor.offset - max(self.marks.newest(cursor.queue) + 1, cursor.first) > REACH
+
+    async def _lost(self, cursor: Cursor, move: Move) -> OffsetRangeError:
+        instance, queue = self._instance, cursor.queue
+        shown = instance.names.shown_queue(queue)
+        if move.cause is Cause.MADE_ANEW:
+            text = (
+                f"{shown} was read up to offset {cursor.offset}; its topic was deleted and made anew since: start a new reading"
+            )
+        else:
+            text = (
+                f"{shown} has lost messages that were read, or that lay before the start, and gives their offsets out again: it "
+                f"was read up to offset {cursor.offset}, and may have others from {move.offset} on, because {REPLACED}; start "
+                "a new reading there, or at the store time of the last message less 10 s, and expect some messages again"
+            )
+        return OffsetRangeError(
+            text,
+            min_offset=move.first,
+            max_offset=await max_offset(instance, queue, any_replica=False),
+            request="PULL_MESSAGE",
+            broker=queue.broker_name,
+        )
+
+
+def range_error(instance: ClientInstance, cursor: Cursor, result: PullResult, lost: tuple[range, ...] = ()) -> OffsetRangeError:
+    queue = instance.names.shown_queue(cursor.queue)
+    return OffsetRangeError(
+        f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}; "
+        "start a new reading in this range",
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        lost=lost,
+        request="PULL_MESSAGE",
+        broker=cursor.queue.broker_name,
+    )
+
+
+async def believe(instance: ClientInstance, cursor: Cursor) -> None:
+    """Raises BrokerNotFoundError while the broker has no master: a replica may lack messages, or have deleted more."""
+    if not await has_master(instance, cursor.queue):
+        queue = instance.names.shown_queue(cursor.queue)
+        raise BrokerNotFoundError(
+            f"the broker of {queue} has no master now, and its replica may lack messages at offset {cursor.offset}; try again when "
+            "it has one",
+            broker=cursor.queue.broker_name,
+        )
+
+
+class Latecomers:
+    """The queues that are added to a topic while it is read. ``start``: as for ``PullConsumer.read``. ``is_filtered``: as for
+    ``Cursor``."""
+
+    def __init__(self, start: object, is_filtered: bool) -> None:
+        self._start = start
+        self._is_filtered = is_filtered
+        self._since = machine.time() - CLOCKS_DIFFER
+        self._brokers: frozenset[str] = frozenset()
+
+    def opened(self, queues: Iterable[MessageQueue], route: TopicRoute | None) -> None:
+        """Notes the brokers of the queues that the reading begins with, and those that the route names at that moment."""
+        known = {queue.broker_name for queue in queues}
+        if route is not None:
+            known.update(route.addresses, [queue.broker_name for queue in route.subscribe_queues])
+        self._brokers = frozenset(known)
+
+    def cursor(self, queue: MessageQueue) -> Cursor:
+        """Returns the cursor of a queue that was added."""
+        cursor = Cursor(queue, 0, None, at_first=True, is_filtered=self._is_filtered)
+        if self._start == "committed":
+            cursor.group = True
+        elif self._start != "earliest" and queue.broker_name not in self._brokers:
+            cursor.since = self._start if isinstance(self._start, datetime) else self._since
+        cursor.unmarked = cursor.group or cursor.since is not None
+        return cursor
+
+
+async def find_start(instance: ClientInstance, cursor: Cursor, watch: Watch) -> None:
+    """Moves a cursor to the group's offset (``Watch.committed``), if it is to begin there and there is one, or to the first
+    message stored at its ``since`` or later. Raises the errors of the requests."""
+    if cursor.group:
+        committed = await watch.committed(cursor.queue)
+        if committed is not None:
+            cursor.begins_at(committed)
+            cursor.at_first = False
+        cursor.group = False
+    if cursor.since is not None:
+        cursor.begins_at(await search_offset(instance, cursor.queue, cursor.since, any_replica=False))
+        cursor.since = None
