@@ -18,7 +18,7 @@ from ..errors import ClientStateError
 from ..hooks import request_hooks
 from ..results import BatchSendResult, SendResult
 from ..transport import Connection
-from .admission import Admission, Admitted, Credits, Lines
+from .admission import Admission, Credits, Lines
 from .batching import Batcher, OrderedSends, UnorderedSends
 from .calls import Call, Dispatch, Recovery, Result, deliver, stopped
 from .config import Batching, ProducerConfig
@@ -248,20 +248,22 @@ class ProducerCore:
             self.watchers.watch(outgoing, batch, mode, stored_batch)
         outgoing.message = batch[0]
         choice = checked_choice(outgoing.topic, queue, None, None, self.prefix) if queue is not None else None
-        return Call(outgoing, stored_batch, started, deadline, self.retries, None, choice, size)
+        return Call(outgoing, stored_batch, started, deadline, self.retries, None, choice, size, number=len(batch))
 
     async def deliver(self, call: Call[Result]) -> Result:
         """Admits a call, sends it and returns its result."""
-        async with self.admission.enter(call) as admitted:
-            if call.choice is not None:
-                return await self.ordered.send(call, admitted)
-            return await deliver(self.dispatch, call, admitted.topic_queues, admitted.target)
+        try:
+            if not self.admission.enter_now(call):
+                await self.admission.enter(call)
+            return await self.deliver_admitted(call)
+        finally:
+            self.admission.leave(call)
 
-    async def deliver_admitted(self, call: Call[Result], admitted: Admitted) -> Result:
+    async def deliver_admitted(self, call: Call[Result]) -> Result:
         """Sends a call that has been admitted and returns its result."""
         if call.choice is not None:
-            return await self.ordered.send(call, admitted)
-        return await deliver(self.dispatch, call, admitted.topic_queues, admitted.target)
+            return await self.ordered.send(call)
+        return await deliver(self.dispatch, call, call.topic_queues, call.target)
 
     # -- the end
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -58,10 +58,14 @@ async def general_send(sender: ProducerCore, arguments: SendArguments) -> SendRe
     if choice is None and sender.gathers and not sender.asks and (size := sender.unordered.size(message)):
         return await sender.unordered.send(message, size, deadline)
     call = sender.single_call(message, choice, "sync", started, deadline)
-    async with sender.admission.enter(call) as admitted:
+    try:
+        if not sender.admission.enter_now(call):
+            await sender.admission.enter(call)
         if choice is None and not (sender.gathers and sender.asks):
-            return await deliver(sender.dispatch, call, admitted.topic_queues, admitted.target)
-        return await sender.ordered.send(call, admitted)
+            return await deliver(sender.dispatch, call, call.topic_queues, call.target)
+        return await sender.ordered.send(call)
+    finally:
+        sender.admission.leave(call)
 
 
 async def general_send_async(
@@ -83,7 +87,8 @@ async def general_send_async(
     if choice is not None or (sender.gathers and sender.asks):
         return await sender.ordered.accept(call, on_success, on_error)
     call.retries = sender.config.async_retries
-    return await accept_call(sender.dispatch, sender.admission, call, on_success, on_error, turn)
+    call.target = cast(Target, turn)
+    return await accept_call(sender.dispatch, sender.admission, call, on_success, on_error)
 
 
 async def general_send_oneway(sender: ProducerCore, arguments: SendArguments, turn: Target | None) -> None:
@@ -93,7 +98,9 @@ async def general_send_oneway(sender: ProducerCore, arguments: SendArguments, tu
     deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
     sender.encoder.check(message)
     choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
-    await sender.oneway.send(sender.single_call(message, choice, "oneway", started, deadline), turn)
+    call = sender.single_call(message, choice, "oneway", started, deadline)
+    call.target = cast(Target, turn)
+    await sender.oneway.send(call)
 
 
 async def send_unconnected(

@@ -83,7 +83,11 @@ async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: flo
     outgoing, queue = prepared.outgoing, prepared.queue
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None
     read = stored_message if outgoing.batch_ids is None else stored_batch
-    return await core.deliver(Call(outgoing, read, started, started + timeout, core.retries, None, choice, prepared.bytes))
+    call: Call[SendResult | BatchSendResult] = Call(
+        outgoing, read, started, started + timeout, core.retries, None, choice, prepared.bytes
+    )
+    call.number = prepared.messages
+    return await core.deliver(call)
 
 
 async def queues_instead(

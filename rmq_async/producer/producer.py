@@ -73,10 +73,14 @@ class Producer(SendMethods):
         started = machine.monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         call = sender.batch_call(messages, queue, "sync", started, deadline)
-        async with sender.admission.enter(call) as admitted:
+        try:
+            if not sender.admission.enter_now(call):
+                await sender.admission.enter(call)
             if call.choice is not None:
-                return await sender.ordered.send(call, admitted)
-            return await deliver(sender.dispatch, call, admitted.topic_queues, admitted.target)
+                return await sender.ordered.send(call)
+            return await deliver(sender.dispatch, call, call.topic_queues, call.target)
+        finally:
+            sender.admission.leave(call)
 
     async def send_batch_async(
         self,

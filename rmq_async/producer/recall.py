@@ -49,8 +49,11 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
         producerGroup=sender.producer_group, topic=wire_topic, recallHandle=recall_handle, bname=handle.broker_name
     )
     command = RemotingCommand(code=RequestCode.RECALL_MESSAGE, ext_fields={**to_ext(header)})
-    async with sender.credits.hold(1, 0, deadline):
+    epoch = await sender.credits.take(1, 0, deadline)
+    try:
         response, broker, address = await sender.unless_stopped(_ask(sender, handle.broker_name, wire_topic, command, deadline))
+    finally:
+        sender.credits.give_back(epoch, 1, 0)
     if sender.tracer is not None:
         region = (response.ext_fields or {}).get("MSG_REGION")
         recalled = response.code == ResponseCode.SUCCESS

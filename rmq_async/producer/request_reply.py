@@ -67,16 +67,17 @@ async def request(
     replied = instance.replies.expect(correlation_id)
     try:
         # The heartbeats are part of ``enter``: a call that chooses its queue keeps its place in the topic's line meanwhile.
-        async with sender.admission.enter(call, prepare=partial(_introduce, sender, deadline)) as admitted:
-            sent = await _sent(replied, sender.deliver_admitted(call, admitted))
-            if sent is not None:
-                await _until_replied(sender, replied, sent, deadline, timeout)
-            try:
-                return await _message(replied.result(), sender, deadline, timeout)
-            except CorruptMessageError as error:
-                error.maybe_stored = True  # the request, which was answered
-                raise
+        await sender.admission.enter(call, partial(_introduce, sender, deadline))
+        sent = await _sent(replied, sender.deliver_admitted(call))
+        if sent is not None:
+            await _until_replied(sender, replied, sent, deadline, timeout)
+        try:
+            return await _message(replied.result(), sender, deadline, timeout)
+        except CorruptMessageError as error:
+            error.maybe_stored = True  # the request, which was answered
+            raise
     finally:
+        sender.admission.leave(call)
         instance.replies.forget(correlation_id)
 
 
@@ -101,7 +102,8 @@ async def reply(
     if sender.watched:
         sender.watchers.watch(outgoing, message, "sync", stored_message)
     call = Call(outgoing, stored_message, started, deadline, sender.retries, size=len(body))
-    async with sender.credits.hold(1, len(body), deadline):
+    epoch = await sender.credits.take(1, len(body), deadline)
+    try:
         if len(body) >= sender.compressor.above:
             call.outgoing = await sender.compressor.compress(outgoing, deadline)
         # Brokers create the reply topic themselves, outside all namespaces; the route is fetched so that no send creates it.
@@ -111,6 +113,8 @@ async def reply(
         asked_by = asked.queue.broker_name
         target = topic_queues.next_of((asked_by,)) if asked_by in topic_queues.brokers else topic_queues.next()
         return await deliver(sender.dispatch, call, topic_queues, target)
+    finally:
+        sender.credits.give_back(epoch, 1, len(body))
 
 
 async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:

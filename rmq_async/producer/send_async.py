@@ -193,18 +193,17 @@ async def accept_call(
     call: Call[Result],
     on_success: Callable[[Result], object] | None,
     on_error: Callable[[BaseException], object] | None,
-    turn: Target | None = None,
 ) -> asyncio.Future[Result]:
-    """Waits until the call is admitted and its connect has ended, begins its attempts, and returns the future of the result.
-
-    ``turn``: the queue of the first attempt if the round robin has already advanced, else None.
-    """
-    async with admission.enter(call, turn=turn) as admitted:
-        topic_queues, target = admitted.topic_queues, admitted.target
-        failed = await dispatch.connect_first(topic_queues, target, call.deadline, call.retries)
-        accepted = AsyncSend(admission.credits, admitted.transfer(), admitted.number, call.size, on_success, on_error)
+    """Wait until the call is admitted and its connect has ended, begin its attempts, and return the future of the result."""
+    try:
+        if not admission.enter_now(call):
+            await admission.enter(call)
+        failed = await dispatch.connect_first(call.topic_queues, call.target, call.deadline, call.retries)
+        accepted = AsyncSend(admission.credits, call.transfer(), call.number, call.size, on_success, on_error)
+    finally:
+        admission.leave(call)
     accepted.context = accepted.context or copy_context()
-    send = AsyncAttempt(dispatch, call, topic_queues, target, accepted)
+    send = AsyncAttempt(dispatch, call, call.topic_queues, call.target, accepted)
     try:
         send.start(failed)
     except BaseException:

@@ -15,7 +15,7 @@ from ..support.fakes import TOPIC
 from .support import message
 
 LIMIT = 65_535
-BYTES_EACH = 1024
+BYTES_EACH = 1072
 
 
 @pytest.mark.virtual_time

@@ -1,9 +1,10 @@
-"""Admission of calls: order, credits, and the choice of a queue."""
+"""Admission of calls: what a call is and holds, credits, lines of ordered calls, and the wait for both."""
 
 from __future__ import annotations
 
-from .admission import Admission, Admitted
+from .admission import Admission
+from .call import Call, ReadReply, Result
 from .credits import Credits, Epoch, finished
-from .ordering import Lines
+from .ordering import Line, Lines
 
-__all__ = ["Admission", "Admitted", "Credits", "Epoch", "Lines", "finished"]
+__all__ = ["Admission", "Call", "Credits", "Epoch", "Line", "Lines", "ReadReply", "Result", "finished"]

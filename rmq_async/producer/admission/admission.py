@@ -9,29 +9,25 @@ A call that finds an empty line and nothing to wait for skips the line.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
-from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
-import msgspec
-
-from ..calls import Call
 from ..encoding import Compressor
-from ..routing import QueueChoice, Router, Target, TopicQueues
-from .credits import Credits, Epoch
-from .ordering import Lines, Place
+from ..routing import Router, TopicQueues
+from .call import Call
+from .credits import Credits
+from .ordering import Lines
 
-__all__ = ["Admission", "Admitted"]
+__all__ = ["Admission"]
 
 
 class Admission:
-    """The collaborators of admission. ``enter(call)`` makes an ``Admitted``.
+    """Give calls what they need before their first attempt, and take it back: ``enter`` or ``enter_now``, then ``leave``.
 
     ``lines``: the lines of calls that choose their queue, by topic; all admissions of a producer share them. ``compress_from``:
     bytes from which on a body is compressed.
     """
 
-    __slots__ = ("asks", "compress_from", "compressor", "credits", "enter", "lines", "queues_by_topic", "router")
+    __slots__ = ("asks", "compress_from", "compressor", "credits", "lines", "queues_by_topic", "router")
 
     def __init__(self, credits: Credits, lines: Lines, router: Router, compressor: Compressor) -> None:
         self.credits = credits
@@ -41,115 +37,83 @@ class Admission:
         self.asks = router.asks
         self.compressor = compressor
         self.compress_from = compressor.above
-        self.enter = partial(Admitted, self)
 
-
-class Admitted(msgspec.Struct):
-    """An async context manager: enters when the call may be sent, and gives back its credits at the end, unless ``transfer``
-    was called.
-
-    ``turn``: the next queue of the round robin, if it has been taken already. ``prepare``: awaited before a queue is chosen.
-    Valid inside: ``target``: the call's queue, one of ``topic_queues`` or chosen by the caller. ``number``: how many messages
-    it has. ``place``: its place in a line, left as soon as batching keeps the order of its message; None if it has none.
-    Entering raises BackpressureError if credits or the turn in line do not come by the call's deadline, and the errors of
-    compression, selectors, route look-up and ``prepare``.
-    """
-
-    # A Struct with few methods: each call of a Python function costs 50 to 100 ns per message.
-    admission: Admission
-    call: Call[Any]
-    turn: Target | None = None
-    prepare: Callable[[TopicQueues], Awaitable[None]] | None = None
-    topic_queues: TopicQueues = cast(TopicQueues, None)
-    target: Target = cast(Target, None)
-    number: int = 0
-    epoch: Epoch | None = None
-    place: Place | None = None
-
-    async def __aenter__(self) -> Admitted:
-        admission, call = self.admission, self.call
-        ids = call.outgoing.batch_ids
-        self.number = number = 1 if ids is None else len(ids)
-        credits, size = admission.credits, call.size
-        topic, message, choice = call.outgoing.topic, call.message, call.choice
+    def enter_now(self, call: Call[Any]) -> bool:
+        """Take credits and a queue if neither needs a wait and no earlier call waits; return whether it did."""
+        topic, choice = call.outgoing.topic, call.choice
+        topic_queues = self.queues_by_topic.get(topic)
+        if topic_queues is None or (call.message is not None and call.size >= self.compress_from):
+            return False
+        target = None
         if choice is not None:
-            if self.prepare is None and self._enter_now(choice):
-                return self
-            self.place = admission.lines.line(topic).join()
-        try:
-            if self.place is not None:
-                await self.place.turn(call.deadline)
-            self.epoch = credits.try_take(number, size) or await credits.take(number, size, call.deadline)
-            if message is not None and size >= admission.compress_from:
-                call.outgoing = await admission.compressor.compress(call.outgoing, call.deadline)
-            topic_queues = admission.queues_by_topic.get(topic) or await admission.router.topics.find(topic, call.deadline)
-            if self.prepare is not None:
-                await self.prepare(topic_queues)
-            if choice is None and not admission.asks:
-                self.topic_queues, self.target = topic_queues, self.turn or topic_queues.next()
+            line = self.lines.by_topic.get(topic)
+            if line is not None and line.busy:
+                return False
+            if choice.queue is not None:
+                target = topic_queues.by_queue.get(choice.queue)
             else:
-                await self._choose()
-        except BaseException:
-            await self.__aexit__(None, None, None)
-            raise
-        return self
+                target = self.router.target_now(topic_queues, call.message, choice)
+            if target is None:
+                return False
+        elif self.asks:
+            return False
+        epoch = self.credits.try_take(call.number, call.size)
+        if epoch is None:
+            return False
+        call.epoch, call.topic_queues = epoch, topic_queues
+        call.target = target or call.target or topic_queues.next()
+        return True
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.place is not None:
-            self.place.leave()
-        if self.epoch is not None:
-            credits = self.admission.credits  # ``give_back``, inlined
-            credits.free += self.number
-            credits.free_bytes += self.call.size
-            if credits.watched:
-                credits.came_back(self.epoch, self.number)
+    async def enter(self, call: Call[Any], prepare: Callable[[TopicQueues], Awaitable[None]] | None = None) -> None:
+        """Wait until a call may be sent that ``enter_now`` refused. The caller must ``leave``, also after an error.
 
-    def transfer(self) -> Epoch:
-        """Hands the credits over to the caller, which must give them back."""
-        epoch, self.epoch = self.epoch, None
-        assert epoch is not None
-        return epoch
+        Args:
+            call: A call that holds nothing.
+            prepare: Awaited before a queue is chosen.
+
+        Raises:
+            BackpressureError: Credits or the turn in line did not come by the call's deadline.
+            RocketMQError: As compression, selectors, route look-up and ``prepare`` raise.
+        """
+        topic, deadline = call.outgoing.topic, call.deadline
+        if call.choice is not None:
+            call.place = self.lines.line(topic).join()
+            await call.place.turn(deadline)
+        call.epoch = await self.credits.take(call.number, call.size, deadline)
+        if call.message is not None and call.size >= self.compress_from:
+            call.outgoing = await self.compressor.compress(call.outgoing, deadline)
+        topic_queues = self.queues_by_topic.get(topic) or await self.router.topics.find(topic, deadline)
+        if prepare is not None:
+            await prepare(topic_queues)
+        if call.choice is None and not self.asks:
+            call.topic_queues, call.target = topic_queues, call.target or topic_queues.next()
+        else:
+            await self._choose(call)
+
+    def leave(self, call: Call[Any]) -> None:
+        """Take back what the call still holds: its place and its credits."""
+        if call.place is not None:
+            call.place.leave()
+        if (epoch := call.epoch) is not None:
+            call.epoch = None
+            self.credits.give_back(epoch, call.number, call.size)
 
     # -- internals
 
-    def _enter_now(self, choice: QueueChoice) -> bool:
-        """Takes credits and a queue if neither needs a wait and the line is empty; returns whether it did."""
-        admission, call = self.admission, self.call
-        topic, message = call.outgoing.topic, call.message
-        topic_queues, line = admission.queues_by_topic.get(topic), admission.lines.by_topic.get(topic)
-        if topic_queues is None or (line is not None and line.busy):
-            return False
-        if message is not None and call.size >= admission.compress_from:
-            return False
-        if choice.queue is not None:
-            target = topic_queues.by_queue.get(choice.queue)
-        else:
-            target = admission.router.target_now(topic_queues, message, choice)
-        credits = admission.credits
-        free, free_bytes = credits.free - self.number, credits.free_bytes - call.size
-        if target is None or credits.contended or free < 0 or free_bytes < 0:
-            return False
-        credits.free, credits.free_bytes = free, free_bytes  # ``try_take`` for free credits, inlined
-        self.topic_queues, self.target, self.epoch = topic_queues, target, credits.epoch
-        return True
-
-    async def _choose(self) -> None:
-        call, router = self.call, self.admission.router
-        outgoing, message = call.outgoing, call.message
+    async def _choose(self, call: Call[Any]) -> None:
+        router, outgoing, message = self.router, call.outgoing, call.message
         if message is not None and call.choice is None:
             outgoing.message = message  # the selector of further attempts needs it as well
-        topic, choice, deadline, place = outgoing.topic, call.choice, call.deadline, self.place
+        topic, choice, deadline, place = outgoing.topic, call.choice, call.deadline, call.place
         if choice is None or place is None:
-            self.topic_queues, self.target = await router.aim(topic, message, outgoing.message, choice, deadline)
+            call.topic_queues, call.target = await router.aim(topic, message, outgoing.message, choice, deadline)
             return
         queue = await router.chosen(topic, message, choice, deadline)
         if router.is_away(topic, queue):
-            self.place = place = place.step_aside(queue)
-        self.topic_queues, self.target = await router.at(topic, queue, deadline)
-        if place.must_step_aside(self.target.queue):
-            self.place = place = place.step_aside(self.target.queue)
+            call.place = place = place.step_aside(queue)
+        call.topic_queues, call.target = await router.at(topic, queue, deadline)
+        if place.must_step_aside(call.target.queue):
+            call.place = place = place.step_aside(call.target.queue)
         if not place.is_first():
             await place.turn(deadline)
-            self.topic_queues, self.target = await router.at(topic, queue, deadline)  # the route may have changed
+            call.topic_queues, call.target = await router.at(topic, queue, deadline)  # the route may have changed

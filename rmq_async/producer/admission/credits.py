@@ -19,7 +19,7 @@ from ... import machine
 from ..._asyncio import WaitTable, wait_until
 from ...errors import BackpressureError, RocketMQError
 
-__all__ = ["Credits", "Epoch", "HeldCredits", "finished"]
+__all__ = ["Credits", "Epoch", "finished"]
 
 GIVEN_UP_KEPT: Final = 64
 """The queue of waiters is compacted, in O(n), when more of them are abandoned than this number plus half of the queue."""
@@ -156,10 +156,6 @@ class Credits:
                 epoch.emptied.set_result(None)
         self._serve()
 
-    def hold(self, number: int, size: int, deadline: float) -> HeldCredits:
-        """Returns an async context manager that takes credits as ``take`` does, and gives them back at its end."""
-        return HeldCredits(self, number, size, deadline)
-
     def so_far(self) -> list[Epoch]:
         """Ends the current epoch; returns the epochs of all messages that are accepted and not finished."""
         ending = self.epoch
@@ -227,34 +223,6 @@ class Credits:
         elif self._given_up > GIVEN_UP_KEPT + len(self._waiters) // 2:
             self._waiters = deque(each for each in self._waiters if not each.left)
             self._given_up = 0
-
-
-class HeldCredits:
-    """The credits of one call for the time of an ``async with``."""
-
-    __slots__ = ("_credits", "_deadline", "_epoch", "_number", "_size")
-
-    def __init__(self, credits: Credits, number: int, size: int, deadline: float) -> None:
-        self._credits = credits
-        self._number = number
-        self._size = size
-        self._deadline = deadline
-        self._epoch: Epoch | None = None
-
-    async def __aenter__(self) -> HeldCredits:
-        credits, number, size = self._credits, self._number, self._size
-        self._epoch = credits.try_take(number, size) or await credits.take(number, size, self._deadline)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._epoch is not None:
-            self._credits.give_back(self._epoch, self._number, self._size)
-
-    def transfer(self) -> Epoch:
-        """Hands the credits over to the caller, which must give them back."""
-        epoch, self._epoch = self._epoch, None
-        assert epoch is not None
-        return epoch
 
 
 async def finished(epochs: Sequence[Epoch], deadline: float) -> bool:

@@ -22,7 +22,7 @@ from rmq_protocol.properties import message_properties
 
 from ...results import SendResult
 from ...transport import Receiver
-from ..admission import Admission, Admitted, Credits
+from ..admission import Admission, Credits
 from ..calls import Call, Result
 from ..encoding import Outgoing
 from ..routing import MessageGatherer, Router, Target, TopicQueues
@@ -53,14 +53,14 @@ class OrderedSends:
         self._batcher = batcher
         self._create_future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
 
-    async def send(self, call: Call[Result], admitted: Admitted) -> Result:
+    async def send(self, call: Call[Result]) -> Result:
         """Send an admitted call and return its result."""
         future: asyncio.Future[Result] = self._create_future() if call.choice is not None else AskingFuture()
         watch = call.outgoing.watch
         receiver: Receiver = future if watch is None else WatchedMember(future, watch)
         try:
-            gathering = self._add(call, receiver, admitted)
-            if (place := admitted.place) is not None:
+            gathering = self._add(call, receiver)
+            if (place := call.place) is not None:
                 place.leave()  # from here on, the gathering keeps the order of the call's message
             try:
                 return await future
@@ -78,13 +78,17 @@ class OrderedSends:
     ) -> asyncio.Future[Result]:
         """Accept a ``send_async`` or ``send_batch_async``, and return its future."""
         credit, watch = self._admission.credits, call.outgoing.watch
-        async with self._admission.enter(call) as admitted:
-            accepted = AsyncSend(credit, admitted.transfer(), admitted.number, call.size, on_success, on_error)
+        try:
+            if not self._admission.enter_now(call):
+                await self._admission.enter(call)
+            accepted = AsyncSend(credit, call.transfer(), call.number, call.size, on_success, on_error)
             if call.choice is None:
                 accepted.context = accepted.context or copy_context()
             receiver: Receiver = accepted if watch is None else WatchedMember(accepted, watch)
-            gathering = self._add(call, receiver, admitted)
+            gathering = self._add(call, receiver)
             accepted.work = gathering if call.outgoing.watch is None else _WatchedCall(gathering, call.outgoing)
+        finally:
+            self._admission.leave(call)
         return accepted.future
 
     def turn(self, topic_queues: TopicQueues, target: Target, outgoing: Outgoing, deadline: float) -> Turn:
@@ -98,8 +102,8 @@ class OrderedSends:
 
     # -- inside
 
-    def _add(self, call: Call[Any], receiver: Receiver, admitted: Admitted) -> QueueGathering:
-        gathering = self._batcher.in_order(admitted.topic_queues, admitted.target, fixed=call.choice is not None)
+    def _add(self, call: Call[Any], receiver: Receiver) -> QueueGathering:
+        gathering = self._batcher.in_order(call.topic_queues, call.target, fixed=call.choice is not None)
         outgoing, message = call.outgoing, call.message
         if call.batchable and message is not None and _may_share(message, self._batcher.encoder.compress_over):
             properties = outgoing.properties
@@ -195,7 +199,8 @@ class UnorderedSends:
         Args:
             size: The message's bytes in a batch.
         """
-        async with self._credits.hold(1, len(message.body), deadline):
+        epoch = await self._credits.take(1, len(message.body), deadline)
+        try:
             gathering = await self._gathering(message, deadline)
             future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
             gathering.add(future, message, size, deadline)
@@ -206,6 +211,8 @@ class UnorderedSends:
                 raise
             finally:
                 del future  # breaks the cycle frame -> future -> error -> traceback -> frame
+        finally:
+            self._credits.give_back(epoch, 1, len(message.body))
 
     async def accept(
         self,
@@ -217,9 +224,13 @@ class UnorderedSends:
     ) -> asyncio.Future[SendResult]:
         """Accept a ``send_async`` and return its future."""
         body_size = len(message.body)
-        async with self._credits.hold(1, body_size, deadline) as held:
+        epoch = await self._credits.take(1, body_size, deadline)
+        try:
             gathering = await self._gathering(message, deadline)
-            accepted = AsyncSend(self._credits, held.transfer(), 1, body_size, on_success, on_error)
+        except BaseException:
+            self._credits.give_back(epoch, 1, body_size)
+            raise
+        accepted = AsyncSend(self._credits, epoch, 1, body_size, on_success, on_error)
         gathering.add(accepted, message, size, deadline)
         accepted.work = gathering
         return accepted.future

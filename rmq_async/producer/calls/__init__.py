@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .call import Call, Result
+from ..admission import Call, Result
 from .delivery import deliver, deliver_unconnected, end_if_late
 from .dispatch import Dispatch, stopped
 from .first_attempt import FirstAttempt, broken_off

@@ -9,9 +9,9 @@ from rmq_protocol.send_codec import SendReply
 
 from ... import machine
 from ...tracebacks import own_copy, without_frames
+from ..admission import Call, Result
 from ..encoding import notify_failed
 from ..routing import Target, TopicQueues
-from .call import Call, Result
 from .call_errors import explained
 from .dispatch import Dispatch
 from .retry_loop import RetryLoop

@@ -16,10 +16,10 @@ from ...client import Replication
 from ...errors import ClientStateError
 from ...results import SendStatus
 from ...transport import Connection, ConnectionPool
+from ..admission import Call
 from ..config import ProducerConfig
 from ..encoding import Frames
 from ..routing import Router, Target, TopicQueues
-from .call import Call
 from .recovery import Recovery
 from .retry_policy import Rules, attempt_cap, connect_cap
 

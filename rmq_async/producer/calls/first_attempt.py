@@ -18,9 +18,9 @@ from ... import machine
 from ...errors import ClientStateError, QueueNotExistError
 from ...tracebacks import without_frames
 from ...transport import Connection, Pending
+from ..admission import Call, Result
 from ..encoding import Outgoing, is_unclear, notify_failed, reply_error
 from ..routing import Target, TopicQueues
-from .call import Call, Result
 from .call_errors import explained
 from .dispatch import Dispatch
 from .retry_loop import RetryLoop

@@ -19,11 +19,11 @@ from ... import machine
 from ...errors import ConnectError, QueueNotExistError, SelectorError
 from ...tracebacks import without_frames
 from ...transport import Connection, Pending
+from ..admission import Call, Result
 from ..encoding import is_unclear, notify_failed, reply_error
 from ..routing import GivenUpError, Target, TopicQueues
 from .attempt import AttemptRecord
 from .attempts import Attempts
-from .call import Call, Result
 from .call_errors import failure, no_time
 from .dispatch import Dispatch, stopped
 from .recovery import Waiting

@@ -13,7 +13,7 @@ from rmq_protocol.send_codec import SendReply
 from ... import machine
 from ...errors import QueueNotExistError, RequestTimeoutError, RocketMQError
 from ...transport import Connection
-from ..admission import Admission, Admitted, Credits
+from ..admission import Admission, Credits
 from ..batching import OrderedSends
 from ..calls import Call, Dispatch
 from ..encoding import reply_error
@@ -68,43 +68,47 @@ class Oneway:
         self._answer_within = answer_within
         self._window = dispatch.config.oneway_window
 
-    async def send(self, call: Call[Any], turn: Target | None) -> None:
-        """Admits and sends a call. ``turn``: its queue if the round robin has already advanced, else None.
+    async def send(self, call: Call[Any]) -> None:
+        """Admit and send a call.
 
         Messages for one chosen queue are written in the order of the calls, also relative to sends that wait for responses.
         """
-        async with self._admission.enter(call, turn=turn) as admitted:
-            topic_queues, target = admitted.topic_queues, admitted.target
+        try:
+            if not self._admission.enter_now(call):
+                await self._admission.enter(call)
             if call.choice is None:
-                await self._send(call, target, admitted, probes=self._is_on_trial(target))
+                await self._send(call, probes=self._is_on_trial(call.target))
                 return
-            in_turn = self._ordered.turn(topic_queues, target, call.outgoing, call.deadline)
-            if admitted.place is not None:
-                admitted.place.leave()
+            in_turn = self._ordered.turn(call.topic_queues, call.target, call.outgoing, call.deadline)
+            if call.place is not None:
+                call.place.leave()
             async with in_turn:
-                await self._send(call, target, admitted, probes=False)
+                await self._send(call, probes=False)
+        finally:
+            self._admission.leave(call)
 
-    async def _send(self, call: Call[Any], target: Target, admitted: Admitted, *, probes: bool) -> None:
+    async def _send(self, call: Call[Any], *, probes: bool) -> None:
         if call.outgoing.watch is None:
-            await self._submit(call, target, admitted, probes=probes)
+            await self._submit(call, probes=probes)
             return
-        attempt = cast(Watch, call.outgoing.watch).begin(call.outgoing, target)
+        attempt = cast(Watch, call.outgoing.watch).begin(call.outgoing, call.target)
         try:
             call.outgoing = msgspec.structs.replace(attempt.added(call.outgoing), watch=None)
-            await self._submit(call, target, admitted, probes=probes)
+            await self._submit(call, probes=probes)
         except BaseException as error:
             attempt.failed(error)
             raise
         attempt.queued()
 
-    async def _submit(self, call: Call[Any], target: Target, admitted: Admitted, *, probes: bool) -> None:
+    async def _submit(self, call: Call[Any], *, probes: bool) -> None:
         """Queues the frame of a one-way request, or of the ordinary request that ends a window.
 
         ``probes``: the broker is on trial, and the message is sent as an ordinary request, whose response can end the trial.
         """
-        target, connection, pacing = await self._paced(call, target, probes=probes)
+        connection, pacing = await self._paced(call, probes=probes)
+        target = call.target
         if pacing is not None and (probes or pacing.due(self._window)):
-            self._submit_confirmed(call, target, admitted, connection, pacing)
+            self._submit_confirmed(call, connection, pacing)
             return
         outgoing, credits = call.outgoing, self._credits
         opaque, passed = connection.requests.next_opaque(), None
@@ -115,7 +119,7 @@ class Oneway:
             parts = target.oneway.parts(
                 opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag
             )  # fmt: skip
-        epoch = admitted.transfer()
+        epoch = call.transfer()
         try:
             connection.requests.submit_oneway(parts, lambda cost: credits.give_back(epoch, 1, cost), call.size)
         except BaseException as error:
@@ -128,26 +132,26 @@ class Oneway:
         if passed is not None:
             passed.finish(None, None)
 
-    async def _paced(self, call: Call[Any], target: Target, *, probes: bool) -> tuple[Target, Connection, OnewayPacing | None]:
-        """Returns the target, an open connection to it, and the pacing; None if the connection is not paced.
+    async def _paced(self, call: Call[Any], *, probes: bool) -> tuple[Connection, OnewayPacing | None]:
+        """Return an open connection to the call's target, and the pacing; None if the connection is not paced.
 
-        The target is at its broker's newest known address if it had to be connected. Waits while ``MAX_OPEN`` windows are open,
-        if the message would open another one.
+        The target is moved to its broker's newest known address if it has to be connected. Waits while ``MAX_OPEN`` windows
+        are open, if the message would open another one.
         """
         window = self._window
         while True:
-            connection = self._dispatch.connections.get(target.address)
+            connection = self._dispatch.connections.get(call.target.address)
             if connection is None:
-                target = await self._connect(call, target)
+                call.target = await self._connect(call, call.target)
                 continue
             pacing = pacing_of(connection) if window else None
             if probes:
                 pacing = pacing or OnewayPacing(connection.requests)
             elif pacing is None or not pacing.due(window):
-                return target, connection, pacing
+                return connection, pacing
             if pacing.open < MAX_OPEN:
-                return target, connection, pacing
-            await self._router.unless_stopped(pacing.wait(call.deadline, target.address))
+                return connection, pacing
+            await self._router.unless_stopped(pacing.wait(call.deadline, call.target.address))
 
     async def _connect(self, call: Call[Any], target: Target) -> Target:
         """Connects to the broker, at its new address if it has moved; returns the target at that address, or raises the error."""
@@ -170,17 +174,15 @@ class Oneway:
         finally:
             del failed  # breaks the cycle frame -> error -> traceback -> frame
 
-    def _submit_confirmed(
-        self, call: Call[Any], target: Target, admitted: Admitted, connection: Connection, pacing: OnewayPacing
-    ) -> None:
+    def _submit_confirmed(self, call: Call[Any], connection: Connection, pacing: OnewayPacing) -> None:
         """Sends a message that ends a window as an ordinary request, which the broker answers."""
-        credits, epoch = self._credits, admitted.transfer()
+        credits, epoch = self._credits, call.transfer()
         finished = partial(credits.give_back, epoch, 1, call.size)
-        learn = partial(self._learn, call.outgoing.topic, target)
+        learn = partial(self._learn, call.outgoing.topic, call.target)
         try:
             receiver = WindowReceiver(pacing, connection, finished, learn)
             until = machine.monotonic() + self._answer_within
-            self._dispatch.submit(connection, target, call.outgoing, receiver, until, until)
+            self._dispatch.submit(connection, call.target, call.outgoing, receiver, until, until)
         except BaseException:
             finished()
             raise

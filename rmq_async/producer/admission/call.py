@@ -1,9 +1,9 @@
-"""The record of one call of a producer: message, deadline, retries, and the function that reads its result."""
+"""The record of one call of a producer: message, deadline, retries, the function that reads its result, and what it holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
@@ -11,7 +11,9 @@ from rmq_protocol.message import Message
 from rmq_protocol.send_codec import SendReply
 
 from ..encoding import Outgoing
-from ..routing import QueueChoice, Target
+from ..routing import QueueChoice, Target, TopicQueues
+from .credits import Epoch
+from .ordering import Place
 
 __all__ = ["Call", "ReadReply", "Result"]
 
@@ -29,6 +31,11 @@ class Call(msgspec.Struct, Generic[Result]):
     ``message``: the argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
     a message that is sent as it is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, for
     admission. ``batchable``: the message may leave in a batch with others.
+
+    Set by ``Admission``: ``number``: credits that the call takes, one for each message. ``epoch``: of the credits that it holds;
+    None if it holds none. ``place``: in a line, left as soon as batching keeps the order of the message; None if it has none.
+    ``target``: the queue of the first attempt, one of ``topic_queues`` or chosen by the caller; set before admission if the round
+    robin has already advanced for this call.
     """
 
     outgoing: Outgoing
@@ -40,3 +47,14 @@ class Call(msgspec.Struct, Generic[Result]):
     choice: QueueChoice | None = None
     size: int = 0
     batchable: bool = False
+    number: int = 1
+    epoch: Epoch | None = None
+    place: Place | None = None
+    topic_queues: TopicQueues = cast(TopicQueues, None)
+    target: Target = cast(Target, None)
+
+    def transfer(self) -> Epoch:
+        """Hand the credits over to the caller, which must give them back."""
+        epoch, self.epoch = self.epoch, None
+        assert epoch is not None
+        return epoch
