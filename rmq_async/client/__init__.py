@@ -5,16 +5,15 @@ from __future__ import annotations
 from .broker_clock import BrokerClocks, broker_time_in
 from .clock_requests import look_at_clock
 from .condition import brokers_of, is_silent, last_success_age, loop_problem, name_server_problem
-from .copied_bodies import body_as_stored
 from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
-from .lifecycle import LifeCycle, LifeState
-from .losses import lost_offsets
-from .masters import has_master, is_masterless, known_master
+from .lifecycle import ClientUser, LifeCycle, LifeState
+from .losses import has_master, is_masterless, known_master, lost_offsets
 from .membership import group_members, has_no_members
 from .name_servers import NameServers
 from .names import Names
 from .offsets import (
+    TOOLS_GROUP,
     check_queue,
     commit_offset,
     committed_offset,
@@ -24,20 +23,18 @@ from .offsets import (
     max_offset,
     min_offset,
     search_offset,
+    store_time_ms,
     until_readable,
 )
 from .pull_sizes import end_in, next_offset_in, too_large_frame
 from .replication import Replication
 from .reply_table import PushedReply
-from .retry_requests import broker_of_message, retry_brokers, send_back, send_copy
+from .retry_requests import body_as_stored, broker_of_message, retry_brokers, send_back, send_copy
 from .route_table import RouteTable, TopicRoute
-from .time_search import TOOLS_GROUP, store_time_ms
-from .topic_route import malformed_addresses
+from .topic_route import first_port, malformed_addresses, vip_address
 from .trace_records import TRACE_TIMEOUT, TraceRecords
 from .trace_requests import send_trace
 from .unique_ids import UniqueIds, longest_id
-from .user import ClientUser
-from .vip import first_port, vip_address
 
 __all__ = [
     "TOOLS_GROUP",

@@ -11,7 +11,7 @@ from .._text import printable
 from ..health import BrokerHealth, Problem, ProblemCode
 from .instance import ClientInstance
 from .loop_monitor import LATE_AFTER
-from .vip import vip_address
+from .topic_route import vip_address
 
 __all__ = ["brokers_of", "is_silent", "last_success_age", "loop_problem", "name_server_problem"]
 

@@ -55,15 +55,14 @@ from .gaps import GapTable
 from .group_requests import GroupRequests
 from .heartbeat import Heartbeats
 from .loop_monitor import LoopMonitor
-from .name_server_watch import NameServerWatch
-from .name_servers import NameServers
+from .name_servers import NameServers, NameServerWatch
 from .names import Names
 from .pull_sizes import PullSizes
 from .replication import Replication
 from .reply_table import ReplyTable
 from .route_table import RouteTable, TopicRoute
+from .topic_route import first_port
 from .unique_ids import UniqueIds, packed_ip
-from .vip import first_port
 
 __all__ = ["ClientInstance"]
 

@@ -10,28 +10,60 @@ delay, and brokers from 5.1.4 on with any number of times, while a client holds 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Final
 
 from rmq_protocol.command import RemotingCommand
+from rmq_protocol.compression import compress, compression_type
 from rmq_protocol.constants import (
     AUTO_CREATE_TOPIC_KEY,
+    COMPRESSION_TYPE_MASK,
     LOGICAL_QUEUE_MOCK_BROKER_PREFIX,
     RETRY_TOPIC_PREFIX,
     PropertyName,
     RequestCode,
     ResponseCode,
+    SysFlag,
 )
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2, to_ext
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
 
 from .. import machine
+from .._text import printable
 from ..broker_answers import broker_error
-from ..errors import RocketMQError
-from .copied_bodies import body_as_stored
+from ..errors import RequestTimeoutError, RocketMQError
 from .instance import ClientInstance
 
-__all__ = ["broker_of_message", "retry_brokers", "send_back", "send_copy"]
+__all__ = ["body_as_stored", "broker_of_message", "retry_brokers", "send_back", "send_copy"]
+
+# The bodies of messages that a client sends again.
+
+
+async def body_as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
+    """Return the body of a copy and its flags: a body that was stored compressed is compressed again, if that makes it smaller.
+
+    Args:
+        deadline: monotonic.
+
+    Raises:
+        RequestTimeoutError: If that takes longer.
+    """
+    # A broker may refuse the larger body. Old senders use zlib without a flag for the type; only the size of the record then shows
+    # that the body was compressed.
+    body, kind = received.body, compression_type(received.sys_flag)
+    if not received.sys_flag & COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
+        return body, 0
+    try:
+        packed = await instance.threads.run(partial(compress, body, kind), deadline)
+    except TimeoutError:
+        text = (
+            f"message {printable(received.msg_id)} was not sent again: its {len(body)} bytes were not compressed in time; call "
+            "again, or raise request_timeout"
+        )
+        raise RequestTimeoutError(text, maybe_stored=False) from None
+    return (packed, int(SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)
+
 
 _NOT_COPIED: Final = frozenset(
     {

@@ -15,18 +15,11 @@ import msgspec
 
 from rmq_protocol.constants import MASTER_ID, Perm
 from rmq_protocol.message import MessageQueue
-from rmq_protocol.route import (
-    BrokerData,
-    TopicRouteData,
-    is_address,
-    publish_queues,
-    static_topic_endpoints,
-    subscribe_queues,
-)
+from rmq_protocol.route import BrokerData, TopicRouteData, is_address, publish_queues, static_topic_endpoints, subscribe_queues
 
 from .._text import printable
 
-__all__ = ["BrokerLists", "TopicRoute", "malformed_addresses", "queue_counts", "topic_route"]
+__all__ = ["BrokerLists", "TopicRoute", "first_port", "malformed_addresses", "queue_counts", "topic_route", "vip_address"]
 
 MAX_LISTS: Final = 64
 """Broker lists that are kept for sharing; topics of one cluster have few different ones."""
@@ -161,3 +154,22 @@ def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
         and MASTER_ID in addresses.get(item.broker_name, ())
         for item in data.queue_datas
     )
+
+
+# The second port of a broker, two below the first (``MixAll.brokerVIPChannel``).
+#
+# It takes sends, queries and heartbeats, but no pulls (``BrokerController.registerProcessor``).
+
+_BELOW: Final = 2
+
+
+def vip_address(address: str) -> str:
+    """Return the second port's address of the broker at ``address``; ``address`` itself if its port is 1 or 2."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) - _BELOW}" if int(port) > _BELOW else address
+
+
+def first_port(address: str) -> str:
+    """Return the first port's address of the broker whose second port is at ``address``."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + _BELOW}"

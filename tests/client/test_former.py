@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rmq_async import machine
-from rmq_async.client import former as former_module
-from rmq_async.client.former import FormerConnections
+from rmq_async.client import heartbeat as heartbeat_module
+from rmq_async.client.heartbeat import FormerConnections
 from rmq_async.testing.simulation import Simulation
 from rmq_async.transport import CloseReason
 
@@ -46,7 +46,7 @@ def test_silent_connection_is_doubted_until_its_broker_has_closed_it(answered_af
 
 
 def test_addresses_that_never_answer_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(former_module, "MOST_UNREPLACED", 2)
+    monkeypatch.setattr(heartbeat_module, "MOST_UNREPLACED", 2)
 
     async def main(simulation: Simulation) -> None:
         reports: list[str] = []

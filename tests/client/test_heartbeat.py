@@ -13,7 +13,7 @@ import pytest
 
 from rmq_async import machine
 from rmq_async.client import ClientInstance, heartbeat
-from rmq_async.client import former as former_module
+from rmq_async.client import heartbeat as heartbeat_module
 from rmq_async.errors import ConfigError
 from rmq_async.transport import CloseReason, Connection
 from rmq_protocol.command import RemotingCommand
@@ -417,7 +417,7 @@ async def test_when_a_group_leaves_another_one_joins_anew_where_replies_are_wait
 
 
 async def test_a_former_connection_that_ends_takes_the_id_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(former_module, "NOTICED", 0.05)
+    monkeypatch.setattr(heartbeat_module, "NOTICED", 0.05)
     async with cluster() as (server, [broker]), client(server) as instance:
         instance.register_producer("p")
         await instance.routes.get("t", 1.0)

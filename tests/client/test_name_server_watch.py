@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from rmq_async.client import name_server_watch
-from rmq_async.client.name_server_watch import NameServerWatch
+from rmq_async.client import name_servers as name_servers_module
+from rmq_async.client.name_servers import NameServerWatch
 
 pytestmark = pytest.mark.virtual_time
 
 
 async def test_watch_pauses_after_an_answer_whose_connection_is_lost_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_server_watch, "FIRST", 0.02)
+    monkeypatch.setattr(name_servers_module, "FIRST_WATCH_PAUSE", 0.02)
     answered = asyncio.Event()
     answered.set()
 

@@ -14,8 +14,7 @@ import pytest
 
 from rmq_async.client import route_table
 from rmq_async.client.name_servers import NameServers, NoUsableAnswerError
-from rmq_async.client.route_table import RouteTable, TopicRoute
-from rmq_async.client.topic_use import UNUSED_POLLS, TopicUse
+from rmq_async.client.route_table import UNUSED_POLLS, RouteTable, TopicRoute, TopicUse
 from rmq_async.config import ClientConfig
 from rmq_async.errors import ClientStateError, NameServerError, TopicNotFoundError
 from rmq_async.transport import ConnectionPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rmq_async.client.time_search import first_at_or_after
+from rmq_async.client.offsets import first_at_or_after
 
 
 async def found(times: list[int], low: int, wanted: int, hint: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmq_async.admin import Admin
-from rmq_async.client.user import ClientUser
+from rmq_async.client.lifecycle import ClientUser
 from rmq_async.consumer import PullConsumer
 from rmq_async.errors import ClientStateError, ForkedError, WrongLoopError
 from rmq_async.producer import Producer
