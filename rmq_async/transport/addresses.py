@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import chain, zip_longest
 from math import inf
 from typing import Any, Final, Generic, TypeVar
@@ -22,9 +23,10 @@ from typing import Any, Final, Generic, TypeVar
 from .. import machine
 from .._asyncio import SingleFlight
 from .._lookups import is_ip, look_up
+from ..config import canonical_host
 from ..tracebacks import own_copy
 
-__all__ = ["Resolver", "first_of"]
+__all__ = ["AllowedHosts", "Resolver", "first_of"]
 
 HEAD_START: Final = 0.25
 """Seconds before the next address is tried; less if otherwise not all addresses would be tried in time."""
@@ -233,3 +235,32 @@ def _address(place: Any) -> str:
     """Return the host of a socket address from getaddrinfo, with the network interface that an IPv6 address may need."""
     host = str(place[0])
     return f"{host}%{place[3]}" if len(place) == 4 and place[3] and "%" not in host else host
+
+
+# Limits the hosts to which a client may connect, except its name servers.
+#
+# A false name server can name any address as a broker's, and the client would connect there, with signatures if it has credentials.
+# Hosts are compared without a look-up: an allowed name may resolve to any address, and an allowed address does not allow
+# a name that resolves to it.
+
+
+class AllowedHosts:
+    """The hosts to which a client may connect.
+
+    Args:
+        allowed: Host names, addresses and networks in the form of ``ClientConfig.allowed_broker_hosts``.
+    """
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._hosts = frozenset(each for each in allowed if "/" not in each)
+        self._networks: list[IPv4Network | IPv6Network] = [ip_network(each) for each in allowed if "/" in each]
+
+    def __contains__(self, host: str) -> bool:
+        canonical = canonical_host(host)
+        if canonical in self._hosts:
+            return True
+        try:
+            address: IPv4Address | IPv6Address = ip_address(canonical)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)

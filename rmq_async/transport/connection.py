@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, Final, NamedTuple, cast
@@ -27,17 +28,39 @@ from .._ordered import OrderedSet
 from .._text import is_power_of_two
 from ..broker_answers import is_busy
 from ..errors import ConnectionLostError
-from .close_errors import close_text, lost_error
 from .coalescer import GATHER_FROM
 from .pending import Pending, request_name
 from .request_hooks import RequestHooks
 from .request_table import RequestTable
 from .server_requests import Answering, discard, failed, not_supported, response_frame
-from .sockets import unread
-from .states import CloseReason, ConnectionState, next_state
+from .states import CloseReason, ConnectionState, close_text, lost_error, next_state
 from .tls import silent_end
 
-__all__ = ["Connection", "ConnectionSettings", "RequestHandler"]
+__all__ = ["Connection", "ConnectionSettings", "RequestHandler", "unread"]
+
+# The receive queue of a connection's socket.
+
+try:
+    from fcntl import ioctl
+    from termios import FIONREAD
+except ImportError:  # not on Windows
+    ioctl = None  # type: ignore[assignment]
+
+
+def unread(transport: asyncio.BaseTransport | None) -> int:
+    """Return the number of bytes that the kernel has received and the loop has not read: 1 if that is not known, 0 for a closed
+    socket.
+    """
+    if transport is not None and (known := transport.get_extra_info("unread")) is not None:
+        return int(known)  # of a simulated transport, which has no descriptor
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if ioctl is None or sock is None:
+        return 1
+    try:
+        return int(struct.unpack("i", ioctl(sock.fileno(), FIONREAD, bytes(4)))[0])
+    except (OSError, ValueError):  # closed meanwhile
+        return 0
+
 
 logger = logging.getLogger("rmq_async.transport")
 

@@ -9,15 +9,30 @@ The table is scanned when the earliest deadline is due, not for each message: 10
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
+from contextvars import Context
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from rmq_protocol.constants import RequestCode
 
-__all__ = ["HeldFrame", "OnewayCallback", "Pending", "Receiver", "Sendable", "overdue", "request_name"]
+from .. import machine
+
+__all__ = [
+    "BLOCKED_AFTER",
+    "GRACE_AFTER_WRITE",
+    "Deadlines",
+    "HeldFrame",
+    "OnewayCallback",
+    "Pending",
+    "Receiver",
+    "Sendable",
+    "overdue",
+    "request_name",
+]
 
 
 class Receiver(Protocol):
@@ -103,3 +118,131 @@ def request_name(code: int) -> str:
         return RequestCode(code).name
     except ValueError:
         return f"request {code}"
+
+
+# The deadline timer of a connection: one timer, set for the earliest deadline in the request table.
+#
+# The same timer detects a dead peer: no byte came for ``dead_after`` seconds, counted from the first request, long polls excepted,
+# that was written after the last byte. After a blocked loop requests get a grace before they time out, because their answers may be
+# in the socket: the loop first reads the bytes that are there. The number and the length of consecutive graces are limited.
+
+SCAN_GRAIN: Final = 0.02
+"""Minimum seconds between a scan and the next one that it schedules, so that one scan ends several late requests."""
+BLOCKED_AFTER: Final = 0.02
+"""Seconds: a scan that is later than this shows that the loop was blocked."""
+GRACE_STEP: Final = 0.01
+MAX_GRACE: Final = 0.5
+"""Maximum seconds of one grace."""
+FULL_FROM: Final = 32 * 1024
+"""Number of unread bytes in the socket from which on its receive window may be full; more answers may then wait in the peer's
+kernel.
+
+Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part, and widens it for a process that reads.
+"""
+MAX_DELAY: Final = 1.0
+"""Maximum seconds of consecutive graces while the socket is empty: in services where each iteration blocks the loop, no request
+would time out otherwise."""
+MAX_GRACES: Final = 32
+"""Maximum number of consecutive graces: an iteration of the loop reads 256 KiB, and the kernel keeps up to 8 MiB."""
+GRACE_AFTER_WRITE: Final = 0.1
+"""Seconds for the answer to a frame that was written after its deadline, because the loop was blocked."""
+
+
+class Deadlines:
+    """The timer of a connection's deadlines.
+
+    ``flush`` writes the gathered frames; ``die`` closes the connection as dead.
+
+    ``expire(now)`` ends the late requests and returns the earliest deadline of the others, infinity if there are none.
+
+    Code that runs for each message or each read uses the public attributes directly, to save calls.
+
+    Args:
+        unread: Number of bytes in the socket.
+    """
+
+    __slots__ = (
+        "_die", "_expire", "_flush", "_grace", "_graces", "_loop", "_next_step", "_timer", "_unread", "at", "dead_after",
+        "received", "silent_since",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        dead_after: float,
+        flush: Callable[[], None],
+        expire: Callable[[float], float],
+        die: Callable[[], None],
+        unread: Callable[[], int],
+    ) -> None:
+        self.dead_after = dead_after
+        """Seconds of silence after ``silent_since`` from which the peer counts as dead."""
+        self.at = inf
+        """A request with a deadline before this time calls ``arm``; -infinity after ``stop``."""
+        self.silent_since = inf
+        """Time of the first write of a request, long polls excepted, since data was last received; infinity without one."""
+        self.received = 0
+        """Number of bytes received."""
+        self._flush = flush
+        self._expire = expire
+        self._die = die
+        self._unread = unread
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._grace: tuple[float, float, int] | None = None
+        """Start of the present grace, value of ``received`` that ends it, and value of ``received`` at its last step."""
+        self._graces = (0, inf)
+        """Number of graces since the last scan that judged deadlines, and the start of the first."""
+        self._next_step = inf
+        """Time of the next step of a grace."""
+
+    def arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        now = machine.monotonic()
+        self.at = max(at, now)
+        # In a context of its own, since each scan sets the timer of the next.
+        self._timer = self._loop.call_later(self.at - now, self._scan, context=Context())
+
+    def stop(self) -> None:
+        """Cancel the timer for good."""
+        self.at = -inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _scan(self) -> None:
+        now = machine.monotonic()
+        dead = now - self.silent_since >= self.dead_after
+        if (dead or now - self.at > BLOCKED_AFTER) and self._more_to_read(now):
+            self._next_step = now + GRACE_STEP
+            self._timer = self._loop.call_later(GRACE_STEP, self._scan)
+            return
+        self._timer = None
+        self.at = inf
+        self._grace = None
+        self._graces = (0, inf)
+        if dead:
+            self._die()
+            return
+        self._flush()  # gathered frames will be written in any case: their requests must not count as unwritten
+        earliest = min(self._expire(now), self.silent_since + self.dead_after)
+        if earliest < self.at:
+            self.arm(max(earliest, now + SCAN_GRAIN))
+
+    def _more_to_read(self, now: float) -> bool:
+        """Return whether bytes that were in the socket at the end of a blocked iteration of the loop may still have to be read;
+        False at the limits of graces.
+        """
+        if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
+            self._flush()
+            unread, (begun, since) = self._unread(), self._graces
+            if begun >= MAX_GRACES or (not unread and now - since > MAX_DELAY):
+                return False
+            self._graces = (begun + 1, min(since, now))
+            self._grace = (now, self.received + unread if unread < FULL_FROM else inf, -1)
+            return True
+        began, whole, before = self._grace
+        if self.received >= whole or self.received == before or now - began > MAX_GRACE:
+            return False
+        self._grace = (began, whole, self.received)
+        return True

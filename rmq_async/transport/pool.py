@@ -26,8 +26,7 @@ from .._lookups import is_ip
 from .._ordered import OrderedSet
 from ..config import ClientConfig, host_and_port, name_servers
 from ..errors import ClientStateError, ConnectError, ConnectionLostError, RequestTimeoutError, RocketMQError
-from .addresses import Resolver, first_of
-from .allowed_hosts import AllowedHosts
+from .addresses import AllowedHosts, Resolver, first_of
 from .connection import Connection, ConnectionSettings, RequestHandler
 from .process import check_not_forked, generation
 from .request_hooks import RequestHooks

@@ -22,12 +22,21 @@ from rmq_protocol.pull_codec import PullTemplate
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, SendTemplate
 
 from .. import machine
-from .close_errors import late_error
 from .coalescer import WriteCoalescer
-from .deadlines import BLOCKED_AFTER, GRACE_AFTER_WRITE, Deadlines
-from .pending import HeldFrame, OnewayCallback, Pending, Receiver, Sendable, overdue
+from .pending import (
+    BLOCKED_AFTER,
+    GRACE_AFTER_WRITE,
+    Deadlines,
+    HeldFrame,
+    OnewayCallback,
+    Pending,
+    Receiver,
+    Sendable,
+    overdue,
+)
 from .request_hooks import cancel_hooked
 from .send_window import SendWindow
+from .states import late_error
 
 __all__ = ["Remainder", "RequestTable"]
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["CloseReason", "ConnectionState", "next_state"]
+from ..errors import ConnectionLostError, RequestTimeoutError
+from .pending import request_name
+from .tls import tls_reason
+
+__all__ = ["CloseReason", "ConnectionState", "close_text", "late_error", "lost_error", "next_state"]
 
 
 class ConnectionState(Enum):
@@ -41,3 +45,38 @@ class CloseReason(Enum):
     PROTOCOL = "the peer sent a broken frame"
     NOT_READING = "the peer does not read what is sent to it"
     AWAY = "the server sent its clients away"
+
+
+# Errors of lost connections, and of requests whose deadline has passed.
+
+
+def close_text(reason: CloseReason | None, cause: BaseException | None) -> str:
+    """Return why a connection takes no more requests.
+
+    Args:
+        reason: None while it waits for its last answers.
+    """
+    text = reason.value if reason is not None else "it is closing"
+    return f"{text} ({tls_reason(cause)})" if cause is not None and str(cause) else text
+
+
+def lost_error(address: str, code: int | None, why: str, *, written: bool) -> ConnectionLostError:
+    """Return the error of a connection that was lost.
+
+    Args:
+        code: Request code of the pending request; None if there is none.
+    """
+    what = f"{request_name(code)} to {address}" if code is not None else address
+    return ConnectionLostError(f"{what}: connection lost, {why}", maybe_stored=written, address=address)
+
+
+def late_error(address: str, code: int, why_held: str | None) -> RequestTimeoutError:
+    """Return the error of a request whose deadline has passed.
+
+    Args:
+        why_held: Why its frame was not written; None if it was.
+    """
+    text = f"{request_name(code)} to {address}: no answer came by its deadline"
+    if why_held is not None:
+        text = f"{request_name(code)} to {address}: {why_held} by its deadline"
+    return RequestTimeoutError(text, maybe_stored=why_held is None, address=address)

@@ -26,7 +26,7 @@ from rmq_async.producer.calls.recovery import Recovery
 from rmq_async.producer.core import ProducerCore
 from rmq_async.producer.oneway.pacing import OnewayPacing
 from rmq_async.transport import Connection, ConnectionPool
-from rmq_async.transport.deadlines import Deadlines
+from rmq_async.transport.pending import Deadlines
 
 from ..support import held_ports
 from ..support.fakes import Cluster

@@ -12,7 +12,7 @@ from rmq_async import Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing import ThreadedRocketMQ
 from rmq_async.transport import Connection
-from rmq_async.transport.sockets import unread
+from rmq_async.transport.connection import unread
 
 from ..support.fakes import TOPIC, Cluster
 from ..support.instances import client_of

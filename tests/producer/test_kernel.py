@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmq_async import BrokerError, ConnectionLostError, Hook, InvalidMessageError, Message, Producer, PullConsumer
-from rmq_async.client.vip import first_port, vip_address
+from rmq_async.client.topic_route import first_port, vip_address
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode

@@ -13,7 +13,7 @@ import uvloop
 
 from rmq_async.transport import Connection, ConnectionPool, ConnectionState
 from rmq_async.transport.coalescer import WriteCoalescer
-from rmq_async.transport.deadlines import Deadlines
+from rmq_async.transport.pending import Deadlines
 
 from ..support import loops
 from ..support.leftovers import made_of, sockets

@@ -6,7 +6,7 @@ import pytest
 
 from rmq_async.config import ClientConfig
 from rmq_async.errors import ConfigError, ConnectError
-from rmq_async.transport.allowed_hosts import AllowedHosts
+from rmq_async.transport.addresses import AllowedHosts
 
 from ..support.fakes import Peer
 from .support import ping, pool_of

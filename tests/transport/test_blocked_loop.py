@@ -18,7 +18,7 @@ import uvloop
 from rmq_async._asyncio import WaitTable
 from rmq_async.errors import RequestTimeoutError
 from rmq_async.transport import Connection
-from rmq_async.transport.sockets import unread
+from rmq_async.transport.connection import unread
 from rmq_protocol.command import RemotingCommand
 
 from ..support.fakes import Link, Peer, ThreadedPeer, echo, silence, stored

@@ -10,7 +10,7 @@ import pytest
 
 from rmq_async.errors import ClientStateError, RequestTimeoutError
 from rmq_async.transport import Connection, Pending, Threads
-from rmq_async.transport.deadlines import GRACE_AFTER_WRITE
+from rmq_async.transport.pending import GRACE_AFTER_WRITE
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.pull_codec import PullReply, PullTemplate

@@ -14,7 +14,7 @@ from rmq_async import Message, Producer, machine
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import SimulatedLoop
 from rmq_async.testing.simulation.clock import MonotonicClock
-from rmq_async.transport.sockets import unread
+from rmq_async.transport.connection import unread
 
 from .networks import Hosts
 
