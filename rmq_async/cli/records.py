@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import base64
 import sys
+from base64 import b64decode
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
+from zlib import crc32
 
-from rmq_async import MessageExt
+import msgspec
 
-__all__ = ["body_bytes", "described", "fields_of", "headline", "moment", "visible"]
+from rmq_async import MessageExt, MessageQueue, ProducerConfig
+from rmq_async._text import printable
+from rmq_protocol.forwarding import holdable
+
+from .output import Output
+
+__all__ = [
+    "LONGEST_LINE",
+    "LeftOut",
+    "Queues",
+    "body_bytes",
+    "described",
+    "fields_of",
+    "headline",
+    "moment",
+    "read_record",
+    "visible",
+]
 
 
 def fields_of(message: MessageExt) -> dict[str, object]:
@@ -80,3 +101,123 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+
+
+# Reads messages that ``--json`` printed, to send copies of them: with the fields that the senders gave, and in the order of
+# each queue.
+#
+# A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``,
+# ``broker`` and ``queue_id``. Other fields are ignored, so the objects of a newer version can be read. A copy has those
+# properties that a sender may set, see ``Message.from_received``, and none of the system: it gets a new id, and a consumer group
+# receives it as a first attempt.
+
+LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
+"""Bytes: JSON writes a control character of a body as six, ``\\u0001``; properties have 32 KiB at most before they are escaped."""
+
+
+class _Record(msgspec.Struct):
+    body: str | None = None
+    body_base64: str | None = None
+    tags: str | msgspec.UnsetType | None = msgspec.UNSET
+    keys: list[str] | str | msgspec.UnsetType | None = msgspec.UNSET
+    flag: int = 0
+    properties: dict[str, str] | None = None
+    broker: str | None = None
+    queue_id: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Record).decode
+
+
+def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
+    """Return the message of a line, and the broker and number of its queue, or None if the line does not name both.
+
+    ``tags`` and ``keys`` replace the properties that hold them.
+
+    Raises:
+        ValueError: For a line that is no such object.
+    """
+    try:
+        record = _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"not an object as rmq pull --json prints it: {error}; give one object a line") from None
+    properties = record.properties or {}
+    if record.tags is not msgspec.UNSET:
+        properties["TAGS"] = record.tags or ""
+    if record.keys is not msgspec.UNSET:
+        keys = record.keys or ()
+        properties["KEYS"] = keys if isinstance(keys, str) else " ".join(keys)
+    message = MessageExt("", _body(record), flag=record.flag, properties=properties)
+    place = None if record.broker is None or record.queue_id is None else (record.broker, record.queue_id)
+    return message, place
+
+
+def _body(record: _Record) -> bytes:
+    if (record.body is None) is (record.body_base64 is None):
+        has = "neither" if record.body is None else "both"
+        raise ValueError(f"the object must have either body or body_base64, and it has {has}")
+    if record.body is not None:
+        return record.body.encode()
+    assert record.body_base64 is not None
+    try:
+        return b64decode(record.body_base64, validate=True)
+    except ValueError as error:
+        raise ValueError(f"body_base64 is not Base64: {error}; encode it as rmq pull --json does") from None
+
+
+class LeftOut:
+    """Counts the texts of senders that ``Message.from_received`` leaves out, because no message may hold them.
+
+    Clients of other languages send blank texts, and U+0001 within a value.
+    """
+
+    def __init__(self) -> None:
+        self._texts = self._messages = 0
+        self._first = ""
+
+    def count(
+        self, message: MessageExt, where: str, *, tags: bool = True, keys: bool = True, sharding_key: bool = True
+    ) -> None:
+        """Count the texts of a message that its copy lacks.
+
+        Args:
+            tags: Whether those of the message are copied.
+            keys: See ``tags``.
+            sharding_key: See ``tags``.
+        """
+        texts = [name for name, value in message.user_properties.items() if not (holdable(name) and holdable(value))]
+        found = [f"property {name}" for name in texts]
+        others = [("key", key) for key in message.keys if keys]
+        others += [("tag", message.tags)] if tags and message.tags else []
+        others += [("sharding key", message.sharding_key)] if sharding_key and message.sharding_key else []
+        found += [f"{name} {text}" for name, text in others if holdable(text) is None]
+        if found:
+            self._texts += len(found)
+            self._messages += 1
+            self._first = self._first or printable(f"{found[0]} of {where}")
+
+    def report(self, output: Output) -> None:
+        """Print the counts on stderr, if there are any."""
+        if self._texts:
+            output.trouble(
+                f"{self._texts} texts of {self._messages} messages are left out, blank or with control characters 0 to 2, "
+                f"which no message may hold; the first: {self._first}"
+            )
+
+
+class Queues:
+    """The queues of the topic that copies are sent to."""
+
+    def __init__(self, queues: Sequence[MessageQueue]) -> None:
+        self._all = queues
+        self._by_place = {(queue.broker_name, queue.queue_id): queue for queue in queues}
+
+    def of(self, place: tuple[str, int]) -> MessageQueue:
+        """Return the queue for the copies of messages from queue ``place``: the one of the same broker and number, else one
+        that depends only on these two.
+        """
+        found = self._by_place.get(place)
+        if found is None:
+            broker, number = place
+            found = self._all[(crc32(broker.encode()) + number) % len(self._all)]
+        return found

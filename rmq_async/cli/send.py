@@ -32,10 +32,10 @@ from rmq_async import (
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY
 from rmq_protocol.message import MAX_DELAY_LEVEL
 
-from .copying import LONGEST_LINE, LeftOut, Queues, read_record
 from .lines import lines_of
 from .options import PROPERTY, QUEUE, ClientOptions, Seconds, client_config, client_options, pass_options, run
 from .output import Output
+from .records import LONGEST_LINE, LeftOut, Queues, read_record
 
 __all__ = ["send"]
 

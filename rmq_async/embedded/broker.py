@@ -29,10 +29,9 @@ from .popping import Popping
 from .progress import ProgressProcessor
 from .pulls import HeldPulls, PullMessageProcessor
 from .queries import QueryProcessor
-from .recalls import RecallProcessor
 from .relay import RelayProcessor
 from .replies import ReplyProcessor
-from .schedule import DELAY_LEVELS, Schedule
+from .schedule import DELAY_LEVELS, RecallProcessor, Schedule
 from .send_back import SendBackProcessor
 from .sends import SendMessageProcessor
 from .server import Connection, Parts

@@ -11,11 +11,11 @@ from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import MAX_PROPERTIES_SIZE, MAX_RETRY_TOPIC_LENGTH, RequestCode, ResponseCode
 from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponseHeader, to_ext
 
-from .index import key_hash
 from .records import keys_of, stored_ms
 from .server import Connection
 from .service import Handler, Refused, header_of, without_content
 from .state import BrokerState
+from .store import key_hash
 
 __all__ = ["LookupProcessor"]
 

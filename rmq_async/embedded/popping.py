@@ -11,13 +11,13 @@ from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 from rmq_protocol.stored import decode_messages
 
 from .acks import AckProcessor
+from .assignments import RequestModeProcessor
 from .clock import Clock
 from .held_pops import ANY_QUEUE, HeldPops, PopKey
 from .ordered_pops import OrderedQueue, OrderedQueues
 from .pop_reading import PopReader
 from .pop_settings import PopFaults, PopSettings
 from .pops import PopProcessor
-from .request_modes import RequestModeProcessor
 from .revival import Revival
 from .server import Connection
 from .service import Handler

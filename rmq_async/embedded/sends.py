@@ -42,9 +42,8 @@ from rmq_protocol.ids import pack_host, pack_offset_id, pack_unique_id, unique_i
 from rmq_protocol.properties import decode_properties, properties_text
 
 from .. import machine
-from .recalls import recall_handle
 from .records import Content, Draft
-from .schedule import DELAY_NAMES, TIMER_TOPIC, Schedule
+from .schedule import DELAY_NAMES, TIMER_TOPIC, Schedule, recall_handle
 from .send_back import SendBackProcessor
 from .server import Connection
 from .service import ExtFields, Handler, Refused, header_of

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from time import monotonic
 from typing import Final, NamedTuple
 
 from rmq_protocol.columns import QUEUE_OFFSET, StoredColumns, read_columns
@@ -27,23 +28,62 @@ from rmq_protocol.continuity import first_queue_offset, missing_offsets
 from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageQueue
 
+from .._backoff import Backoff
 from .._ordered import OrderedSet
 from .._text import printable
 from ..client import ClientInstance
-from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, pull_body, start_pull
-from ..errors import RequestTimeoutError, RocketMQError
+from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, may_pass, pull_body, start_pull
+from ..errors import OffsetRangeError, RequestTimeoutError, RocketMQError, TopicNotFoundError
 from ..results import PullStatus
 from .arrow import Rows
 from .losses import Losses
 from .options import ReadOptions
-from .patience import Patience
 from .planning import Range
 from .positions import key_of
 from .worker import SparkReader, Worker
 
-__all__ = ["Puller"]
+__all__ = ["Patience", "Puller"]
+
+# Waits of a task for a queue without messages, or for a broker that does not respond.
 
 logger = logging.getLogger(__name__)
+
+FIRST_REST: Final = 0.05
+LAST_REST: Final = 1.0
+
+
+class Patience:
+    """Waits with growing pauses.
+
+    Args:
+        seconds: Time since the last ``renew`` after which ``rest`` raises the error that it is given.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    @property
+    def waited(self) -> float:
+        return monotonic() - self._since
+
+    def renew(self) -> None:
+        self._since = monotonic()
+        self._rests: Backoff | None = None
+
+    async def rest(self, error: RocketMQError | None = None) -> None:
+        """Wait for the next pause; raise ``error``, if one is given, where waiting cannot help or the time is over."""
+        if self._rests is None:
+            self._rests = Backoff(FIRST_REST, LAST_REST)
+        rest = self._rests.next()
+        if error is not None:
+            # A planned topic existed: name servers forget the topics of brokers that are down.
+            passes = may_pass(error) or isinstance(error, TopicNotFoundError)
+            if not passes or isinstance(error, OffsetRangeError) or self.waited > self._seconds:
+                raise error
+            logger.info("pulling again in %.3g s: %s", rest, printable(error))
+        await asyncio.sleep(rest)
+
 
 CHUNKS_AHEAD: Final = (4, 32)
 """Chunks that are wanted at once: the minimum, also before the first answer, and the maximum; between the two, as many as have

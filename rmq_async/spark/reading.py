@@ -28,10 +28,22 @@ from pyspark.sql.streaming.datasource import (
 from rmq_protocol.message import MessageQueue
 
 from ..errors import ConfigError, RocketMQError
-from .bounds import ends_of_options, starts_of_options
 from .cluster import Cluster, Extents
 from .options import ReadOptions, group_of_query
-from .planning import EndOffset, Loss, Offsets, Range, advance, cut, find_losses, find_odd, raise_losses, starts_of
+from .planning import (
+    EndOffset,
+    Loss,
+    Offsets,
+    Range,
+    advance,
+    cut,
+    ends_of_options,
+    find_losses,
+    find_odd,
+    raise_losses,
+    starts_of,
+    starts_of_options,
+)
 from .positions import Positions, Times, key_of
 from .pushdown import PushedFilters, push_down
 from .short_errors import short_errors, short_errors_iterated

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import accumulate
 from time import monotonic
 from typing import Final, TypeVar
 
@@ -34,15 +36,43 @@ from ..errors import (
     SendError,
     TopicNotFoundError,
 )
-from ..producer import PreparedSend, Producer, compress_prepared, queues_instead, send_prepared
+from ..producer import PreparedSend, Producer, compress_prepared, prepare, queues_instead, send_prepared
 from ..results import BatchSendResult, SendResult, SendStatus
 from .options import WriteOptions
 from .positions import key_of, named_queues
-from .rows import Block
-from .sink_requests import cuts, sink_request
+from .rows import Block, Part
 from .worker import Worker
 
-__all__ = ["Sending"]
+__all__ = ["Sending", "cuts", "sink_request"]
+
+# The requests of one task of the sink: several rows of one topic as a batch, or one row by itself, encoded once.
+
+
+def cuts(sizes: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield runs of rows as start and exclusive end.
+
+    A run has at most ``most`` rows and ``limit`` bytes; a larger row makes a run alone.
+    """
+    ends = list(accumulate(sizes, initial=0))
+    start, count = 0, len(sizes)
+    while start < count:
+        end = min(max(bisect_right(ends, ends[start] + limit) - 1, start + 1), start + most)
+        yield start, end
+        start = end
+
+
+def sink_request(producer: Producer, block: Block, part: Part, start: int, end: int) -> PreparedSend:
+    """Encode the rows of ``part`` from ``start`` to ``end`` under new unique ids. Runs on the loop of the producer."""
+    rows = part.rows[start:end]
+    if isinstance(rows, range):
+        chosen = slice(rows.start, rows.stop)
+        bodies, texts = block.bodies[chosen], block.texts[chosen]
+        flags = None if block.flags is None else block.flags[chosen]
+    else:
+        bodies, texts = [block.bodies[row] for row in rows], [block.texts[row] for row in rows]
+        flags = None if block.flags is None else [block.flags[row] for row in rows]
+    return prepare(producer, part.topic, bodies, texts, flags, part.queue)
+
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ from typing import Final
 from .._asyncio import Startable
 from ..credentials import Credentials
 from ._certificates import Certificates
-from ._class_data import ClassData
 from ._config import (
     BROKER_CLASS,
     NAME_SERVER_CLASS,
@@ -44,7 +43,7 @@ from ._config import (
     write_configuration,
 )
 from ._errors import ClusterError, PortInUseError
-from ._jars import find_java, missing, resolve
+from ._jars import ClassData, find_java, missing, resolve
 from ._ports import BROKER_OFFSETS, find_ports
 from ._probe import PLAIN, Access, broker_addresses, commit_log_end, hurry_registration, not_routed
 from ._process import Group, ServerProcess

@@ -26,8 +26,7 @@ from rmq_protocol.route import BrokerData, decode_route
 from .._asyncio import Startable
 from ._errors import ClusterError
 from ._probe import ask
-from ._pump import Rewrite
-from .proxy import FaultProxy
+from .proxy import FaultProxy, Rewrite
 
 __all__ = ["ClusterProxy"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from rmq_async import Consumer, Message, Producer
-from rmq_async.cli.consume import member
-from rmq_async.cli.printer import Printer
+from rmq_async.cli import consume as consume_module
+from rmq_async.cli.output import Printer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import ResponseCode
 
@@ -121,7 +121,7 @@ async def test_commands_go_on_when_no_broker_takes_back_what_has_failed(
     server: EmbeddedRocketMQ, rmq_here: Rmq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slot of the one command at a time is free when the command has ended."""
-    monkeypatch.setattr(member, "Consumer", partial(Consumer, handover_timeout=0.5))  # of 10 s, which the stop uses up
+    monkeypatch.setattr(consume_module, "Consumer", partial(Consumer, handover_timeout=0.5))  # of 10 s, which the stop uses up
     await fill(server, "Refused", [b"75", b"65", b"0", b"0"])
     server.refuse_give_backs(ResponseCode.NO_PERMISSION)
     try:

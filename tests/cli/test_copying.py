@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rmq_async import Message, MessageExt, MessageQueue, Producer
-from rmq_async.cli.copying import Queues, read_record
+from rmq_async.cli.records import Queues, read_record
 from rmq_async.cli.send import STDIN
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode

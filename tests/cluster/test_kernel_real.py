@@ -19,7 +19,7 @@ from rmq_async import (
     run,
     split_batches,
 )
-from rmq_async.client.vip import vip_address
+from rmq_async.client.topic_route import vip_address
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.constants import RequestCode
 

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 import rmq_async.testing.cluster as launcher
-from rmq_async.testing._class_data import ClassData
 from rmq_async.testing._config import BROKER_CLASS, NAME_SERVER_CLASS, PROFILES
-from rmq_async.testing._jars import find_java, find_maven, resolve
+from rmq_async.testing._jars import ClassData, find_java, find_maven, resolve
 from rmq_async.testing._ports import find_ports
 from rmq_async.testing._probe import ask, broker_addresses, not_routed
 from rmq_async.testing.cluster import ClusterError, ExternalCluster, Profile, RealCluster, Server, is_available, require

@@ -11,7 +11,7 @@ import pytest
 from rmq_async import Message, Producer, PullConsumer, PullStatus, SystemBusyError
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from rmq_async.embedded.faults import Gate
-from rmq_async.embedded.slices import SlicedWriter
+from rmq_async.embedded.server import SlicedWriter
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.heartbeat import HeartbeatData, encode_heartbeat

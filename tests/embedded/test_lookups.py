@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
-from rmq_async.embedded.index import KeyIndex
+from rmq_async.embedded.store import KeyIndex
 from rmq_protocol.batch import encode_batch_message
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode

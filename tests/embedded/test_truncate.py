@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from rmq_async.embedded.index import key_hash
 from rmq_async.embedded.records import Draft, pack_record
-from rmq_async.embedded.store import CommitLog, Queue
+from rmq_async.embedded.store import CommitLog, Queue, key_hash
 from rmq_protocol.properties import encode_properties
 
 HOST = "127.0.0.1:1"

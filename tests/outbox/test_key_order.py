@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rmq_async import Message
-from rmq_async.outbox.key_order import KeyOrders, batches
 from rmq_async.outbox.rows import Held
+from rmq_async.outbox.sending import KeyOrders, batches
 
 KEY = ("T", "k")
 _numbers = iter(range(1, 1_000_000))

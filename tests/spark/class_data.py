@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rmq_async.testing._class_data import ClassData
-from rmq_async.testing._jars import find_java
+from rmq_async.testing._jars import ClassData, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rmq_async.errors import ConfigError
-from rmq_async.spark.bounds import ends_of_options, starts_of_options
 from rmq_async.spark.options import read_options
+from rmq_async.spark.planning import ends_of_options, starts_of_options
 from rmq_async.spark.positions import Positions, Times, key_of, parse_positions, parse_queues, parse_times, queue_of
 from rmq_protocol.message import MessageQueue
 

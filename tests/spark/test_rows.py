@@ -20,7 +20,7 @@ pytest.importorskip("pyspark")
 from rmq_async.producer.prepared import encoded_batch  # noqa: E402
 from rmq_async.spark.options import WriteOptions, write_options  # noqa: E402
 from rmq_async.spark.rows import DROPPED_PROPERTIES, Block, blocks_of  # noqa: E402
-from rmq_async.spark.sink_requests import cuts  # noqa: E402
+from rmq_async.spark.sending import cuts  # noqa: E402
 
 TYPES = {
     "queueId": pa.int32(),

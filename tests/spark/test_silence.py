@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rmq_async.spark.pipelines.silence import silent_start
+from rmq_async.spark.pipelines.session import silent_start
 
 
 def test_start_of_spark_is_silent_unless_it_fails(capfd: pytest.CaptureFixture[str]) -> None:

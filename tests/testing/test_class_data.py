@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rmq_async.testing import _class_data
-from rmq_async.testing._class_data import ClassData
+from rmq_async.testing import _jars
+from rmq_async.testing._jars import ClassData
 
 CALLS = """\
 #!/bin/sh
@@ -21,7 +21,7 @@ echo "$@" >> {calls}
 @pytest.fixture
 def jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a java of 17, and beside it jars."""
-    monkeypatch.setattr(_class_data, "java_major", lambda java: 17)
+    monkeypatch.setattr(_jars, "java_major", lambda java: 17)
     for name in ("java", "one.jar", "two.jar"):
         (tmp_path / name).write_text(name)
     return tmp_path
@@ -91,7 +91,7 @@ def test_one_process_writes_it_and_others_go_on(jdk: Path) -> None:
 def test_a_mere_jre_and_an_old_java_do_without(jdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (data(jdk).wanted, data(jdk).options()) == (False, ())
     jcmd(jdk, "exit 0")
-    monkeypatch.setattr(_class_data, "java_major", lambda java: 16)
+    monkeypatch.setattr(_jars, "java_major", lambda java: 16)
     assert (data(jdk).wanted, data(jdk).options()) == (False, ())
 
 

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import archive, dlq_replay, job, publish, reconcile, replay, session, silence
+    from . import archive, dlq_replay, job, publish, reconcile, replay, session
 
-__all__ = ["archive", "dlq_replay", "job", "publish", "reconcile", "replay", "session", "silence"]
+__all__ = ["archive", "dlq_replay", "job", "publish", "reconcile", "replay", "session"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -28,8 +28,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError, RocketMQError
-from rmq_async.spark.pipelines.session import running_or
-from rmq_async.spark.pipelines.silence import silent_start
+from rmq_async.spark.pipelines.session import running_or, silent_start
 from rmq_async.spark.short_errors import sentence
 
 __all__ = [

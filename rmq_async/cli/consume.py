@@ -1,32 +1,195 @@
-"""The member of the group: the calls of its handler, their outcomes, and its end.
-
-A message is printed, or its command has ended, before it is settled. At the end the consumer is paused, which drops the
-messages whose handling has not begun, and stops when no handler runs. A message whose call is cancelled by a second signal, or
-whose output has no reader, is not settled: it is delivered again, and that counts as no attempt.
-"""
+"""The command ``rmq consume``: a member of a consumer group that prints messages or runs a command for each."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import os
+import signal
+import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from datetime import datetime
+from typing import IO, Final, Literal
 
 import click
 import msgspec
 
 from rmq_async import ClientConfig, Consumer, DeadLetter, Delivery, MessageExt, RetryLater, RocketMQError, current_delivery
 
-from ..._backoff import Backoff
-from ..output import Output
-from ..printer import Printer
-from ..records import body_bytes, fields_of, headline
-from ..signals import exit_code_of, signals_handled
-from .execute import CANNOT_RUN, DEAD_LETTER, Commands
-from .settings import ConsumeOptions
+from .._backoff import Backoff
+from .options import MOMENT, ClientOptions, Seconds, client_config, client_options, pass_options, run
+from .output import Output, Printer
+from .records import body_bytes, fields_of, headline
+from .signals import exit_code_of, signals_handled
 
-__all__ = ["consume_messages"]
+__all__ = ["CANNOT_RUN", "DEAD_LETTER", "Commands", "ConsumeOptions", "consume", "consume_messages", "facts_of"]
+
+# The options of ``rmq consume``.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumeOptions(ClientOptions):
+    topic: str
+    group: str
+    start: str | int | datetime
+    tags: str
+    sql: str | None
+    count: int | None
+    command: str | None
+    concurrency: int
+    exec_timeout: float
+    verbose: bool
+
+    def check(self) -> None:
+        """Raise UsageError for options that contradict each other."""
+        if self.sql is not None and self.tags != "*":
+            raise click.UsageError("give --tags or --sql, not both: a condition may ask for TAGS = 'a'")
+        if isinstance(self.start, int):
+            raise click.UsageError(
+                f"--from {self.start} is an offset; give earliest, latest or a time, where a group can begin"
+            )
+        if self.command is not None and not self.command.strip():
+            raise click.UsageError(
+                "--exec is blank: the shell would run nothing, and each message would be done; give a command"
+            )
+        if self.verbose and (self.command is not None or self.as_json):
+            raise click.UsageError("--verbose is for printed bodies; leave it out with --exec and --json")
+
+    @property
+    def start_from(self) -> Literal["earliest", "latest"] | datetime:
+        assert not isinstance(self.start, int)
+        return self.start  # type: ignore[return-value]  # MOMENT accepts these words only
+
+
+# Runs the command of ``--exec`` for one message: the body is its input, its exit code the outcome.
+
+DEAD_LETTER: Final = 65
+"""EX_DATAERR of sysexits.h: the input is wrong, so another attempt would fail too."""
+CANNOT_RUN: Final = frozenset({126, 127})
+"""Exit codes with which a shell says that it cannot run the command, or has not found it."""
+STDERR: Final = 2
+LAST_WORDS: Final = 1.0
+"""Seconds from SIGTERM to SIGKILL for a command that is to end."""
+
+
+class Commands:
+    """Runs the command for messages, and ends what still runs.
+
+    Args:
+        stdout_to_stderr: True sends the command's standard output to stderr, since ours is for JSON objects only.
+    """
+
+    def __init__(self, command: str, *, stdout_to_stderr: bool) -> None:
+        self._command = command
+        self._stdout = STDERR if stdout_to_stderr else None
+        self._running: set[asyncio.subprocess.Process] = set()
+
+    async def run(self, message: MessageExt, delivery: Delivery) -> int:
+        """Run the command by the shell, in a process group of its own, and return its exit code; 128 + N after signal N.
+
+        When this call is cancelled it ends the command, as ``end`` does.
+
+        Raises:
+            OSError: Where no process can be started.
+        """
+        # In a task of its own: a cancelled start may have made a process without an owner.
+        starting = asyncio.ensure_future(self._start(message, delivery))
+        try:
+            process = await asyncio.shield(starting)
+            await process.wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(self._abandon(starting))
+            raise
+        self._running.discard(process)
+        assert process.returncode is not None
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+    async def _start(self, message: MessageExt, delivery: Delivery) -> asyncio.subprocess.Process:
+        with _file_of(message.body) as body:
+            process = await asyncio.create_subprocess_shell(
+                self._command,
+                stdin=body,
+                stdout=self._stdout,
+                env={**os.environ, **facts_of(message, delivery)},
+                start_new_session=True,  # Ctrl-C on the terminal lets it end its message
+            )
+        self._running.add(process)
+        return process
+
+    async def _abandon(self, starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+        try:
+            process = await starting
+        except OSError:
+            return
+        await _end(process)
+        self._running.discard(process)
+
+    async def end(self) -> None:
+        """End all running commands: sends SIGTERM to their process groups, and SIGKILL to those whose shell still runs 1 s
+        later.
+        """
+        await asyncio.gather(*map(_end, self._running))
+
+
+def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
+    """Return the environment variables that describe the message.
+
+    A field without a value is an empty text, and U+FFFD replaces NUL, which the environment cannot hold.
+    """
+    facts = {
+        "RMQ_TOPIC": message.topic,
+        "RMQ_GROUP": delivery.group,
+        "RMQ_BROKER": message.queue.broker_name,
+        "RMQ_QUEUE_ID": str(message.queue.queue_id),
+        "RMQ_QUEUE_OFFSET": str(message.queue_offset),
+        "RMQ_MSG_ID": message.msg_id,
+        "RMQ_TAGS": message.tags or "",
+        "RMQ_KEYS": " ".join(message.keys),
+        "RMQ_SHARDING_KEY": message.sharding_key or "",
+        "RMQ_PROPERTIES": msgspec.json.encode(message.user_properties).decode(),
+        "RMQ_ATTEMPT": str(delivery.attempt),
+        "RMQ_BORN_TIME_MS": str(message.born_time_ms),
+        "RMQ_STORE_TIME_MS": str(message.store_time_ms),
+    }
+    return {name: text.replace("\0", "\N{REPLACEMENT CHARACTER}") for name, text in facts.items()}
+
+
+def _file_of(body: bytes) -> IO[bytes]:
+    """Return a file with the body, in memory or in the temporary directory.
+
+    Unlike a pipe it needs no task to write it, and a command need not read it.
+    """
+    in_memory = hasattr(os, "memfd_create")
+    file = os.fdopen(os.memfd_create("message"), "w+b") if in_memory else tempfile.TemporaryFile()  # noqa: SIM115 - the caller's
+    try:
+        file.write(body)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), LAST_WORDS)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+# The member of the group: the calls of its handler, their outcomes, and its end.
+#
+# A message is printed, or its command has ended, before it is settled. At the end the consumer is paused, which drops the
+# messages whose handling has not begun, and stops when no handler runs. A message whose call is cancelled by a second signal, or
+# whose output has no reader, is not settled: it is delivered again, and that counts as no attempt.
 
 SHORTAGES: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 """Errors of the system where it cannot start any process now: the message waits, without an attempt."""
@@ -310,3 +473,44 @@ class _Work:
         if cut := self._begun - self._outcomes.total():
             parts.append(f"{cut} cut off, they come again")
         self._output.trouble(f"{self._begun} messages: {', '.join(parts)}")
+
+
+@click.command(short_help="Consume a topic as a group: print, or run a command for each message.")
+@click.argument("topic")
+@click.option("--group", required=True, metavar="GROUP", help="Consumer group whose offsets are committed.")
+@click.option(
+    "--from", "start", type=MOMENT, default="latest", show_default=True,
+    help="Where a group without offsets begins: earliest, latest or a time as for rmq pull.",
+)  # fmt: skip
+@click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Those with one of these tags: a || b.")
+@click.option("--sql", metavar="CONDITION", help="Those whose properties meet an SQL92 condition (enablePropertyFilter).")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@click.option("--exec", "command", metavar="COMMAND", help="Run this by the shell for each message, see above.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N", help="Messages at a time."
+)
+@click.option(
+    "--exec-timeout", type=Seconds(0.0, 86400.0, min_open=True), default=900.0, show_default=True, metavar="SECONDS",
+    help="Time of one command; then it is ended and its message is tried again.",
+)  # fmt: skip
+@click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
+@client_options
+@pass_options(ConsumeOptions)
+def consume(options: ConsumeOptions) -> int:
+    """Consume TOPIC as a member of a group: print each message as rmq pull does, and commit what was printed.
+
+    With --exec a command gets the body as its input and decides by its exit code: 0 the message is done, 65 (EX_DATAERR) it is
+    dead-lettered, any other, such as 75 (EX_TEMPFAIL), it is tried again later, by the group's retries. 126 and 127, with which
+    the shell says that it cannot run the command, end rmq consume too. Messages wait while the machine has no room for a process,
+    and stay if it lets none start, which ends rmq consume. The command finds in its environment RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER,
+    RMQ_QUEUE_ID, RMQ_QUEUE_OFFSET, RMQ_MSG_ID, RMQ_TAGS, RMQ_KEYS (separated by spaces), RMQ_SHARDING_KEY, RMQ_PROPERTIES (JSON),
+    RMQ_ATTEMPT (from 1 on), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json each outcome is an object on stdout, and what
+    commands print goes to stderr.
+
+    The first SIGINT or SIGTERM lets what has begun end, and commits; a second one ends running commands, whose messages come
+    again. A summary goes to stderr. Exit code 0 after --count and after the first signal, 130 or 143 after the second.
+    """
+    options.check()
+    config = client_config(options.namesrv, options.timeout)
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
+    return run(consume_messages(options, config))
