@@ -74,13 +74,6 @@ SNIPPETS = [
 ]
 WITH_THREADS = ("inbox.md", "outbox.md", "sending.md", "testing.md")
 """Real time: databases, handlers that block and sends from other threads need threads."""
-PROGRAMS = [
-    (page, source)
-    for page in PAGES
-    if page.name != "README.md" or page.parent != ROOT
-    for _, source in blocks(page, "python")
-    if is_program(source)
-]
 
 
 def virtual(page: Path) -> Any:
@@ -100,19 +93,6 @@ async def test_the_blocks_of_a_page_run(page: Path) -> None:
             waiting = eval(code, names)
             if inspect.iscoroutine(waiting):
                 await waiting
-
-
-@pytest.mark.parametrize(("page", "source"), PROGRAMS, ids=lambda value: name_of(value) if isinstance(value, Path) else "")
-def test_the_programs_of_a_page_run(page: Path, source: str, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(source)
-    environment = {name: value for name, value in os.environ.items() if name != "NAMESRV_ADDR"}
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", str(program)], capture_output=True, text=True, timeout=60, env=environment
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout
 
 
 def test_the_blocks_of_the_page_on_simulations_run(tmp_path: Path) -> None:
