@@ -1,24 +1,26 @@
-"""The command ``rmq simulate``: runs seeds of a scenario on a simulated cluster, until one fails or their number or time is
-over.
-"""
+"""The command ``rmq simulate``: runs seeds on a simulated cluster, until one fails or their number or time is over."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from multiprocessing import get_context, parent_process
 from typing import Any, Final
 
 import click
 
-from rmq_async.testing.simulation import GROUP_KINDS, KINDS, POP_KINDS, SCENARIOS, Outcome, minimised, run_seed
+from rmq_async.testing.simulation import GROUP_KINDS, KINDS, POP_KINDS, Outcome, SeedRun, Simulation, minimised, run_seed
 
 from .options import FAILED, json_option, pass_options
 from .output import Output
@@ -51,8 +53,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # a generic class fr
 
 @dataclass(frozen=True, kw_only=True)
 class _SimulateOptions:
+    target: str | None
     as_json: bool
-    scenario: str
+    scenario: str | None
     seed: int | None
     seeds: int | None
     seconds: float | None
@@ -63,15 +66,20 @@ class _SimulateOptions:
 
     def check(self) -> None:
         """Raise UsageError for options that contradict each other."""
+        if self.target is None and self.scenario is None:
+            raise click.UsageError("name the function to run, MODULE:FUNCTION, such as shop:service")
+        if self.target is not None and self.scenario is not None:
+            raise click.UsageError("give MODULE:FUNCTION or --scenario, not both")
         if self.seed is not None and (self.seeds, self.seconds, self.first) != (None, None, None):
             raise click.UsageError("--seed runs one seed; leave out --seeds, --for and --first")
         if self.trace and self.seed is None:
             raise click.UsageError("--trace prints the frames of one run; name it with --seed")
 
 
-@click.command(short_help="Run scenarios on a simulated cluster with faults.")
+@click.command(short_help="Run your service on a simulated cluster with faults.")
+@click.argument("target", metavar="[MODULE:FUNCTION]", required=False)
 @json_option
-@click.option("--scenario", type=click.Choice(list(SCENARIOS)), default="mixed", show_default=True, help="What runs.")
+@click.option("--scenario", metavar="NAME", help="Run a scenario of the library instead; in a checkout of it only.")
 @click.option("--seed", type=click.IntRange(0), help="Run this seed only.")
 @click.option("--seeds", type=click.IntRange(1, MAX_SEEDS), help="Number of seeds.  [default: 100]")
 @click.option("--for", "seconds", type=Duration(), help="Run seeds for a time, such as 90s, 10m or 5h.")
@@ -86,23 +94,88 @@ class _SimulateOptions:
 @click.option("--trace", is_flag=True, help="Print each frame that the network delivers; needs --seed.")
 @pass_options(_SimulateOptions)
 def simulate(given: _SimulateOptions) -> int:
-    """Run a scenario of the library on a simulated cluster, under virtual time, with faults that each seed draws.
+    """Run a coroutine function of yours on a simulated cluster, under virtual time, with faults that each seed draws.
 
-    Ends at the first seed that violates a promise (exit code 1), and prints a command that still fails, with each kind of fault
-    left out that the failure does not need. The same seed gives the same run on every machine.
+    The function takes the simulation: async def service(sim). Its module is looked for in the current directory first. A seed fails
+    if an error leaves the function, or if check() finds a violation afterwards.
+
+    Ends at the first seed that fails (exit code 1), and prints a command that still fails, with each kind of fault left out that
+    the failure does not need. The same seed gives the same run.
     """
     given.check()
+    if (here := os.getcwd()) not in sys.path:  # as for `python -m`
+        sys.path.insert(0, here)
+    run: SeedRun
+    if given.target is not None:
+        _function(given.target)
+        run, what = partial(_run_function, given.target), given.target
+    else:
+        assert given.scenario is not None
+        run, what = _scenario(given.scenario), f"--scenario {given.scenario}"
     output = Output(as_json=given.as_json)
     if given.seed is not None:
-        one = (run_seed(given.scenario, seed, without=given.without, trace=given.trace) for seed in (given.seed,))
-        return _report(one, 1, output, given.without)
+        outcomes = (run(seed, without=given.without, trace=given.trace) for seed in (given.seed,))
+        return _report(outcomes, 1, output, run, what, given.without)
     start = random.SystemRandom().getrandbits(31) if given.first is None else given.first
     number = given.seeds or (None if given.seconds is not None else DEFAULT_SEEDS)
     seeds = itertools.count(start) if number is None else range(start, start + number)
-    return _report(_outcomes(seeds, given), number, output, given.without)
+    return _report(_outcomes(run, seeds, given), number, output, run, what, given.without)
 
 
-def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
+def _run_function(target: str, seed: int, *, without: Iterable[str] = (), trace: bool = False) -> Outcome:
+    """Run one seed; by the function's name, since other processes look for it themselves."""
+    return run_seed(_function(target), seed, without=without, trace=trace)
+
+
+def _function(target: str) -> Callable[[Simulation], Awaitable[object]]:
+    """Return a coroutine function by its name.
+
+    Raises:
+        UsageError: There is none that takes one argument.
+    """
+    name, _, attribute = target.partition(":")
+    if name.endswith(".py") or not all(part.isidentifier() for part in (*name.split("."), attribute)):
+        raise click.UsageError(f"{target!r} is no MODULE:FUNCTION, such as shop:service for the function service in shop.py")
+    try:
+        module = import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise click.UsageError(f"there is no module {error.name!r} in {os.getcwd()} or among those installed") from None
+        raise click.UsageError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    function: Callable[..., Awaitable[object]] | None = getattr(module, attribute, None)
+    if function is None:
+        found = [each for each, value in vars(module).items() if inspect.iscoroutinefunction(value)]
+        listed = f"its coroutine functions are {', '.join(found)}" if found else "it has no coroutine function"
+        raise click.UsageError(f"module {name!r} has no {attribute!r}; {listed}")
+    if not inspect.iscoroutinefunction(function):
+        raise click.UsageError(f"{target} is no coroutine function; write async def {attribute}(sim)")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        raise click.UsageError(f"{target} must take one argument, the simulation: async def {attribute}(sim)") from None
+    return function
+
+
+def _scenario(name: str) -> SeedRun:
+    """Return the function that runs a seed of one of the library's scenarios.
+
+    Raises:
+        UsageError: There is no such scenario, or this is no checkout.
+    """
+    try:
+        library = import_module("tests.simulation")
+        scenarios, run = library.SCENARIOS, library.run_seed
+    except (ModuleNotFoundError, AttributeError):
+        raise click.UsageError(
+            f"the library's scenarios are in tests/simulation of a checkout of rmq-async, which {os.getcwd()} is not; "
+            "name a function of yours: rmq simulate MODULE:FUNCTION"
+        ) from None
+    if name not in scenarios:
+        raise click.UsageError(f"there is no scenario {name!r}; there are {', '.join(scenarios)}")
+    return partial(run, name)
+
+
+def _outcomes(run: SeedRun, seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
     """Yield the outcomes, about in the order in which the seeds end.
 
     After the time of ``--for`` no further seed is submitted; with several jobs, seeds that wait in the pool by then still run.
@@ -113,7 +186,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
         for seed in left:
             if time.monotonic() >= over:
                 return
-            yield run_seed(given.scenario, seed, without=given.without)
+            yield run(seed, without=given.without)
         return
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         running: set[Future[Outcome]] = set()
@@ -121,7 +194,7 @@ def _outcomes(seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome
             while True:
                 room = 2 * given.jobs - len(running) if time.monotonic() < over else 0
                 for seed in itertools.islice(left, room):
-                    running.add(pool.submit(run_seed, given.scenario, seed, without=given.without))
+                    running.add(pool.submit(run, seed, without=given.without))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -143,7 +216,9 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="rmq simulate parent", daemon=True).start()
 
 
-def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, without: tuple[str, ...]) -> int:
+def _report(
+    outcomes: Iterator[Outcome], number: int | None, output: Output, run: SeedRun, what: str, without: tuple[str, ...]
+) -> int:
     began, met, drawn, count, hours, operations = time.monotonic(), Counter[str](), set[str](), 0, 0.0, 0
     failed: Outcome | None = None
     outcome: Outcome | None = None
@@ -169,8 +244,8 @@ def _report(outcomes: Iterator[Outcome], number: int | None, output: Output, wit
         "faults_unmet": sorted(drawn.difference(met)),
     }
     if failed is not None:
-        failed, left_out = minimised(failed, without=without)
-        line = f"rmq simulate --scenario {failed.scenario} --seed {failed.seed}"
+        failed, left_out = minimised(run, failed, without=without)
+        line = f"rmq simulate {what} --seed {failed.seed}"
         summary["violation"] = failed.violation
         summary["repeat"] = " ".join([line, *(f"--without {kind}" for kind in left_out)])
     elif count == 1 and outcome is not None:

@@ -1,12 +1,15 @@
-"""``rmq simulate``: seeds that repeat themselves, what the summary says, and the line that repeats a violation."""
+"""``rmq simulate``: seeds that repeat themselves, functions of users, the summary, and the line that repeats a violation."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -14,18 +17,22 @@ import pytest
 
 from rmq_async import Message, Producer, RocketMQError
 from rmq_async.cli.app import run_command
-from rmq_async.testing.simulation import SCENARIOS, Faults, Simulation, campaign
-from rmq_async.testing.simulation.scenarios import Scenario
+from rmq_async.testing.simulation import Faults, Simulation
 
-from .support import START, Ended, group_of, left_after_kill, members, one_line, rmq
+from ..simulation import SCENARIOS, scenarios
+from ..simulation.scenarios import Scenario
+from .support import START, Ended, environment, group_of, left_after_kill, members, one_line, rmq
 
 Simulate = Callable[..., Ended]
+ROOT = Path(__file__).parents[2]
+HASHES = ROOT / "tests/testing/simulation/hashes.json"
 
 
 @pytest.fixture
 def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Simulate:
     """Runs the command in this process, in which no other loop runs."""
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*arguments: str) -> Ended:
         capsys.readouterr()
@@ -104,10 +111,12 @@ def test_seeds_run_for_a_time(simulate: Simulate) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--scenario", "none"], "'none' is not one of 'mixed', "),
-        (["--seed", "1", "--seeds", "2"], "--seed runs one seed; leave out --seeds, --for and --first"),
-        (["--seed", "1", "--for", "1s"], "--seed runs one seed"),
-        (["--trace"], "--trace prints the frames of one run; name it with --seed"),
+        ([], "name the function to run, MODULE:FUNCTION, such as shop:service"),
+        (["--scenario", "none"], "there is no scenario 'none'; there are mixed, "),
+        (["--scenario", "plain", "shop:service"], "give MODULE:FUNCTION or --scenario, not both"),
+        (["shop:service", "--seed", "1", "--seeds", "2"], "--seed runs one seed; leave out --seeds, --for and --first"),
+        (["shop:service", "--seed", "1", "--for", "1s"], "--seed runs one seed"),
+        (["shop:service", "--trace"], "--trace prints the frames of one run; name it with --seed"),
         (["--seed", "-1"], "-1 is not in the range x>=0"),
         (["--seeds", "0"], "0 is not in the range"),
         (["--for", "10"], "'10' is no duration; write a number and s, m or h, such as 90s or 10m"),
@@ -137,7 +146,7 @@ class Fragile(Scenario):
 
 
 def test_a_violation_is_printed_with_the_line_that_repeats_it(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "SCENARIOS", {**SCENARIOS, "plain": Fragile("a fragile shop", ())})
+    monkeypatch.setattr(scenarios, "SCENARIOS", {**SCENARIOS, "plain": Fragile("a fragile shop", ())})
     ended = simulate("--scenario", "plain", "--first", "1", "--seeds", "30", "--json")
     assert ended.code == 1
     (record,) = ended.records
@@ -156,6 +165,132 @@ def test_a_violation_is_printed_with_the_line_that_repeats_it(simulate: Simulate
     assert repeated.code == 1
     assert record["violation"].splitlines()[1] in repeated.out
     assert f"repeat: {record['repeat']}\n" in repeated.out  # nothing more can be left out
+
+
+SHOP = """
+import asyncio
+from rmq_async import Message, Producer, RocketMQError
+
+def plain(sim): ...
+
+async def two(sim, more): ...
+
+async def calm(sim):
+    await sim.calm(10)
+    async with Producer("shop", namesrv=sim.namesrv) as producer:
+        await producer.send(Message("Shop", b"1"))
+
+async def fragile(sim):
+    while sim.now < 300:
+        await asyncio.sleep(1)
+    assert "pause" not in {event.what for event in sim.history if event.machine == "broker-a"}, "broker-a was paused"
+
+async def violating(sim):
+    sim.violation("order 17 was shipped twice")
+
+async def other(sim):
+    async def fail():
+        raise KeyError("shipped")
+    await sim.machine("shipping").run(fail)
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module ``simulated_shop`` in the current directory."""
+    path = tmp_path / "simulated_shop.py"
+    path.write_text(SHOP)
+    (tmp_path / "broken_shop.py").write_text("import no_such_package")
+    monkeypatch.chdir(tmp_path)
+    yield path
+    sys.modules.pop("simulated_shop", None)
+
+
+@pytest.mark.usefixtures("shop")
+def test_function_runs_for_each_seed(simulate: Simulate) -> None:
+    (record,) = simulate("simulated_shop:calm", "--first", "1", "--seeds", "3", "--json").records
+    assert (record["seeds"], record["operations"]) == (3, 3)
+    (one,) = simulate("simulated_shop:calm", "--seed", "1", "--json").records
+    (again,) = simulate("simulated_shop:calm", "--seed", "1", "--json").records
+    assert one["trace_hash"] == again["trace_hash"]
+
+
+def test_error_of_a_function_is_printed_with_its_seed_and_the_fewest_kinds_of_faults(simulate: Simulate, shop: Path) -> None:
+    ended = simulate("simulated_shop:fragile", "--first", "1", "--seeds", "50", "--json")
+    (record,) = ended.records
+    assert ended.code == 1
+    first, second, *frames = record["violation"].splitlines()
+    assert first == "AssertionError: broker-a was paused"
+    assert second.startswith(f"seed {record['repeat'].split()[4]}, 300")
+    assert str(shop) in frames[0]
+
+    command, *options = record["repeat"].split()[1:]
+    seed, left_out = options[2], options[4::2]
+    assert (command, options[:2]) == ("simulate", ["simulated_shop:fragile", "--seed"])
+    assert {*Simulation(int(seed), faults=Faults.swarm()).faults.kinds} == {*left_out, "broker-pause"}
+    assert simulate(*options).code == 1
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("violating", ["seed 1: 1 violations", "order 17 was shipped twice (main, "]),
+        ("other", ["seed 1: shipping failed at ", "KeyError('shipped')", ", in fail"]),
+    ],
+)
+def test_violation_of_a_function_and_error_of_another_machine_are_failures(
+    simulate: Simulate, name: str, texts: list[str]
+) -> None:
+    ended = simulate(f"simulated_shop:{name}", "--seed", "1")
+    assert ended.code == 1
+    assert all(text in ended.out for text in texts)
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("simulated_shop", "'simulated_shop' is no MODULE:FUNCTION, such as shop:service for the function service in shop.py"),
+        ("simulated_shop.py:calm", "is no MODULE:FUNCTION"),
+        ("no_such_shop:calm", "there is no module 'no_such_shop' in "),
+        ("no_such.shop:calm", "there is no module 'no_such' in "),
+        ("broken_shop:calm", "module 'broken_shop' cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("simulated_shop:none", "has no 'none'; its coroutine functions are two, calm, fragile, violating, other"),
+        ("simulated_shop:plain", "simulated_shop:plain is no coroutine function; write async def plain(sim)"),
+        ("simulated_shop:two", "simulated_shop:two must take one argument, the simulation: async def two(sim)"),
+    ],
+)
+def test_wrong_function_is_one_line_and_exit_code_2(simulate: Simulate, target: str, text: str) -> None:
+    ended = simulate(target, "--seed", "1")
+    assert (ended.code, ended.out) == (2, "")
+    assert text in one_line(ended.err)
+
+
+async def test_processes_find_the_function_in_the_current_directory(shop: Path) -> None:
+    ended = await rmq("simulate", "simulated_shop:calm", "--seeds", "4", "--jobs", "2", "--json", cwd=shop.parent)
+    assert (ended.code, ended.records[0]["seeds"]) == (0, 4)
+
+
+def test_scenarios_are_in_a_checkout_only(simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "tests.simulation", None)  # as if it were not there
+    ended = simulate("--scenario", "plain")
+    assert ended.code == 2
+    assert f"of a checkout of rmq-async, which {tmp_path} is not" in one_line(ended.err)
+
+
+def test_example_for_the_command_passes(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "examples")
+    assert simulate("simulated_service:service", "--first", "1", "--seeds", "2").code == 0
+    del sys.modules["simulated_service"]
+
+
+async def test_command_of_the_tests_runs_the_mixed_scenario() -> None:
+    command = [sys.executable, "-W", "error", "-m", "tests.simulation"]
+    ended = await rmq("--seed", "1", "--json", command=command, cwd=ROOT, env={**environment(), "PYTHONSAFEPATH": ""})
+    assert ended.code == 0
+    assert ended.records[0]["trace_hash"] == json.loads(HASHES.read_text())["1"]
 
 
 def test_processes_end_with_a_parent_that_is_killed() -> None:

@@ -51,6 +51,7 @@ SAYS = {
     "request_reply.py": "apple: 3\npear: 4\nplum: no answer\n",
     "send.py": "SEND_OK: ",
     "simulated_day.py": "720 orders taken, 720 shipped",
+    "simulated_service.py": "7 minutes, ",
     "test_my_service.py": "4 passed",
     "transaction.py": "order-1 for 60: COMMIT\norder-2 for 60: ROLLBACK\norder-3 for 40: UNKNOWN\nannounced: order-1, order-3\n",
     "tracing.py": "POST /orders - ours\nsend TracedTopic - SystemBusyError\nsend TracedTopic - SEND_OK\n"

@@ -171,7 +171,6 @@ rmq_async.testing.simulation.Faults.none
 rmq_async.testing.simulation.Event time machine what details
 rmq_async.testing.simulation.SimulationError
 rmq_async.testing.simulation.KINDS
-rmq_async.testing.simulation.SCENARIOS
 rmq_async.testing.RealCluster brokers nameservers profile small version broker_conf namesrv_conf directory
 """  # noqa: E501 - one name a line
 

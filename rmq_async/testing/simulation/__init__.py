@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from .campaign import Outcome as Outcome
-from .campaign import minimised as minimised
-from .campaign import run_seed as run_seed
 from .errors import SimulationError as SimulationError
 from .faults import GROUP_KINDS as GROUP_KINDS
 from .faults import KINDS as KINDS
@@ -15,15 +12,17 @@ from .loop import SimulatedLoop as SimulatedLoop
 from .machines import Machine as Machine
 from .network import Link as Link
 from .running import run_task as run_task
-from .scenarios import SCENARIOS as SCENARIOS
 from .scheduler import Scheduler as Scheduler
+from .seeds import Outcome as Outcome
+from .seeds import SeedRun as SeedRun
+from .seeds import minimised as minimised
+from .seeds import run_seed as run_seed
 from .simulation import Simulation as Simulation
 
 __all__ = [
     "GROUP_KINDS",
     "KINDS",
     "POP_KINDS",
-    "SCENARIOS",
     "Event",
     "Faults",
     "Link",

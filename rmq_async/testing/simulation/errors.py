@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
-__all__ = ["CallbackError", "DeadEnd", "Frozen", "SimulationError"]
+__all__ = ["DeadEnd", "Frozen", "SimulationError"]
 
 
 class SimulationError(RuntimeError):
     """A simulation cannot continue, was used in a wrong way, or violates a property that a checker demands; the text names
     the cause."""
-
-
-class CallbackError(asyncio.CancelledError):
-    """An error that callbacks of a scenario raise, and that the library reports. Like errors that end a program it is no
-    ``Exception``; as a CancelledError it does not end the loop."""
 
 
 class Frozen(BaseException):

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.frame import FrameDecoder
-from rmq_protocol.headers import UpdateConsumerOffsetRequestHeader, from_ext
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
@@ -24,17 +23,14 @@ from .checkers import Stored
 from .directory import DoubtfulRegistrations
 from .history import digest
 from .machines import Host, Machine, World
-from .pop_watch import PopRequest, watch_pops
 
 __all__ = [
     "BROKER_PORT",
     "NAME_SERVER_PORT",
     "BrokerMachine",
-    "Commit",
     "Loss",
     "NameServerMachine",
     "ServerMachine",
-    "broker_of",
 ]
 
 BROKER_PORT: Final = 10911
@@ -50,20 +46,6 @@ FLUSH_INTERVAL: Final = 0.5
 """Maximum seconds from a message to the flush that takes it (``flushIntervalCommitLog``)."""
 MAX_MEMORY: Final = 1 << 30
 """Maximum bytes of messages of one broker."""
-
-
-class Commit(NamedTuple):
-    """A commit of a group's offset at a broker. ``before``: the previous offset, -1 for none. ``client_id``: id of the member that
-    committed, None if the broker lists no member with that connection. ``holder``: id of the client that has the queue's lock, None
-    without a lock."""
-
-    time: float
-    group: str
-    queue: MessageQueue
-    offset: int
-    before: int
-    client_id: str | None
-    holder: str | None
 
 
 class Loss(NamedTuple):
@@ -151,8 +133,7 @@ class BrokerMachine(ServerMachine):
 
     ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters removed. ``deleted``:
     unique ids of messages that were deleted because of their age. ``losses``: queues that have lost messages; ``taken``: by
-    queue, the highest offset of those. ``commits``: those that UPDATE_CONSUMER_OFFSET requests made. ``pop_requests``: requests
-    of clients about popped messages. ``settings``: settings of each process that starts. ``registered``: names of the name
+    queue, the highest offset of those. ``settings``: settings of each process that starts. ``registered``: names of the name
     servers that have accepted a registration of the present process.
     """
 
@@ -166,8 +147,6 @@ class BrokerMachine(ServerMachine):
         self.deleted: list[str] = []
         self.losses: list[Loss] = []
         self.taken: dict[MessageQueue, int] = {}
-        self.commits: list[Commit] = []
-        self.pop_requests: list[PopRequest] = []
         self.settings = BrokerSettings()
         self.registered: dict[str, None] = {}
         self._name_servers = name_servers
@@ -203,45 +182,20 @@ class BrokerMachine(ServerMachine):
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Returns the queues that consumers may read of a topic; none of an unknown topic."""
-        return [queue for queue, readable in self._queues(topic) if readable]
-
-    def taken_away(self, topic: str) -> list[MessageQueue]:
-        """Returns the queues in use of a topic that consumers may not read."""
-        return [queue for queue, readable in self._queues(topic) if not readable]
+        found = self.disk.topics.get(topic)
+        if found is None:
+            return []
+        readable = found.config.read_queue_nums
+        return [MessageQueue(topic, self.name, queue.queue_id) for queue in found.queues() if queue.queue_id < readable]
 
     def lock_of(self, group: str, queue: MessageQueue) -> tuple[str, float] | None:
         """Returns the id of the client that has the lock of a group's queue, and the seconds since it has locked or renewed it,
         by the broker's clock; None if there is none."""
         return self.broker.state.locks.holding(group, queue, self.monotonic())
 
-    def members(self, group: str) -> tuple[str, ...]:
-        """Returns the client ids that the running process lists for a group, once for each of their connections."""
-        found = self.broker.state.clients.consumers.get(group)
-        return () if found is None else found.ids()
-
     def committed(self, group: str, queue: MessageQueue) -> int:
         """Returns the offset that the running process keeps for a group, 0 for none."""
         return max(self.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
-
-    def popped(self, group: str, queue: MessageQueue) -> int:
-        """Returns the offset that the running process keeps for the pops of a group, 0 for none."""
-        state = self.broker.state
-        table = state.pop_offsets if state.check_points.single else state.offsets
-        return max(table.find(group, queue.topic, queue.queue_id), 0)
-
-    def in_flight(self, group: str) -> list[str]:
-        """Returns the unique ids of messages that a group has popped and not acknowledged, and that were not stored for
-        redelivery."""
-        return [message.msg_id for message in self.broker.popping.in_flight(group)]
-
-    def delayed(self, group: str) -> int:
-        """Returns the number of messages that were given back by a group and wait for the end of their delay."""
-        return sum(message.queue_offset < 0 for message in self.broker.retries(group))
-
-    def unique_ids(self, queue: MessageQueue, low: int, high: int) -> list[str]:
-        """Returns the unique ids of the messages that the broker has from offset ``low`` of a queue to below ``high``."""
-        found = (self.held(queue, offset) for offset in range(low, high))
-        return [message.msg_id for message in found if message is not None]
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """Returns the offset of the oldest message of a queue, and the one behind its newest; 0 and 0 for an unknown queue."""
@@ -284,6 +238,9 @@ class BrokerMachine(ServerMachine):
         if self.running and self.broker.listener.running:
             self.broker.elect_master()
 
+    def broker_made(self, broker: Broker) -> None:
+        """Does nothing; a subclass may watch the requests to each new broker, which has not started yet."""
+
     def process_ended(self) -> None:
         if hasattr(self, "broker"):  # the first process may end before it has begun to serve
             self.broker.crash()
@@ -292,14 +249,6 @@ class BrokerMachine(ServerMachine):
     def power_lost(self) -> None:
         self._lose(self.log.flushed)
         self.disk.power_loss()
-
-    def _queues(self, topic: str) -> list[tuple[MessageQueue, bool]]:
-        """Returns the queues in use of a topic, each with whether consumers may read it."""
-        found = self.disk.topics.get(topic)
-        if found is None:
-            return []
-        readable = found.config.read_queue_nums
-        return [(MessageQueue(topic, self.name, queue.queue_id), queue.queue_id < readable) for queue in found.queues()]
 
     def _lose(self, position: int) -> None:
         gone: dict[MessageQueue, list[int]] = {}
@@ -312,8 +261,7 @@ class BrokerMachine(ServerMachine):
 
     async def _serve(self) -> None:
         self.broker = broker = Broker(self.disk, self.settings)
-        self._watch_commits(broker)
-        watch_pops(broker, self._now, self.pop_requests)
+        self.broker_made(broker)
         await broker.start(self.address, BROKER_PORT)
         changes = {name: asyncio.Event() for name in self._name_servers}
 
@@ -325,24 +273,6 @@ class BrokerMachine(ServerMachine):
         async with asyncio.TaskGroup() as tasks:
             for name, event in changes.items():
                 tasks.create_task(self._register(name, event), name=f"{self.name} registers with {name}")
-
-    def _watch_commits(self, broker: Broker) -> None:
-        """Adds a commit to ``commits`` for each UPDATE_CONSUMER_OFFSET that the process serves."""
-        update, state = broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET], broker.state
-
-        def watched(connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-            header = from_ext(UpdateConsumerOffsetRequestHeader, command.ext_fields)
-            group = header.consumerGroup
-            queue = MessageQueue(header.topic, self.name, header.queueId)
-            before = state.offsets.find(group, header.topic, header.queueId)
-            response = update(connection, command)
-            members = state.clients.consumers.get(group)
-            client_id = next((name for name, used in members.members if used is connection), None) if members else None
-            holder = state.locks.holder(RETRY_TOPIC_PREFIX + group, queue)
-            self.commits.append(Commit(self._now(), group, queue, header.commitOffset, before, client_id, holder))
-            return response
-
-        broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET] = watched
 
     async def _register(self, name_server: str, changed: asyncio.Event) -> None:
         """Registers with one name server: at once, after changes of topics, every ``REGISTER_EVERY`` seconds, and
@@ -380,12 +310,3 @@ async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> 
             raise EOFError
         for frame in decoder.feed(data):
             return decode_command(frame)
-
-
-def broker_of(queue: MessageQueue, brokers: Sequence[BrokerMachine]) -> BrokerMachine:
-    """Returns the broker that a queue names. Raises ValueError, which lists ``brokers``, if it names none of them."""
-    found = next((each for each in brokers if each.name == queue.broker_name), None)
-    if found is None:
-        known = ", ".join(each.name for each in brokers) or "none before run()"
-        raise ValueError(f"there is no broker {queue.broker_name!r}; there are {known}")
-    return found

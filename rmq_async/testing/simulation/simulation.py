@@ -8,31 +8,26 @@ import string
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
-
-from rmq_protocol.message import MessageExt, MessageQueue
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ... import machine as library
 from ...embedded import BrokerSettings, PopSettings
 from .checkers import Stored, copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
-from .connects import Connects
-from .effects import beginnings, expiry
-from .errors import CallbackError, SimulationError
+from .effects import beginnings
+from .errors import SimulationError
 from .faults import Faults, Injector
-from .group_checkers import Troubles, group_violations
-from .group_log import GroupLog
-from .history import Event, History, Recording
+from .history import Call, Event, History, Recording
 from .loop import SimulatedLoop
-from .machines import USUAL_DRIFT, Machine, check_awaitable, check_callable
+from .machines import USUAL_DRIFT, Host, Machine, check_awaitable, check_callable
 from .network import Link, SimulatedNetwork
 from .retry_checkers import contradictory, early, returned
 from .running import run_task
 from .scheduler import Scheduler
-from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine, broker_of
+from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine
 from .standard_library import StandardLibrary
 from .trace import Trace
 
-__all__ = ["Simulation", "drawn_faults"]
+__all__ = ["Record", "Simulation", "drawn_faults"]
 
 MAX_BROKERS: Final = 26
 MAX_NAME_SERVERS: Final = 8
@@ -45,6 +40,26 @@ MAIN: Final = "main"
 
 T = TypeVar("T")
 _KEPT: Final = ("monotonic", "time", "random", "entropy", "process_id", "executor", "instance_name", "address")
+
+
+class Record(NamedTuple):
+    """What is left of a run, for checkers.
+
+    Attributes:
+        calls: All calls of producers.
+        stored: The messages on the brokers' disks.
+        excused: Unique ids of messages that brokers lost or deleted.
+        ends: Times at which processes ended, by machine.
+        stopped: Times between which processes stood still, by machine.
+        faults: Times between which each fault was under way.
+    """
+
+    calls: Sequence[Call]
+    stored: Sequence[Stored]
+    excused: Collection[str]
+    ends: Mapping[str, Sequence[float]]
+    stopped: Mapping[str, Sequence[tuple[float, float]]]
+    faults: Sequence[tuple[float, float]]
 
 
 class Simulation:
@@ -72,8 +87,6 @@ class Simulation:
         self.network = SimulatedNetwork(self.scheduler, self.generator, self._trace.add)
         self._history = History(lambda: self.now, self.monotonic, lambda: self._current.name)
         self._leaks = self._history.leaks
-        self._connects = Connects(lambda: self.now)
-        self.group = GroupLog(lambda: self.now, lambda: self.brokers, unlisted=self._unlisted)
         self._calm_from: float | None = None
         self._machines: dict[str, Machine] = {}
         self._loops: list[SimulatedLoop] = []
@@ -200,32 +213,9 @@ class Simulation:
         self._number += 1
         return self._number
 
-    def oldest(self, queue: MessageQueue) -> int:
-        """Returns the offset of a queue's oldest message, or of its end if it has none. Raises ValueError for one of no broker."""
-        return broker_of(queue, self.brokers).bounds(queue)[0]
-
-    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message at an offset of a queue; None if there is none. Raises ValueError for a queue of no broker."""
-        return broker_of(queue, self.brokers).held(queue, offset)
-
-    def taken(self, queue: MessageQueue) -> int:
-        """Returns the highest offset in a queue at which a broker has lost a message, -1 for none; a later message may have it.
-        Raises ValueError for a queue of no broker."""
-        return broker_of(queue, self.brokers).taken.get(queue, -1)
-
-    def held_to(self, topic: str) -> dict[MessageQueue, int]:
-        """Returns the offset behind the newest message of each queue of a topic that consumers may read."""
-        return {queue: broker.bounds(queue)[1] for broker in self.brokers for queue in broker.queues(topic)}
-
-    def moved(self, machine: str) -> bool:
-        """Returns whether a machine has had another address."""
-        return any(event.what == "move" and event.machine == machine for event in self._history.happened)
-
     def violation(self, text: str) -> None:
         """Adds a violation, for checks of the user; ``check`` raises it with the others."""
         self._violations.append(f"{text} ({self._current.name}, {self.now:.6f} s)")
-
-    # -- as scenarios use it
 
     async def calm(self, seconds: float) -> None:
         """Ends all drawn faults for good at the first call, and waits until that is ``seconds`` ago."""
@@ -236,41 +226,19 @@ class Simulation:
         await asyncio.sleep(max(0.0, self._calm_from + seconds - self.now))
 
     def rest(self) -> None:
-        """Ends all drawn faults; no other one begins until ``go_on``."""
+        """End all drawn faults; no other one begins until ``go_on``."""
         if self._injector is not None:
             self._injector.rest()
 
     def go_on(self) -> None:
+        """Let faults begin again after ``rest``."""
         if self._injector is not None:
             self._injector.go_on()
-
-    @property
-    def routed(self) -> bool:
-        """Whether all brokers serve, and each name server lists them: they register every 30 s."""
-        return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
-
-    def _unlisted(self) -> set[str]:
-        """Returns the names of the brokers that at least one name server does not list."""
-        return {each.name for each in self.brokers if not all(server.lists(each) for server in self.name_servers)}
-
-    def holders(self, topic: str) -> set[str]:
-        """Returns the names of the running brokers that have a topic."""
-        return {each.name for each in self.brokers if each.running and each.broker.state.topics.get(topic) is not None}
-
-    def expire(self, topic: str, chance: Random) -> None:
-        """Deletes the oldest messages of a drawn queue of a topic, as the fault "broker-expire" does of any topic."""
-        expiry(self, topic)(chance, 0.0)
-
-    @property
-    def storms(self) -> Sequence[str]:
-        """A line for each flood of connects from a client machine to a server."""
-        return self._connects.found
 
     # -- as machines and faults use it
 
     def connecting(self, machine: Machine, address: str) -> None:
-        if type(machine) is Machine:
-            self._connects.add(machine.name, address)
+        """Does nothing; a subclass may count the connects that machines begin."""
 
     def generator(self, name: str) -> Random:
         """Returns a new generator, seeded with the seed of the run and ``name``."""
@@ -316,7 +284,7 @@ class Simulation:
             self.failed(machine, SimulationError("its process was ended, and with it the function of run(); end only others"))
 
     def loop_made(self, loop: SimulatedLoop) -> None:
-        loop.set_exception_handler(self._report)
+        loop.set_exception_handler(self.unhandled)
         self._loops = [each for each in self._loops if not each.dead]
         self._loops.append(loop)
 
@@ -336,6 +304,10 @@ class Simulation:
 
     # -- inside
 
+    def new_broker(self, name: str, host: Host, name_servers: Sequence[str]) -> BrokerMachine:
+        """Return a broker that joins the cluster; a subclass may return one of its own."""
+        return BrokerMachine(name, self, host, name_servers)
+
     def _add(self, machine: Machine) -> Machine:
         self._machines[machine.name] = machine
         return machine
@@ -351,7 +323,7 @@ class Simulation:
         )
         names = [each.name for each in self.name_servers]
         self.brokers = tuple(
-            BrokerMachine(f"broker-{letter}", self, network.host(f"broker-{letter}"), names)
+            self.new_broker(f"broker-{letter}", network.host(f"broker-{letter}"), names)
             for letter in string.ascii_lowercase[:brokers]
         )
         for server in (*self.name_servers, *self.brokers):
@@ -394,16 +366,23 @@ class Simulation:
 
     def _check_history(self) -> None:
         """Runs the checkers outside of a callback, because those of a long history take longer than a callback may."""
-        self._violations += self._checked()
+        assert self._injector is not None
+        self._violations += self.violations(
+            Record(
+                self._history.calls,
+                [message for broker in self.brokers for message in broker.stored()],
+                {unique_id for broker in self.brokers for unique_id in (*broker.lost, *broker.deleted)},
+                {machine.name: machine.ends for machine in self._machines.values()},
+                {machine.name: machine.stopped(self.now) for machine in self._machines.values()},
+                self._injector.spans(),
+            )
+        )
         self._ended = True
 
-    def _checked(self) -> list[str]:
-        calls = self._history.calls
-        stored = [message for broker in self.brokers for message in broker.stored()]
-        excused = {unique_id for broker in self.brokers for unique_id in (*broker.lost, *broker.deleted)}
+    def violations(self, record: Record) -> list[str]:
+        """Return a line for each violation that the checkers find; a subclass may add others."""
+        calls, stored, excused, ends, stopped, _ = record
         reused = [broker.name for broker in self.brokers if broker.lost]
-        stopped = {machine.name: machine.stopped(self.now) for machine in self._machines.values()}
-        ends = {machine.name: machine.ends for machine in self._machines.values()}
         return [
             *lost(calls, stored, excused),
             *copies(calls, stored, self._history.checks, restarts=any(broker.ends or broker.lost for broker in self.brokers)),
@@ -418,28 +397,12 @@ class Simulation:
             *late(calls, stopped),
             *unfinished(calls, ends, self.now),
             *self._leaks.found(ends),
-            *self._checked_group(stored, excused, stopped, ends),
         ]
 
-    def _checked_group(
-        self,
-        stored: Sequence[Stored],
-        excused: Collection[str],
-        stopped: Mapping[str, Sequence[tuple[float, float]]],
-        ends: Mapping[str, Sequence[float]],
-    ) -> list[str]:
-        assert self._injector is not None
-        losses = [loss for broker in self.brokers for loss in broker.losses]
-        troubles = Troubles(self._injector.spans(), ends, stopped)
-        pops = [request for broker in self.brokers for request in broker.pop_requests]
-        return group_violations(self.group, self._history.calls, stored, troubles, excused, losses, pops)
-
-    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handles the errors of a loop that no code has handled: adds a violation for each that is no CallbackError."""
-        error = context.get("exception")
-        if isinstance(error, CallbackError):
-            return
-        self._violations.append(f"unhandled: {self._current.name} at {self.now:.6f} s: {context.get('message')}: {error!r}")
+    def unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Adds a violation for an error of a loop that no code has handled."""
+        what = f"{context.get('message')}: {context.get('exception')!r}"
+        self._violations.append(f"unhandled: {self._current.name} at {self.now:.6f} s: {what}")
 
 
 def seeded_generator(seed: int, name: str) -> Random:

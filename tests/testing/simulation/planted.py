@@ -22,12 +22,12 @@ from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[3]
 PATCHES: Final = Path(__file__).parent / "planted"
-PACKAGES: Final = ("rmq_async", "protocol/rmq_protocol")
+PACKAGES: Final = ("rmq_async", "protocol/rmq_protocol", "tests/simulation")
 
 SEARCH: Final = """
 import json, sys, time
 import rmq_async
-from rmq_async.testing.simulation.campaign import run_seed
+from tests.simulation import run_seed
 scenario, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 began, outcome = time.process_time(), None
 for seed in range(first, first + count):

@@ -11,8 +11,10 @@ import pytest
 from rmq_async import MessageQueue
 from rmq_async.results import SendResult, SendStatus
 from rmq_async.testing.simulation.checkers import Stored
-from rmq_async.testing.simulation.group_checkers import (
-    Troubles,
+from rmq_async.testing.simulation.history import Call
+from rmq_async.testing.simulation.servers import Loss
+
+from ...simulation.group_checkers import (
     backwards,
     repeated,
     restarted,
@@ -24,10 +26,10 @@ from rmq_async.testing.simulation.group_checkers import (
     undelivered,
     unnamed,
 )
-from rmq_async.testing.simulation.group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample
-from rmq_async.testing.simulation.history import Call
-from rmq_async.testing.simulation.loss_checkers import left_out
-from rmq_async.testing.simulation.servers import Commit, Loss
+from ...simulation.group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample
+from ...simulation.loss_checkers import left_out
+from ...simulation.troubles import Troubles
+from ...simulation.watched import Commit
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 QUIET = Troubles((), {}, {})

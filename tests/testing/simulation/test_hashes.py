@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from rmq_async.testing.simulation import POP_KINDS, run_seed
+from rmq_async.testing.simulation import POP_KINDS
 
+from ...simulation import run_seed
+
+ROOT = Path(__file__).parents[3]
 HASHES = Path(__file__).with_name("hashes.json")
 HASHED = {"mixed": 8, "groups": 4, "broadcast": 6, "pop": 8}
 """Seeds from 1 on whose hashes are kept, by scenario."""
@@ -24,7 +27,9 @@ MET = {"mixed": 20, "groups": 10, "broadcast": 14, "pop": 15}
 """Kinds of faults that half of these seeds meet at least."""
 
 PRINT_HASHES = """
-from rmq_async.testing.simulation import run_seed
+import sys
+sys.path.append(sys.argv[1])  # behind the installed library
+from tests.simulation import run_seed
 print(*(run_seed("mixed", seed).trace_hash for seed in (1, 2)), run_seed("groups", 3).trace_hash)
 """
 
@@ -40,7 +45,7 @@ def test_seed_gives_the_run_that_its_hash_was_kept_of(scenario: str, half: int) 
     met: Counter[str] = Counter()
     for seed in range(1 + half, HASHED[scenario] + 1, 2):
         outcome = run_seed(scenario, seed)
-        assert not outcome.violation, f"rmq simulate --scenario {scenario} --seed {seed}"
+        assert not outcome.violation, f"python -m tests.simulation --scenario {scenario} --seed {seed}"
         assert outcome.seconds >= 300
         assert outcome.operations >= 90
         assert outcome.trace_hash == hashes[name_of(scenario, seed)], seed
@@ -54,7 +59,12 @@ def test_seed_gives_the_run_that_its_hash_was_kept_of(scenario: str, half: int) 
 def test_hashes_are_equal_under_each_hash_seed(hash_seed: str) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     printed = subprocess.run(
-        [sys.executable, "-c", PRINT_HASHES], env=environment, capture_output=True, text=True, timeout=500, check=True
+        [sys.executable, "-c", PRINT_HASHES, str(ROOT)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=True,
     )
     hashes = json.loads(HASHES.read_text())
     assert printed.stdout.split() == [hashes["1"], hashes["2"], hashes["groups 3"]]

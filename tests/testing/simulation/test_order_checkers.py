@@ -7,10 +7,11 @@ from typing import Any, Literal
 import pytest
 
 from rmq_async import MessageQueue
-from rmq_async.testing.simulation.group_checkers import repeated
-from rmq_async.testing.simulation.group_log import Delivery, GroupLog, Life
-from rmq_async.testing.simulation.order_checkers import NO_ORDER, disordered, overlapping
-from rmq_async.testing.simulation.troubles import Troubles
+
+from ...simulation.group_checkers import repeated
+from ...simulation.group_log import Delivery, GroupLog, Life
+from ...simulation.order_checkers import NO_ORDER, disordered, overlapping
+from ...simulation.troubles import Troubles
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 QUIET = Troubles((), {}, {})

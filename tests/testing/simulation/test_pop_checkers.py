@@ -10,9 +10,10 @@ from rmq_async import MessageQueue
 from rmq_async.embedded import BrokerDisk, BrokerSettings, DiskLog, PopSettings
 from rmq_async.embedded.broker import Broker
 from rmq_async.testing.simulation.checkers import Stored
-from rmq_async.testing.simulation.group_checkers import Troubles
-from rmq_async.testing.simulation.group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample, Unread
-from rmq_async.testing.simulation.pop_checkers import (
+from rmq_async.testing.simulation.simulation import drawn_pop_settings
+
+from ...simulation.group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample, Unread
+from ...simulation.pop_checkers import (
     awoken,
     changed_twice,
     early_deaths,
@@ -21,8 +22,8 @@ from rmq_async.testing.simulation.pop_checkers import (
     undead,
     unfinished,
 )
-from rmq_async.testing.simulation.pop_watch import PopRequest
-from rmq_async.testing.simulation.simulation import drawn_pop_settings
+from ...simulation.troubles import Troubles
+from ...simulation.watched import PopRequest
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 QUIET = Troubles((), {}, {})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
 
 import pytest
 
-from rmq_async.testing.simulation import KINDS, SCENARIOS, Faults, Outcome, minimised, run_seed
+from rmq_async.testing.simulation import KINDS, Faults
+from rmq_async.testing.simulation.seeds import Outcome, minimised
 
+from ...simulation import SCENARIOS, run_seed
 from .test_hashes import HASHED
 
 MIXED_SEEDS, GROUP_SEEDS = 32, 16
@@ -20,7 +23,7 @@ def test_mixed_scenario_keeps_its_promises(block: int) -> None:
     met: Counter[str] = Counter()
     for seed in range(HASHED["mixed"] + 1 + block, MIXED_SEEDS + 1, 2):
         outcome = run_seed("mixed", seed)
-        assert not outcome.violation, f"rmq simulate --scenario mixed --seed {seed}"
+        assert not outcome.violation, f"python -m tests.simulation --scenario mixed --seed {seed}"
         assert outcome.seconds >= 300
         assert outcome.operations >= 200
         assert len(outcome.kinds) >= 3
@@ -33,7 +36,7 @@ def test_groups_keep_their_promises(block: int) -> None:
     met: Counter[str] = Counter()
     for seed in range(HASHED["groups"] + 1 + block, GROUP_SEEDS + 1, 2):
         outcome = run_seed("groups", seed)
-        assert not outcome.violation, f"rmq simulate --scenario groups --seed {seed}"
+        assert not outcome.violation, f"python -m tests.simulation --scenario groups --seed {seed}"
         assert outcome.seconds >= 300
         assert outcome.operations >= 100
         met.update(outcome.met)
@@ -43,7 +46,7 @@ def test_groups_keep_their_promises(block: int) -> None:
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ("groups", "mixed", "pop")])
 def test_scenario_keeps_its_promises(name: str) -> None:
     outcome = run_seed(name, 1)
-    assert not outcome.violation, f"rmq simulate --scenario {name} --seed 1"
+    assert not outcome.violation, f"python -m tests.simulation --scenario {name} --seed 1"
     assert outcome.seconds >= 300
 
 
@@ -82,13 +85,12 @@ def test_fault_left_out_does_not_change_the_rate_of_the_others() -> None:
     assert left.rate == pytest.approx(6.0)
 
 
-def test_minimised_run_leaves_out_what_the_failure_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(scenario: str, seed: int, *, without: tuple[str, ...] = ()) -> Outcome:
+def test_minimised_run_leaves_out_what_the_failure_does_not_need() -> None:
+    def run(seed: int, *, without: Iterable[str] = (), trace: bool = False) -> Outcome:
         kinds = tuple(sorted({"broker-crash", "link-cut", "link-slow"} - set(without)))
         violation = "lost" if "link-cut" in kinds else ""
-        return Outcome(scenario, seed, 1, 1.0, 0.0, kinds, {}, (), "", violation)
+        return Outcome(seed, 1, 1.0, 0.0, kinds, {}, (), "", violation)
 
-    monkeypatch.setattr("rmq_async.testing.simulation.campaign.run_seed", run)
-    outcome, left_out = minimised(run("mixed", 7))
+    outcome, left_out = minimised(run, run(7))
     assert outcome.kinds == ("link-cut",)
     assert left_out == ("broker-crash", "link-slow")

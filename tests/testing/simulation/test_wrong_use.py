@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from rmq_async import Message, MessageQueue, Producer, SendError
-from rmq_async.testing.simulation import Faults, Simulation, SimulationError, run_seed
+from rmq_async import Message, Producer, SendError
+from rmq_async.testing.simulation import Faults, Simulation, SimulationError
+
+from ...simulation import run_seed
 
 
 def quiet(seed: int = 1, **options: Any) -> Simulation:
@@ -164,15 +166,3 @@ def test_call_without_a_message_raises_what_it_raises_outside() -> None:
                 await producer.send_batch(messages=[])
 
     quiet().run(main)
-
-
-@pytest.mark.parametrize("ask", [lambda s, q: s.held(q, 0), lambda s, q: s.taken(q), lambda s, q: s.oldest(q)])
-def test_question_about_queue_of_unknown_broker_names_the_brokers(ask: Callable[[Simulation, MessageQueue], object]) -> None:
-    async def main(simulation: Simulation) -> None:
-        with pytest.raises(ValueError, match="there is no broker 'broker-c'; there are broker-a, broker-b"):
-            ask(simulation, MessageQueue("T", "broker-c", 0))
-
-    simulation = quiet()
-    with pytest.raises(ValueError, match=r"there is no broker 'broker-a'; there are none before run\(\)"):
-        ask(simulation, MessageQueue("T", "broker-a", 0))
-    simulation.run(main)

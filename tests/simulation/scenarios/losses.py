@@ -7,15 +7,14 @@ the loss. The group's offset there is one of before the crash: it lies above the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
-from ..chance import exponential
-from .groups import Crew, Staffed
-from .services import Workload
+from rmq_async.testing.simulation.chance import exponential
 
-__all__ = ["LOSSES"]
+from ..cluster import Cluster
+from .groups import Crew
+
+__all__ = ["losses"]
 
 LONGEST_CRASH: Final = 8.0
 """Seconds."""
@@ -23,7 +22,7 @@ MOST_LOST: Final = 80
 """Messages."""
 
 
-async def losses(cluster: Staffed, until: float) -> None:
+async def losses(cluster: Cluster, until: float) -> None:
     """Runs a group whose broker crashes, and starts with fewer messages."""
     await _LosingCrew(cluster, until).run()
 
@@ -33,7 +32,7 @@ class _LosingCrew(Crew):
 
     name = "losses"
 
-    def __init__(self, cluster: Staffed, until: float) -> None:
+    def __init__(self, cluster: Cluster, until: float) -> None:
         super().__init__(cluster, until)
         self.size = 2 + self.size % 2
         self.without_faults, self.without_kills, self.mean_life = False, True, 10 * until
@@ -58,7 +57,3 @@ class _LosingCrew(Crew):
             broker.truncate(chance.randint(1, MOST_LOST))
             broker.restart()
             self.log.failovers.append((began, cluster.now))
-
-
-LOSSES: Final[Mapping[str, Workload]] = MappingProxyType({"losses": losses})  # type: ignore[dict-item]
-"""The services by name, which is also that of the machine of the operator and sender."""

@@ -3,50 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from ..faults import GROUP_KINDS, KINDS, LASTING, POP_KINDS
-from .arranged_groups import ARRANGED_GROUPS
-from .broadcasts import BROADCASTS
-from .failovers import FAILOVERS
-from .groups import GROUPS
-from .hardships import HARDSHIPS
-from .losses import LOSSES
-from .popping_groups import POPPING_GROUPS
-from .services import CALM, Cluster
-from .twins import TWINS
+from rmq_async.testing.simulation import SimulationError
+from rmq_async.testing.simulation.faults import GROUP_KINDS, KINDS, LASTING, POP_KINDS, Faults
+from rmq_async.testing.simulation.seeds import Outcome, outcome_of, seed_faults
+
+from ..cluster import Cluster
+from .arranged_groups import arranged
+from .broadcasts import broadcast
+from .failovers import failovers
+from .groups import groups
+from .hardships import beside, cancelled, closing, cold, deleting, stopping
+from .losses import losses
+from .popping_groups import pop
+from .services import CALM, Workload
+from .twins import twice
 from .workloads import WORKLOADS
 
-__all__ = ["SCENARIOS", "Scenario"]
+__all__ = ["SCENARIOS", "Scenario", "run_seed"]
 
 
 PATIENCE: Final = 120.0
 """Virtual seconds after the end of a scenario within which its services end."""
+RATE: Final = 8.0
+"""Faults per virtual minute, on average over the seeds."""
 
 
-SERVICES: Final = MappingProxyType(
-    {**WORKLOADS, **HARDSHIPS, **GROUPS, **ARRANGED_GROUPS, **FAILOVERS, **LOSSES, **BROADCASTS, **POPPING_GROUPS, **TWINS}
+SERVICES: Final[Mapping[str, Workload]] = MappingProxyType(
+    {
+        **WORKLOADS,
+        "cancelled": cancelled,
+        "stopping": stopping,
+        "beside": beside,
+        "closing": closing,
+        "cold": cold,
+        "deleting": deleting,
+        "groups": groups,
+        "arranged": arranged,
+        "failovers": failovers,
+        "losses": losses,
+        "broadcast": broadcast,
+        "pop": pop,
+        "twice": twice,
+    }
 )
 """The services by name, which is also that of the machine."""
 HARMLESS: Final = frozenset({"broker-disorder", "broker-slices", "clock-jump", "clock-rate"})
 """Kinds of faults by which no call fails."""
-
-
-class Machine(Protocol):
-    """A client machine."""
-
-    def run(self, factory: Callable[[], Awaitable[None]]) -> asyncio.Future[None]: ...
-
-
-class Simulated(Cluster, Protocol):
-    """A simulation that runs."""
-
-    @property
-    def storms(self) -> Sequence[str]: ...
-
-    def machine(self, name: str) -> Machine: ...
 
 
 class Scenario(NamedTuple):
@@ -63,7 +69,7 @@ class Scenario(NamedTuple):
     name_servers: int = 1
     kinds: frozenset[str] = frozenset(KINDS)
 
-    async def play(self, simulation: Simulated) -> None:
+    async def play(self, simulation: Cluster) -> None:
         """Runs the services on their machines until their time is over; adds violations for those that do not end, and for floods
         of connects."""
         until = simulation.now + self.duration
@@ -79,7 +85,7 @@ class Scenario(NamedTuple):
             simulation.violation(storm)
 
 
-def _started(name: str, simulation: Simulated, until: float) -> Callable[[], Awaitable[None]]:
+def _started(name: str, simulation: Cluster, until: float) -> Callable[[], Awaitable[None]]:
     async def service() -> None:
         await SERVICES[name](simulation, until)
         if left := sorted(task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()):
@@ -122,3 +128,17 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     }
 )
 """The scenarios by name."""
+
+
+def run_seed(scenario: str, seed: int, *, without: Iterable[str] = (), trace: bool = False) -> Outcome:
+    """Run one seed of a scenario, as ``rmq_async.testing.simulation.seeds.run_seed`` does with a function.
+
+    Raises:
+        SimulationError: The scenario is unknown, or the seed is no int.
+    """
+    played = SCENARIOS.get(scenario)
+    if played is None:
+        raise SimulationError(f"there is no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+    faults = seed_faults(seed, Faults(played.kinds, rate=RATE, drawn=True), without)
+    cluster = Cluster(seed, brokers=played.brokers, name_servers=played.name_servers, faults=faults, trace=trace)
+    return outcome_of(cluster, played.play)

@@ -10,22 +10,21 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from rmq_async.admin import Admin
+from rmq_async.consumer import PullConsumer
+from rmq_async.errors import QueueNotExistError, ReplyTimeoutError, RocketMQError, TopicNotFoundError
+from rmq_async.producer import Batching, Producer, TransactionProducer
+from rmq_async.results import SendResult, TransactionStatus
+from rmq_async.testing.simulation.chance import exponential
 from rmq_protocol.message import Message, MessageQueue
 
-from ....admin import Admin
-from ....consumer import PullConsumer
-from ....errors import QueueNotExistError, ReplyTimeoutError, RocketMQError, TopicNotFoundError
-from ....producer import Batching, Producer, TransactionProducer
-from ....results import SendResult, TransactionStatus
-from ..chance import exponential
-from ..errors import CallbackError
-from .readings import READINGS
+from ..cluster import CallbackError, Cluster
+from .readings import reading, returning
 from .services import (
     AGAIN,
     CALM,
     KEYS,
     ROUND,
-    Cluster,
     Workload,
     every,
     keeps_sending,
@@ -404,7 +403,8 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "transactions": transactions,
         "requests": requests,
         "replies": replies,
-        **READINGS,
+        "reading": reading,
+        "returning": returning,
         "administration": administration,
     }
 )

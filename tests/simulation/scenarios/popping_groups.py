@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
 from random import Random
-from types import MappingProxyType
 from typing import Any, Final
 
+from rmq_async.consumer import Consumer, Retry
+from rmq_async.testing.simulation.chance import exponential
 from rmq_protocol.message import MessageExt
 
-from ....consumer import Consumer, Retry
-from ..chance import exponential
+from ..cluster import Cluster
 from ..group_log import GROUP, GroupLog
-from .groups import Crew, Staffed, decide
-from .services import Workload
+from .groups import Crew, decide
 
-__all__ = ["POPPING_GROUPS"]
+__all__ = ["pop"]
 
 LONGEST_CALL: Final = 25.0
 """Seconds of a handler call at most: longer than some leases, which are renewed."""
@@ -27,7 +25,7 @@ tried again."""
 LOOK_EVERY: Final = 2.0
 
 
-async def pop(cluster: Staffed, until: float) -> None:
+async def pop(cluster: Cluster, until: float) -> None:
     """Runs a group of one to six members that pop: they join, stop and are killed while messages are sent to them."""
     await _PoppingCrew(cluster, until).run()
 
@@ -35,7 +33,7 @@ async def pop(cluster: Staffed, until: float) -> None:
 class _PoppingCrew(Crew):
     name = "pop"
 
-    def __init__(self, cluster: Staffed, until: float) -> None:
+    def __init__(self, cluster: Cluster, until: float) -> None:
         super().__init__(cluster, until)
         chance = self.chance
         self.size = chance.randint(1, 6)
@@ -84,7 +82,3 @@ async def _handle(log: GroupLog, chance: Random, life: int, message: MessageExt)
         log.end(delivery, "cancelled")
         raise
     decide(log, chance, delivery)
-
-
-POPPING_GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"pop": pop})  # type: ignore[dict-item]
-"""The services by name, which is also that of the machine of the operator and sender."""

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from rmq_protocol.message import Message, MessageQueue
+from rmq_async.errors import RocketMQError
+from rmq_async.producer import Producer
+from rmq_async.testing.simulation.chance import exponential
+from rmq_protocol.message import Message
 
-from ....errors import RocketMQError
-from ....producer import Producer
-from ..chance import exponential
+from ..cluster import Cluster
 
 __all__ = [
-    "AGAIN", "CALM", "KEYS", "ROUND", "Cluster", "Workload", "every", "keeps_sending", "keeps_taking", "new_body", "reaches",
+    "AGAIN", "CALM", "KEYS", "ROUND", "Workload", "every", "keeps_sending", "keeps_taking", "new_body", "reaches",
     "serve", "turns",
 ]  # fmt: skip
 
@@ -30,39 +31,6 @@ LONGEST_AVOIDED: Final = 35.0
 KEYS: Final = ("key-0", "key-1", "key-2")
 AGAIN: Final = 1.0
 """Seconds before a client is made anew after an error."""
-
-
-class Cluster(Protocol):
-    """The simulation, as a workload uses it."""
-
-    @property
-    def now(self) -> float:
-        """Virtual seconds since the beginning of the simulation."""
-
-    @property
-    def namesrv(self) -> str:
-        """Addresses of the name servers."""
-
-    def generator(self, name: str) -> Random:
-        """Returns a new generator, seeded with the seed of the run and ``name``."""
-
-    def number(self) -> int:
-        """Returns a number that no other call has returned."""
-
-    def oldest(self, queue: MessageQueue) -> int:
-        """Returns the offset of the oldest message that a queue has; that of its end if it has none."""
-
-    def moved(self, machine: str) -> bool:
-        """Returns whether a machine has had another address."""
-
-    def violation(self, text: str) -> None:
-        """Adds a violation to those of the checkers."""
-
-    async def calm(self, seconds: float) -> None:
-        """Ends all drawn faults for good at the first call, and waits until that is ``seconds`` ago."""
-
-    def holders(self, topic: str) -> set[str]:
-        """Returns the names of the running brokers that have a topic."""
 
 
 Workload = Callable[[Cluster, float], Awaitable[None]]

@@ -12,12 +12,12 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
+from rmq_async.testing.simulation.checkers import Stored
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX
 
-from .checkers import Stored
 from .group_log import GROUP, Delivery, GroupLog
-from .pop_watch import PopRequest
 from .troubles import Troubles
+from .watched import PopRequest
 
 __all__ = ["awoken", "changed_twice", "early_deaths", "halted", "pop_violations", "popped_again", "undead", "unfinished"]
 

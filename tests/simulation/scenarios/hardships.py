@@ -4,23 +4,22 @@ and cause faults of brokers, so that they know which calls may fail."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from random import Random
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from rmq_async.admin import Admin
+from rmq_async.consumer import PullConsumer
+from rmq_async.errors import OffsetRangeError, RocketMQError
+from rmq_async.producer import Batching, Producer
+from rmq_async.testing.simulation.chance import exponential
 from rmq_protocol.message import Message, MessageQueue
 
-from ....admin import Admin
-from ....consumer import PullConsumer
-from ....errors import OffsetRangeError, RocketMQError
-from ....producer import Batching, Producer
-from ..chance import exponential
-from .services import KEYS, Cluster, Workload, every, keeps_sending, keeps_taking, new_body, reaches, serve, turns
+from ..cluster import Cluster
+from .services import KEYS, every, keeps_sending, keeps_taking, new_body, reaches, serve, turns
 
-__all__ = ["HARDSHIPS"]
+__all__ = ["beside", "cancelled", "closing", "cold", "deleting", "stopping"]
 
 UNCOMPRESSED: Final = 1 << 22
 """Size in bytes below which the bodies of these services are sent as they are: compressed sizes differ between versions of zlib."""
@@ -125,7 +124,7 @@ async def stopping(cluster: Cluster, until: float) -> None:
             await live(number)
 
 
-async def beside(cluster: Disturbed, until: float) -> None:
+async def beside(cluster: Cluster, until: float) -> None:
     """Sends while one of two brokers fails again and again; no send fails, since the other one is healthy."""
     chance = cluster.generator("workload beside")
     victim = chance.choice(("broker-a", "broker-b"))
@@ -156,7 +155,7 @@ async def beside(cluster: Disturbed, until: float) -> None:
     await trouble
 
 
-async def _disturb(cluster: Disturbed, chance: Random, victim: str, until: float) -> None:
+async def _disturb(cluster: Cluster, chance: Random, victim: str, until: float) -> None:
     machine, link = cluster.machine(victim), cluster.link("beside", victim)
     while cluster.now < until - 40.0:
         await asyncio.sleep(chance.uniform(1.0, 40.0))
@@ -183,7 +182,7 @@ async def _disturb(cluster: Disturbed, chance: Random, victim: str, until: float
             link.heal()
 
 
-async def cold(cluster: Disturbed, until: float) -> None:
+async def cold(cluster: Cluster, until: float) -> None:
     """Makes many first sends at once, to brokers that may be unreachable; those that give up must not delay the others."""
     chance = cluster.generator("workload cold")
     links = [cluster.link("cold", name) for name in ("broker-a", "broker-b")]
@@ -205,7 +204,7 @@ async def cold(cluster: Disturbed, until: float) -> None:
         await asyncio.sleep(10.0)
 
 
-async def closing(cluster: Disturbed, until: float) -> None:
+async def closing(cluster: Cluster, until: float) -> None:
     """Makes streams of calls from a loop that may be slow, to brokers that may close the connections which they accept."""
     chance = cluster.generator("workload closing")
     machine, links = cluster.machine("closing"), [cluster.link("closing", name) for name in ("broker-a", "broker-b")]
@@ -236,7 +235,7 @@ async def closing(cluster: Disturbed, until: float) -> None:
     await serve(cluster, until, make, work, reaches(cluster, "Closing"))
 
 
-async def deleting(cluster: Disturbed, until: float) -> None:
+async def deleting(cluster: Cluster, until: float) -> None:
     """Deletes the oldest messages of a topic while they are read; the reader must raise an error for each gap."""
     chance = cluster.generator("workload deleting")
 
@@ -285,22 +284,3 @@ def _step(cluster: Cluster, ends: dict[MessageQueue, int], queue: MessageQueue, 
     if offset > ends[queue]:
         cluster.violation(f"gap: the reader got offset {offset} of {queue} where {ends[queue]} comes next, and no error")
     ends[queue] = offset + 1
-
-
-class Disturbed(Cluster, Protocol):
-    """The part of a simulation for a service that causes faults itself."""
-
-    def machine(self, name: str) -> Any:
-        """Returns the machine of a name."""
-
-    def link(self, a: str, b: str) -> Any:
-        """Returns the link between two machines."""
-
-    def expire(self, topic: str, chance: Random) -> None:
-        """Deletes the oldest messages of a drawn queue of the topic."""
-
-
-HARDSHIPS: Final[Mapping[str, Workload]] = MappingProxyType(
-    {"cancelled": cancelled, "stopping": stopping, "beside": beside, "closing": closing, "cold": cold, "deleting": deleting}  # type: ignore[dict-item]
-)
-"""The services by name, which is also that of the machine."""

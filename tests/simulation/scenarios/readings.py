@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
+from rmq_async.consumer import PullConsumer
 from rmq_protocol.message import MessageExt, MessageQueue
 
-from ....consumer import PullConsumer
-from .services import Cluster, Workload, serve
+from ..cluster import Cluster
+from .services import serve
 
-__all__ = ["READINGS", "Reading", "Stocked"]
+__all__ = ["Reading", "reading", "returning"]
 
 TAG: Final = "a"
 """The tag of half of the messages of ``plain``."""
@@ -23,30 +23,13 @@ RESUMED: Final = 0.4
 """Share of the readings that continue where the one before ended."""
 
 
-class Stocked(Cluster, Protocol):
-    """The part of a simulation for readings, with access to the messages on brokers."""
-
-    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message that a broker has at an offset; None if it has none."""
-
-    def taken(self, queue: MessageQueue) -> int:
-        """Returns the highest offset of a queue whose message was lost, and which another message may have now; -1 for
-        none."""
-
-    def held_to(self, topic: str) -> dict[MessageQueue, int]:
-        """Returns the offset behind the newest message of each queue of a topic that can be read."""
-
-    def oldest(self, queue: MessageQueue) -> int:
-        """Returns the offset of the oldest message that a queue has; that of its end if it has none."""
-
-
 class Reading:
     """The progress of one reading of a topic.
 
     ``tag``: its tag; None for all messages. ``start``: offsets at which it began, by queue; None for the oldest messages.
     """
 
-    def __init__(self, cluster: Stocked, tag: str | None, start: Mapping[MessageQueue, int] | None = None) -> None:
+    def __init__(self, cluster: Cluster, tag: str | None, start: Mapping[MessageQueue, int] | None = None) -> None:
         self.next = dict(start or {})
         """The offset that comes next, by queue."""
         self._anywhere = start is not None
@@ -99,17 +82,17 @@ class Reading:
                 )
 
 
-async def reading(cluster: Stocked, until: float) -> None:
+async def reading(cluster: Cluster, until: float) -> None:
     """Follows a topic in readings of at most a minute, from the beginning or the last position, with a tag or without."""
     await _follow(cluster, until, "reading", "Plain")
 
 
-async def returning(cluster: Stocked, until: float) -> None:
+async def returning(cluster: Cluster, until: float) -> None:
     """Follows a topic whose number of queues changes, as ``reading`` does."""
     await _follow(cluster, until, "returning", "Resized")
 
 
-async def _follow(cluster: Stocked, until: float, group: str, topic: str) -> None:
+async def _follow(cluster: Cluster, until: float, group: str, topic: str) -> None:
     chance = cluster.generator(f"workload {group}")
 
     async def read(consumer: PullConsumer) -> None:
@@ -134,7 +117,3 @@ async def _follow(cluster: Stocked, until: float, group: str, topic: str) -> Non
             last.over(ends)
 
     await serve(cluster, until, partial(PullConsumer, group, namesrv=cluster.namesrv), read, afterwards)
-
-
-READINGS: Final[Mapping[str, Workload]] = MappingProxyType({"reading": reading, "returning": returning})  # type: ignore[dict-item]
-"""By name, which is also that of the machine."""

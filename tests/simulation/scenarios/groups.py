@@ -6,24 +6,23 @@ The simulation's ``group`` records their actions, which ``group_checkers`` check
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from random import Random
-from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from rmq_async.admin import Admin
+from rmq_async.consumer import Consumer, DeadLetter, Retry, RetryLater
+from rmq_async.errors import RocketMQError
+from rmq_async.producer import Producer
+from rmq_async.testing.simulation.chance import exponential
 from rmq_protocol.message import Message, MessageExt
 
-from ....admin import Admin
-from ....consumer import Consumer, DeadLetter, Retry, RetryLater
-from ....errors import RocketMQError
-from ....producer import Producer
-from ..chance import exponential
+from ..cluster import Cluster
 from ..group_log import GROUP, GroupLog
-from .services import AGAIN, CALM, Cluster, Workload
+from .services import AGAIN, CALM
 
-__all__ = ["FAILURE", "GROUPS", "Crew", "Staffed", "decide"]
+__all__ = ["FAILURE", "Crew", "decide", "groups"]
 
 TOPICS: Final = ("Shared-0", "Shared-1")
 SENT_SO: Final = "key_missing"
@@ -45,26 +44,7 @@ FAREWELL: Final = 6.0
 """Seconds for which the members go on after the wait for the rest of the messages, before they stop."""
 
 
-class Staffed(Cluster, Protocol):
-    """A simulation, as the operator of a group uses it."""
-
-    group: GroupLog
-    brokers: Sequence[Any]
-
-    def machine(self, name: str) -> Any:
-        """Returns the machine of a name."""
-
-    @property
-    def routed(self) -> bool:
-        """Whether all brokers serve, and each name server lists them."""
-
-    def rest(self) -> None:
-        """Ends all faults; no other one begins until ``go_on``."""
-
-    def go_on(self) -> None: ...
-
-
-async def groups(cluster: Staffed, until: float) -> None:
+async def groups(cluster: Cluster, until: float) -> None:
     """Runs a group of two to ten members: they join, stop and are killed while messages are sent to them."""
     await Crew(cluster, until).run()
 
@@ -74,7 +54,7 @@ class Crew:
 
     name = "groups"
 
-    def __init__(self, cluster: Staffed, until: float) -> None:
+    def __init__(self, cluster: Cluster, until: float) -> None:
         self.cluster = cluster
         self.until = until
         self.log = cluster.group
@@ -110,7 +90,7 @@ class Crew:
             await cluster.calm(0.0)
         await self._create()
         looking = asyncio.ensure_future(self._look())
-        work = [self._join(), self._send(), self._rest()]
+        work = [self._join(), self.send_messages(), self._rest()]
         if not self.without_kills:
             work.append(self._kill())
         await asyncio.gather(*work)
@@ -148,7 +128,7 @@ class Crew:
             name = f"member-{number}"
             self.members[name] = self.cluster.machine(name).run(partial(_live, self, name))
 
-    async def _send(self) -> None:
+    async def send_messages(self) -> None:
         chance, cluster = self.chance, self.cluster
 
         async def send(producer: Producer) -> None:
@@ -312,7 +292,3 @@ def decide(log: GroupLog, chance: Random, delivery: Any) -> None:
         log.end(delivery, "failed")
         raise RetryLater(1) if drawn < 0.03 else ValueError(FAILURE)
     log.end(delivery, "done")
-
-
-GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"groups": groups})  # type: ignore[dict-item]
-"""The services by name, which is also that of the machine of the operator and sender."""

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from random import Random
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from rmq_async.consumer import Batch, Consumer, Retry
+from rmq_async.errors import RocketMQError
+from rmq_async.testing.simulation.chance import exponential
 from rmq_protocol.message import Message, MessageExt
 
-from ....consumer import Batch, Consumer, Retry
-from ....errors import RocketMQError
-from ..chance import exponential
+from ..cluster import Cluster
 from ..group_log import GROUP, Delivery, GroupLog
 from ..order_checkers import NO_ORDER
-from .groups import FAILURE, Crew, Staffed, decide
-from .services import Workload
+from .groups import FAILURE, Crew, decide
 
-__all__ = ["ARRANGED_GROUPS"]
+__all__ = ["arranged"]
 
 KEYS: Final = 8
 LONGEST_CALL: Final = 3.0
@@ -28,7 +27,7 @@ LONGEST_CALL: Final = 3.0
 STYLES: Final = ("key", "queue", "queue in batches", "batches", "by hand")
 
 
-async def arranged(cluster: Staffed, until: float) -> None:
+async def arranged(cluster: Cluster, until: float) -> None:
     """Runs a group whose members handle messages in order of keys or queues, in batches, or by hand."""
     await _ArrangedCrew(cluster, until).run()
 
@@ -38,7 +37,7 @@ class _ArrangedCrew(Crew):
 
     name = "arranged"
 
-    def __init__(self, cluster: Staffed, until: float) -> None:
+    def __init__(self, cluster: Cluster, until: float) -> None:
         super().__init__(cluster, until)
         self.style = self.chance.choice(STYLES)
         order: dict[str, Literal["key", "queue"]] = {"key": "key", "queue": "queue", "queue in batches": "queue"}
@@ -140,7 +139,3 @@ async def _read(log: GroupLog, chance: Random, life: int, consumer: Consumer) ->
                 else:
                     log.end(delivery, "done")
         await asyncio.sleep(0.1)
-
-
-ARRANGED_GROUPS: Final[Mapping[str, Workload]] = MappingProxyType({"arranged": arranged})  # type: ignore[dict-item]
-"""The services by name, which is also that of the machine of the operator and sender."""

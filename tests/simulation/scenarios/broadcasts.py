@@ -8,22 +8,21 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from random import Random
-from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
+from rmq_async.consumer import Consumer, Retry
+from rmq_async.errors import RocketMQError
+from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.servers import Loss
 from rmq_protocol.message import MessageExt, MessageQueue
 
-from ....consumer import Consumer, Retry
-from ....errors import RocketMQError
-from ..chance import exponential
+from ..cluster import Cluster
 from ..group_log import Sample
 from ..loss_checkers import is_bound
-from ..servers import Loss
-from .groups import FAILURE, Staffed
-from .readings import Stocked
-from .services import AGAIN, CALM, Workload
+from .groups import FAILURE
+from .services import AGAIN, CALM
 
-__all__ = ["BROADCASTS"]
+__all__ = ["broadcast"]
 
 TOPIC: Final = "Plain"
 ATTEMPTS: Final = 3
@@ -31,10 +30,6 @@ LONGEST_CALL: Final = 1.5
 """Seconds of a handler call at most: less than ``handover_timeout``, so that a stop cancels none."""
 CAUGHT_UP_WITHIN: Final = 60.0
 """Seconds after the calm in which each member handles what is left."""
-
-
-class Listening(Stocked, Staffed, Protocol):
-    """The part of a simulation for members of broadcasts, with access to the messages on brokers."""
 
 
 class _Listener:
@@ -45,7 +40,7 @@ class _Listener:
     of saves.
     """
 
-    def __init__(self, cluster: Listening, name: str, until: float) -> None:
+    def __init__(self, cluster: Cluster, name: str, until: float) -> None:
         self._cluster = cluster
         self._name = name
         self._until = until
@@ -126,7 +121,7 @@ class _Listener:
     async def _catch_up(self) -> None:
         """Waits until no message is left, for ``CAUGHT_UP_WITHIN`` seconds at most; then reports up to three that are."""
         end = self._cluster.now + CAUGHT_UP_WITHIN
-        while (left := self._left()) and self._cluster.now < end:  # noqa: ASYNC110 - simulated time
+        while (left := self._left()) and self._cluster.now < end:
             await asyncio.sleep(AGAIN)
         for queue, offset, msg_id in left[:3]:
             self._cluster.violation(
@@ -156,11 +151,7 @@ class _Listener:
         return left
 
 
-async def broadcast(cluster: Listening, until: float) -> None:
+async def broadcast(cluster: Cluster, until: float) -> None:
     """Runs two broadcast members, which stop and start again; each of them handles all messages of a topic."""
     names = ("listener-1", "listener-2")
     await asyncio.gather(*(cluster.machine(name).run(_Listener(cluster, name, until).run) for name in names))
-
-
-BROADCASTS: Final[Mapping[str, Workload]] = MappingProxyType({"broadcast": broadcast})  # type: ignore[dict-item]
-"""The services by name, which is also that of the machine that starts the members."""

@@ -15,21 +15,21 @@ from math import inf
 from types import MappingProxyType
 from typing import Final
 
+from rmq_async.testing.simulation.checkers import Stored
+from rmq_async.testing.simulation.history import Call
+from rmq_async.testing.simulation.servers import Loss
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 
-from .checkers import Stored
 from .group_log import GROUP, Backlog, Delivery, GroupLog, Sample
-from .history import Call
 from .loss_checkers import left_out
 from .order_checkers import disordered, is_ordered, overlapping, repeats_behind_open
 from .pop_checkers import pop_violations
-from .pop_watch import PopRequest
-from .servers import Commit, Loss
 from .troubles import Troubles
+from .watched import Commit, PopRequest
 
 __all__ = [
-    "Troubles", "backwards", "group_violations", "repeated", "restarted", "sick", "stalled", "together", "uncalled",
+    "backwards", "group_violations", "repeated", "restarted", "sick", "stalled", "together", "uncalled",
     "uncommitted", "undelivered", "unnamed",
 ]  # fmt: skip
 

@@ -8,17 +8,16 @@ group would begin with the first message here, and repeat instead of losing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from math import inf
 from random import Random
-from types import MappingProxyType
 from typing import Final
 
-from ..chance import exponential
-from .groups import LOOK_EVERY, Crew, Staffed
-from .services import Workload
+from rmq_async.testing.simulation.chance import exponential
 
-__all__ = ["FAILOVERS"]
+from ..cluster import Cluster
+from .groups import LOOK_EVERY, Crew
+
+__all__ = ["failovers"]
 
 LONGEST_ELECTION: Final = 15.0
 """Seconds; a stop waits for a master up to 25 s, of which handlers may take 10."""
@@ -30,7 +29,7 @@ STARTED: Final = 60.0
 """Seconds in which the first member starts; nothing is sent before."""
 
 
-async def failovers(cluster: Staffed, until: float) -> None:
+async def failovers(cluster: Cluster, until: float) -> None:
     """Runs a group whose members all stop in order soon after each failover, and start again when messages were sent."""
     await _StoppingCrew(cluster, until).run()
 
@@ -40,7 +39,7 @@ class _StoppingCrew(Crew):
 
     name = "failovers"
 
-    def __init__(self, cluster: Staffed, until: float) -> None:
+    def __init__(self, cluster: Cluster, until: float) -> None:
         super().__init__(cluster, until)
         self.size = 1 + self.size % 3
         self.without_kills, self.mean_life = True, until
@@ -50,10 +49,10 @@ class _StoppingCrew(Crew):
         self.starts_at = 0.0
         """The time before which no stopped member starts again."""
 
-    async def _send(self) -> None:
-        while self.cluster.now < STARTED and not self.log.client_ids:  # noqa: ASYNC110 - as the operator, who looks now and then
+    async def send_messages(self) -> None:
+        while self.cluster.now < STARTED and not self.log.client_ids:
             await asyncio.sleep(LOOK_EVERY)
-        await super()._send()
+        await super().send_messages()
 
     async def _rest(self) -> None:
         """Makes failovers in place of the rests."""
@@ -82,9 +81,5 @@ class _StoppingCrew(Crew):
     async def pause(self, name: str, chance: Random) -> None:
         if name in self.ends:
             del self.ends[name]
-            while not self.over and self.cluster.now < self.starts_at:  # noqa: ASYNC110
+            while not self.over and self.cluster.now < self.starts_at:
                 await asyncio.sleep(LOOK_EVERY)
-
-
-FAILOVERS: Final[Mapping[str, Workload]] = MappingProxyType({"failovers": failovers})  # type: ignore[dict-item]
-"""The services by name, which is also that of the machine of the operator and sender."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal, NamedTuple
 
+from rmq_async.consumer import Consumer
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
-from ...consumer import Consumer
-from .servers import BrokerMachine, Commit
+from .watched import Commit, WatchedBroker
 
 __all__ = ["GROUP", "Backlog", "Delivery", "GroupLog", "Life", "Sample", "Unread"]
 
@@ -103,7 +103,7 @@ class GroupLog:
     """
 
     now: Callable[[], float]
-    brokers: Callable[[], Sequence[BrokerMachine]]
+    brokers: Callable[[], Sequence[WatchedBroker]]
     topics: tuple[str, ...] = ()
     unlisted: Callable[[], Collection[str]] = tuple
     order: Literal["key", "queue"] | None = None
@@ -176,7 +176,7 @@ class GroupLog:
 
     def _is_left_behind(self, lock: tuple[str, float] | None) -> bool:
         """Returns whether no running member has locked a queue, but one that has ended. A member that was made anew in the same
-        process has the client id of the former one. ``lock``: see ``BrokerMachine.lock_of``."""
+        process has the client id of the former one. ``lock``: see ``WatchedBroker.lock_of``."""
         if lock is None:
             return False
         client_id, age = lock
@@ -219,7 +219,7 @@ class GroupLog:
         return sorted(found, key=lambda commit: commit.time)
 
 
-def _unread(broker: BrokerMachine, queue: MessageQueue) -> tuple[int, int]:
+def _unread(broker: WatchedBroker, queue: MessageQueue) -> tuple[int, int]:
     """Returns the first offset that the group has not committed, and the one behind the queue's last message."""
     low, high = broker.bounds(queue)
     return max(low, broker.committed(GROUP, queue)), high

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Final
 
-from ....admin import Admin
-from ....consumer import Consumer
-from ....errors import RocketMQError
-from .hardships import Disturbed
-from .services import AGAIN, CALM, Workload
+from rmq_async.admin import Admin
+from rmq_async.consumer import Consumer
+from rmq_async.errors import RocketMQError
 
-__all__ = ["TWINS"]
+from ..cluster import Cluster
+from .services import AGAIN, CALM
+
+__all__ = ["twice"]
 
 SEEN_WITHIN: Final = 60.0
 """Seconds after ``CALM`` within which each of the two names the other: members look at their group each 60 s."""
 
 
-async def twice(cluster: Disturbed, until: float) -> None:
+async def twice(cluster: Cluster, until: float) -> None:
     """Runs two members of a group with one client id. Reports a member that does not name the other one."""
 
     async def member() -> None:
@@ -50,7 +49,3 @@ async def twice(cluster: Disturbed, until: float) -> None:
 
 async def _ignore(_: object) -> None:
     """Handles a message."""
-
-
-TWINS: Final[Mapping[str, Workload]] = MappingProxyType({"twice": twice})  # type: ignore[dict-item]
-"""The service by name, which is also that of the machine."""

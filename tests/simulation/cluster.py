@@ -1,0 +1,103 @@
+"""A simulation as the library's own scenarios use it: they look at brokers, watch a consumer group and count connects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from rmq_async.testing.simulation import Machine, Simulation
+from rmq_async.testing.simulation.effects import expiry
+from rmq_async.testing.simulation.machines import Host
+from rmq_async.testing.simulation.servers import BrokerMachine
+from rmq_async.testing.simulation.simulation import Record
+from rmq_protocol.message import MessageExt, MessageQueue
+
+from .connects import Connects
+from .group_checkers import group_violations
+from .group_log import GroupLog
+from .troubles import Troubles
+from .watched import WatchedBroker
+
+__all__ = ["CallbackError", "Cluster"]
+
+
+class CallbackError(asyncio.CancelledError):
+    """An error that callbacks of a scenario raise, and that the library reports. Like errors that end a program it is no
+    ``Exception``; as a CancelledError it does not end the loop."""
+
+
+class Cluster(Simulation):
+    """A simulation with a record of one consumer group (``group``), which ``check`` checks too."""
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        super().__init__(seed, **options)
+        self.watched: list[WatchedBroker] = []
+        """The brokers."""
+        self.group = GroupLog(lambda: self.now, lambda: self.watched, unlisted=self._unlisted)
+        self._connects = Connects(lambda: self.now)
+
+    def oldest(self, queue: MessageQueue) -> int:
+        """Returns the offset of a queue's oldest message, or of its end if it has none."""
+        return self._broker(queue).bounds(queue)[0]
+
+    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
+        """Returns the message at an offset of a queue; None if there is none."""
+        return self._broker(queue).held(queue, offset)
+
+    def taken(self, queue: MessageQueue) -> int:
+        """Returns the highest offset in a queue at which a broker has lost a message, -1 for none; a later message may have it."""
+        return self._broker(queue).taken.get(queue, -1)
+
+    def held_to(self, topic: str) -> dict[MessageQueue, int]:
+        """Returns the offset behind the newest message of each queue of a topic that consumers may read."""
+        return {queue: broker.bounds(queue)[1] for broker in self.brokers for queue in broker.queues(topic)}
+
+    def moved(self, machine: str) -> bool:
+        """Returns whether a machine has had another address."""
+        return any(event.what == "move" and event.machine == machine for event in self.history)
+
+    def _broker(self, queue: MessageQueue) -> BrokerMachine:
+        return next(each for each in self.brokers if each.name == queue.broker_name)
+
+    @property
+    def routed(self) -> bool:
+        """Whether all brokers serve, and each name server lists them: they register every 30 s."""
+        return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
+
+    def _unlisted(self) -> set[str]:
+        """Returns the names of the brokers that at least one name server does not list."""
+        return {each.name for each in self.brokers if not all(server.lists(each) for server in self.name_servers)}
+
+    def holders(self, topic: str) -> set[str]:
+        """Returns the names of the running brokers that have a topic."""
+        return {each.name for each in self.brokers if each.running and each.broker.state.topics.get(topic) is not None}
+
+    def expire(self, topic: str, chance: Random) -> None:
+        """Deletes the oldest messages of a drawn queue of a topic, as the fault "broker-expire" does of any topic."""
+        expiry(self, topic)(chance, 0.0)
+
+    @property
+    def storms(self) -> Sequence[str]:
+        """A line for each flood of connects from a client machine to a server."""
+        return self._connects.found
+
+    def connecting(self, machine: Machine, address: str) -> None:
+        if type(machine) is Machine:
+            self._connects.add(machine.name, address)
+
+    def new_broker(self, name: str, host: Host, name_servers: Sequence[str]) -> WatchedBroker:
+        self.watched.append(WatchedBroker(name, self, host, name_servers))
+        return self.watched[-1]
+
+    def violations(self, record: Record) -> list[str]:
+        losses = [loss for broker in self.brokers for loss in broker.losses]
+        troubles = Troubles(record.faults, record.ends, record.stopped)
+        pops = [request for broker in self.watched for request in broker.pop_requests]
+        found = group_violations(self.group, record.calls, record.stored, troubles, record.excused, losses, pops)
+        return [*super().violations(record), *found]
+
+    def unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), CallbackError):
+            super().unhandled(loop, context)
