@@ -20,7 +20,7 @@ from ._functions import check_arguments, is_async, is_generator
 from .errors import ConfigError
 from .results import BatchSendResult, SendResult
 
-__all__ = ["Hook", "SendContext", "checked_hooks", "defining", "request_hooks"]
+__all__ = ["Hook", "RequestHook", "SendContext", "checked_hooks", "defining", "request_hooks"]
 
 METHODS: Final = {
     "before_send": ("context",),
@@ -188,7 +188,7 @@ def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
     return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)
 
 
-class _RequestHook:
+class RequestHook:
     """The request methods of a user's hook. Equal for the same hook of two clients, so that the hook sees each request once."""
 
     __slots__ = ("_after", "_before", "_hook")
@@ -199,7 +199,7 @@ class _RequestHook:
         self._after = after
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _RequestHook) and other._hook is self._hook
+        return isinstance(other, RequestHook) and other._hook is self._hook
 
     def __hash__(self) -> int:
         return id(self._hook)
@@ -218,7 +218,7 @@ class _RequestHook:
             method(address, command, response, error)
 
 
-def request_hooks(hooks: Iterable[Any]) -> list[_RequestHook]:
+def request_hooks(hooks: Iterable[Any]) -> list[RequestHook]:
     """Return the hooks that define a request method, in the transport's form."""
     found = [(hook, defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
-    return [_RequestHook(hook, before, after) for hook, before, after in found if before or after]
+    return [RequestHook(hook, before, after) for hook, before, after in found if before or after]

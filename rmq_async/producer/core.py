@@ -305,8 +305,8 @@ class ProducerCore:
         self.batcher.end(_stopping)
         self._lines.fail(_stopping)
         self._waits.stop()
-        for call in tuple(self.dispatch.calls):
-            call.abort()
+        for abort in tuple(self.dispatch.calls):
+            abort()
         for connection in self.pool.connections:
             connection.requests.abandon(self, lambda written: stopped(maybe_stored=written))
 

@@ -8,7 +8,7 @@ from .loop_errors import raise_soon, report
 from .pending import Pending, Receiver
 from .pool import ConnectionPool, RequestOptions
 from .process import check_not_forked, generation
-from .request_hooks import HookedRequest, RequestHook, RequestHooks, call_hook, report_hook
+from .request_hooks import HookedRequest, RequestHooks, call_hook, report_hook
 from .request_table import RequestTable
 from .server_requests import not_supported
 from .states import CloseReason, ConnectionState
@@ -25,7 +25,6 @@ __all__ = [
     "Pending",
     "Receiver",
     "RequestHandler",
-    "RequestHook",
     "RequestHooks",
     "RequestOptions",
     "RequestTable",

@@ -29,7 +29,6 @@ __all__ = [
     "OnewayCallback",
     "Pending",
     "Receiver",
-    "Sendable",
     "overdue",
     "request_name",
 ]
@@ -41,15 +40,6 @@ class Receiver(Protocol):
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, exception: Any, /) -> None: ...
-
-
-class Sendable(Protocol):
-    """The values that the frame of a single message needs, from the message or from its encoded form."""
-
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def flag(self) -> int: ...
 
 
 class Pending(msgspec.Struct):

@@ -9,32 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.signing import SessionCredentials, sign
 
+from ..hooks import RequestHook
 from .loop_errors import report
 from .pending import Receiver
 
-__all__ = ["HookedRequest", "RequestHook", "RequestHooks", "call_hook", "cancel_hooked", "report_hook"]
-
-
-class RequestHook(Protocol):
-    """A hook around each request of a client.
-
-    ``before`` may change the command's ext_fields and nothing else. ``after`` gets the answer or the error, and neither after a
-    one-way request that was sent.
-
-    Equal hooks count as one.
-    """
-
-    def before(self, address: str, command: RemotingCommand, /) -> None: ...
-    def after(
-        self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None, /
-    ) -> None: ...
+__all__ = ["HookedRequest", "RequestHooks", "call_hook", "cancel_hooked", "report_hook"]
 
 
 class RequestHooks:

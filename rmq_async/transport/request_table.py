@@ -18,6 +18,7 @@ from operator import length_hint
 from typing import Final, NamedTuple
 
 from rmq_protocol.constants import RequestCode
+from rmq_protocol.message import Message
 from rmq_protocol.pull_codec import PullTemplate
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, SendTemplate
 
@@ -31,7 +32,6 @@ from .pending import (
     OnewayCallback,
     Pending,
     Receiver,
-    Sendable,
     overdue,
 )
 from .request_hooks import cancel_hooked
@@ -335,7 +335,7 @@ class RequestTable:
         self.writer.when_written(written, 0)
 
     def submit_single_oneway(
-        self, template: SendTemplate, born_ms: bytes, unique_id: str, message: Sendable, properties: str | None = None
+        self, template: SendTemplate, born_ms: bytes, unique_id: str, message: Message, properties: str | None = None
     ) -> None:
         """Queue the one-way frame of one message, provided that ``takes_oneways`` returned True.
 

@@ -7,12 +7,16 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from rmq_async import ClientConfig, Message, MessageQueue, Producer, machine
 from rmq_async.client.route_table import TopicRoute
+from rmq_async.errors import RequestTimeoutError
 from rmq_async.producer.batching.batcher import Batcher
+from rmq_async.producer.calls.attempts import AttemptRecord
 from rmq_async.producer.core import ProducerCore
+from rmq_async.producer.routing import Target
 from rmq_async.producer.routing.avoidance import Avoidance
 from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
 from rmq_async.testing.simulation import SimulatedLoop
@@ -58,6 +62,24 @@ def gathers_nothing(batcher: Batcher) -> bool:
     """Whether no message, place or request is left there, and no place of a topic counts a request."""
     idle = repr(batcher) == "<Batcher 0 messages gathered, 0 requests in flight>"
     return idle and not queue_places(batcher) and not any(any(each._under_way.values()) for each in batcher._in_turn.values())
+
+
+TIMED_OUT = RequestTimeoutError("late", maybe_stored=True)
+
+
+class Made(AttemptRecord):
+    """An attempt as the retry policy sees it."""
+
+    def __init__(
+        self,
+        broker: str,
+        error: BaseException | None = TIMED_OUT,
+        open: bool = False,
+        maybe_stored: bool = False,
+        elapsed: float = 0.0,
+    ) -> None:
+        super().__init__(cast(Target, SimpleNamespace(broker=broker)), 0.0, None, lambda *_: None, lambda: None)
+        self.error, self.open, self.maybe_stored, self.elapsed = error, open, maybe_stored, elapsed
 
 
 def tasks_named(name: str) -> list[asyncio.Task[Any]]:

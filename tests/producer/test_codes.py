@@ -21,7 +21,7 @@ from rmq_protocol.constants import ResponseCode
 from rmq_protocol.reply import create_reply
 
 from ..support.fakes import Cluster, Link, Sent, each, refuse, status, stored
-from .support import message, messages, outcomes, producer
+from .support import Made, message, messages, outcomes, producer
 
 pytestmark = pytest.mark.virtual_time
 
@@ -112,17 +112,7 @@ async def test_an_answer_has_the_outcome_that_is_listed(row: Listed, pair: Clust
     assert (type(error).__name__, error.code, error.remark, error.maybe_stored) == (row.kind, row.code, remark, False)
     assert (row.name or "unknown code") in str(error)
     assert (blame(error, 0.0, FaultTable.V5) is not Blame.NONE) == row.isolates
-    assert (pause_before(Attempts(Made(error)), Step(Verdict.TRY), 3.0, 1.0) == LONGEST_PAUSE) == row.pauses
-
-
-class Made(NamedTuple):
-    """An attempt as the policy sees it."""
-
-    error: BaseException
-    broker: str = "a"
-    open: bool = False
-    maybe_stored: bool = False
-    elapsed: float = 0.0
+    assert (pause_before(Attempts(Made("a", error)), Step(Verdict.TRY), 3.0, 1.0) == LONGEST_PAUSE) == row.pauses
 
 
 UNREPLICATED = ["in-sync replicas not enough", "[PC_SYNCHRONIZED]broker busy, start flow control for a while"]

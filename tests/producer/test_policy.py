@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -23,27 +23,19 @@ from rmq_async.producer.calls.retry_policy import (
 from rmq_async.producer.config import RETRY_CODES
 from rmq_protocol.constants import ResponseCode
 
+from .support import TIMED_OUT as TIMEOUT
+from .support import Made
+
 OOPS = broker_error(1, "oops")
 AWAY = broker_error(1500, "please go away")
 LOST = errors.ConnectionLostError("lost", maybe_stored=True)
 UNSENT = errors.ConnectionLostError("lost before it was written")
 UNWRITTEN = errors.RequestTimeoutError("late, and not even written")
 FORBIDDEN = errors.ConnectError("the host is not allowed", permanent=True)
-TIMEOUT = errors.RequestTimeoutError("late", maybe_stored=True)
 REFUSED = errors.ConnectError("refused")
 BUSY = broker_error(ResponseCode.SYSTEM_BUSY, "busy")
 GONE = broker_error(29, "request queueId[7] is illegal, TopicConfig [topicName=T, readQueueNums=4, writeQueueNums=2]")
 ILLEGAL = broker_error(ResponseCode.MESSAGE_ILLEGAL, "too large")
-
-
-class Made(NamedTuple):
-    """An attempt as the policy sees it."""
-
-    broker: str
-    error: BaseException | None = TIMEOUT
-    open: bool = False
-    maybe_stored: bool = False
-    elapsed: float = 0.0
 
 
 def silent(broker: str) -> Made:
@@ -332,7 +324,7 @@ def test_a_server_that_sends_away_once_is_asked_again_at_once() -> None:
 
 
 def test_of_many_attempts_the_first_and_the_newest_are_kept() -> None:
-    attempts: Attempts[Made] = Attempts()
+    attempts = Attempts()
     answered = silent("b")
     attempts.add(Made("a", LOST, maybe_stored=True))
     for number in range(1000):

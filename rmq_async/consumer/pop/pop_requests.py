@@ -36,7 +36,8 @@ from ... import machine
 from ...broker_answers import broker_error
 from ...client import ClientInstance
 from ...errors import FrameTooLargeError, RequestTimeoutError, RocketMQError
-from ...transport import CloseReason, ConnectionPool, RequestHook, client_context
+from ...hooks import RequestHook
+from ...transport import CloseReason, ConnectionPool, client_context
 from ..subscription import Subscription
 
 __all__ = ["Changed", "Popped", "Requests", "Wanted"]

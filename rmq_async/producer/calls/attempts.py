@@ -1,4 +1,4 @@
-"""The attempts of one call, in bounded memory: a call may make thousands.
+"""One attempt of a call, and the attempts of one call in bounded memory: a call may make thousands.
 
 The first attempts, the newest ones and the open ones (at most one per broker) are kept. Of the others only the sums that
 decisions need remain: how many there were, how they ended, on which brokers, and whether any of them may have stored the
@@ -8,36 +8,129 @@ message.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from rmq_protocol.errors import RocketMQError
+from rmq_protocol.send_codec import SendReply
 
-__all__ = ["FIRST_KEPT", "NEWEST_KEPT", "Attempts", "Facts", "kind_of", "uses_retry"]
+from ... import machine
+from ...errors import Attempt, RequestTimeoutError
+from ...tracebacks import without_frames
+from ...transport import Connection
+from ..routing import FailureTable, GivenUpError, LatencyTable, Target
+
+__all__ = ["FIRST_KEPT", "NEWEST_KEPT", "AttemptRecord", "Attempts", "kind_of", "uses_retry"]
 
 FIRST_KEPT: Final = 8
 NEWEST_KEPT: Final = 8
 
 
-class Facts(Protocol):
-    """The state of one attempt, see ``AttemptRecord``."""
+class AttemptRecord:
+    """One attempt on one queue, which is also the receiver of the broker's response.
+
+    ``open``: it has not ended, and a response may still come. ``started``: ``time.monotonic``. ``elapsed``: seconds until its
+    response, failure or timeout, 0.0 before. ``opaque``: 0 until the request is queued on ``connection``. ``maybe_stored``: by
+    its error, the broker may have stored the message.
+    """
+
+    __slots__ = (
+        "_answered", "_changed", "_faults", "connection", "elapsed", "error", "maybe_stored", "opaque", "open", "started",
+        "target",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        target: Target,
+        started: float,
+        faults: FailureTable | LatencyTable | None,
+        answered: Callable[[AttemptRecord, SendReply], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Begin an attempt.
+
+        Args:
+            faults: None with ``latency_fault=False``.
+            answered: Takes the broker's response to the attempt.
+            changed: Wakes the call: the attempt has failed.
+        """
+        self._faults = faults
+        self._answered = answered
+        self._changed = changed
+        self.target = target
+        self.started = started
+        self.elapsed = 0.0
+        self.error: BaseException | None = None
+        self.maybe_stored = False
+        self.open = True
+        self.connection: Connection | None = None
+        self.opaque = 0
 
     @property
-    def broker(self) -> str: ...
-    @property
-    def error(self) -> BaseException | None: ...
-    @property
-    def open(self) -> bool: ...
-    @property
-    def maybe_stored(self) -> bool: ...
-    @property
-    def elapsed(self) -> float: ...
+    def broker(self) -> str:
+        return self.target.broker
+
+    def done(self) -> bool:
+        return not self.open
+
+    def set_result(self, reply: SendReply) -> None:
+        self.open = False
+        self._answered(self, reply)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Records the failure and wakes the call. After a timeout the attempt stays open while its request is in the table."""
+        self.failed(error)
+        self._changed()
+
+    def failed(self, error: BaseException) -> None:
+        """Records a failure; a timeout does not replace an error that was recorded before."""
+        self.elapsed = self.elapsed or machine.monotonic() - self.started
+        if isinstance(error, RocketMQError):
+            error.broker = error.broker or self.target.broker
+            error.address = error.address or self.target.address
+            self.maybe_stored = self.maybe_stored or error.maybe_stored
+        still_waits = isinstance(error, RequestTimeoutError) and self.connection is not None
+        self.open = still_waits and self.connection is not None and self.connection.requests.knows(self.opaque)
+        if not self.open:
+            self.maybe_stored = getattr(error, "maybe_stored", False)
+        self._notify(error)
+        if self.error is None or not isinstance(error, RequestTimeoutError):
+            self.error = without_frames(error)
+
+    def never_connected(self, error: RequestTimeoutError) -> bool:
+        """Replaces the error of an attempt that timed out without a connection; returns whether this is such an attempt.
+
+        ``error``: the new error, that of the call's whole wait.
+        """
+        if self.connection is not None or not isinstance(self.error, RequestTimeoutError):
+            return False
+        error.broker, self.error = self.broker, error
+        return True
+
+    def answered_with(self, error: RocketMQError) -> None:
+        """Records a response that is an error, also one after a timeout; the error decides ``maybe_stored``."""
+        self.elapsed = self.elapsed or machine.monotonic() - self.started
+        self._notify(error)
+        self.error, self.maybe_stored = error, error.maybe_stored
+
+    def given_up(self) -> None:
+        """Ends an attempt in flight together with its call: removes its request from the table, so that no response reaches it."""
+        if self.open and self.connection is not None:
+            self.open = False
+            self.connection.requests.forget(self.opaque)
+            self.elapsed = self.elapsed or machine.monotonic() - self.started
+            self._notify(GivenUpError())
+
+    def _notify(self, error: BaseException) -> None:
+        """Reports the first failure of the attempt to the fault table; later ones say nothing more about the broker."""
+        if self.error is None and self._faults is not None:
+            self._faults.failed(self.target.broker, error, self.elapsed, machine.monotonic())
+
+    def public(self) -> Attempt:
+        return Attempt(self.target.queue, self.target.address, self.elapsed, self.error, self.maybe_stored)
 
 
-Record = TypeVar("Record", bound=Facts)
-
-
-class Attempts(Generic[Record]):
+class Attempts:
     """The attempts of one call, in the order in which they began.
 
     ``made``: their number; ``repeated``: how many went to a broker that had been tried before; both include dropped attempts.
@@ -48,9 +141,9 @@ class Attempts(Generic[Record]):
         "_dropped_counted", "_dropped_kinds", "_dropped_maybe_stored", "_first", "_newest", "made", "repeated", "tried",
     )  # fmt: skip
 
-    def __init__(self, *records: Record) -> None:
-        self._first: list[Record] = []
-        self._newest: deque[Record] = deque()
+    def __init__(self, *records: AttemptRecord) -> None:
+        self._first: list[AttemptRecord] = []
+        self._newest: deque[AttemptRecord] = deque()
         self._dropped_counted = 0
         self._dropped_kinds: Counter[str] = Counter()
         self._dropped_maybe_stored = False
@@ -60,7 +153,7 @@ class Attempts(Generic[Record]):
         for record in records:
             self.add(record)
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[AttemptRecord]:
         """Iterates over the attempts that are kept."""
         yield from self._first
         yield from self._newest
@@ -70,7 +163,7 @@ class Attempts(Generic[Record]):
         return len(self._first) + len(self._newest)
 
     @property
-    def newest(self) -> Record | None:
+    def newest(self) -> AttemptRecord | None:
         if self._newest:
             return self._newest[-1]
         return self._first[-1] if self._first else None
@@ -93,7 +186,7 @@ class Attempts(Generic[Record]):
         """The brokers of open attempts."""
         return {record.broker for record in self if record.open}
 
-    def add(self, record: Record) -> None:
+    def add(self, record: AttemptRecord) -> None:
         """Adds the newest attempt; drops an old closed one when too many are kept."""
         self.made += 1
         self.repeated += record.broker in self.tried
@@ -115,7 +208,7 @@ class Attempts(Generic[Record]):
                 return
 
 
-def _counts(record: Facts) -> bool:
+def _counts(record: AttemptRecord) -> bool:
     return record.error is None or uses_retry(record.error)
 
 

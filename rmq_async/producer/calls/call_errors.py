@@ -13,7 +13,6 @@ from rmq_protocol.errors import RocketMQError
 from ..._text import printable
 from ...errors import Attempt, ConnectError, RequestTimeoutError, SendError
 from ...tracebacks import own_copy
-from .attempt import AttemptRecord
 from .attempts import Attempts, kind_of
 
 __all__ = ["explained", "failure", "no_time", "not_reached", "reached_late"]
@@ -29,9 +28,7 @@ MOST_KINDS: Final = 5
 Error = TypeVar("Error", bound=BaseException)
 
 
-def failure(
-    topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None = None
-) -> RocketMQError:
+def failure(topic: str, attempts: Attempts, elapsed: float, unreached: ConnectError | None = None) -> RocketMQError:
     """Returns the error of a call to ``topic`` of which no attempt, of at least one, succeeded within ``elapsed`` seconds.
 
     ``unreached``: the error of the wait for a connection, if the call waited for one until its deadline.
@@ -91,7 +88,7 @@ def reached_late(address: str, seconds: float) -> ConnectError:
     )
 
 
-def _text(topic: str, attempts: Attempts[AttemptRecord], elapsed: float, unreached: ConnectError | None) -> str:
+def _text(topic: str, attempts: Attempts, elapsed: float, unreached: ConnectError | None) -> str:
     records = [record.public() for record in attempts]
     if attempts.made > MOST_SHOWN:
         half = MOST_SHOWN // 2

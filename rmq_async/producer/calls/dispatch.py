@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.send_codec import SendReply
@@ -23,25 +23,21 @@ from ..routing import Router, Target, TopicQueues
 from .recovery import Recovery
 from .retry_policy import Rules, attempt_cap, connect_cap
 
-__all__ = ["Abortable", "Dispatch", "stopped"]
+__all__ = ["Dispatch", "stopped"]
 
 SEND_OK: Final = SendStatus.SEND_OK
-
-
-class Abortable(Protocol):
-    """A call in its retry loop."""
-
-    def abort(self) -> None:
-        """Ends the call with ClientStateError, unless it already has a result."""
 
 
 class Dispatch:
     """The collaborators of a producer's calls.
 
-    ``calls``: the calls in their retry loop. ``closed``: the producer has stopped and no call makes a further attempt.
-    ``submit``: ``Frames.submit``, which queues one attempt on its connection. ``owner``: marks this producer's requests in the
-    connections' tables. ``window``: maximum number of sends in flight on one connection. ``wait``: waits for a connect, as
-    ``Flight.wait`` does, and ends when the producer stops.
+    Attributes:
+        calls: Of each call in its retry loop, the function that ends it with ClientStateError, unless it has a result.
+        closed: The producer has stopped and no call makes a further attempt.
+        submit: ``Frames.submit``, which queues one attempt on its connection.
+        owner: Marks this producer's requests in the connections' tables.
+        window: Maximum number of sends in flight on one connection.
+        wait: Waits for a connect, as ``Flight.wait`` does, and ends when the producer stops.
     """
 
     __slots__ = (
@@ -73,7 +69,7 @@ class Dispatch:
         self.faults = router.faults
         self.retry_not_ok = config.retry_another_broker_when_not_store_ok
         self.create_future: Callable[[], asyncio.Future[SendReply]] = asyncio.get_running_loop().create_future
-        self.calls: OrderedSet[Abortable] = OrderedSet()
+        self.calls: OrderedSet[Callable[[], None]] = OrderedSet()
         self.closed = False
 
     def rules(self, call: Call[Any]) -> Rules:

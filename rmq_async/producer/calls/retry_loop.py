@@ -22,8 +22,7 @@ from ...transport import Connection, Pending
 from ..admission import Call, Result
 from ..encoding import is_unclear, notify_failed, reply_error
 from ..routing import GivenUpError, Target, TopicQueues
-from .attempt import AttemptRecord
-from .attempts import Attempts
+from .attempts import AttemptRecord, Attempts
 from .call_errors import failure, no_time
 from .dispatch import Dispatch, stopped
 from .recovery import Waiting
@@ -63,7 +62,7 @@ class RetryLoop(Generic[Result]):
         self._fixed = fixed
         self._patience = patience
         self._first: Target | None = None
-        self._attempts: Attempts[AttemptRecord] = Attempts()
+        self._attempts = Attempts()
         self._changed: asyncio.Future[None] | None = None
         self._result: Result | None = None
         self._unconfirmed: Result | None = None
@@ -108,7 +107,7 @@ class RetryLoop(Generic[Result]):
 
         An attempt that timed out stays open while its request is in the table: its late response comes to this loop.
         """
-        record = AttemptRecord(self, target, began)
+        record = self._record(target, began)
         self._attempts.add(record)
         record.connection = connection
         if reply is not None:
@@ -126,9 +125,12 @@ class RetryLoop(Generic[Result]):
 
     def adopt_failed(self, target: Target, error: RocketMQError, began: float) -> None:
         """Adds an attempt that began at ``began`` (monotonic) and ended with ``error`` before it had a connection."""
-        record = AttemptRecord(self, target, began)
+        record = self._record(target, began)
         record.failed(error)
         self._attempts.add(record)
+
+    def _record(self, target: Target, began: float) -> AttemptRecord:
+        return AttemptRecord(target, began, self.faults, self.answered, self.notify)
 
     def answered(self, record: AttemptRecord, reply: SendReply) -> None:
         """Reads a response, late ones included, as the result or as the attempt's error; wakes ``run``."""
@@ -165,7 +167,7 @@ class RetryLoop(Generic[Result]):
         Raises RequestTimeoutError if no attempt could begin in time; the error of the only attempt; SendError after several;
         ClientStateError when the producer stops.
         """
-        self._dispatch.calls.add(self)
+        self._dispatch.calls.add(self.abort)
         try:
             while self._result is None:
                 if self._unclear is not None:
@@ -181,7 +183,7 @@ class RetryLoop(Generic[Result]):
             raise
         finally:
             self._over = True
-            self._dispatch.calls.discard(self)
+            self._dispatch.calls.discard(self.abort)
             if self._outgoing.watch is not None:
                 self._outgoing.watch.give_up(self._stopped or GivenUpError("abandoned, the call is over", maybe_stored=True))
             for record in self._attempts:
@@ -376,7 +378,7 @@ class RetryLoop(Generic[Result]):
         """
         now = machine.monotonic()
         deadline = self._deadline if cap is None else min(self._deadline, now + cap)
-        record = AttemptRecord(self, target, now)
+        record = self._record(target, now)
         if self._attempts.newest is not None:
             self._log_retry(self._attempts.newest, target)
         self._attempts.add(record)

@@ -104,7 +104,7 @@ class Brokers(NamedTuple):
     resting: Collection[str] = ()
 
 
-def next_step(attempts: Attempts[Any], brokers: Brokers, rules: Rules, remaining: float, patience: float | None = None) -> Step:
+def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: float, patience: float | None = None) -> Step:
     """Returns the next step of a call with ``remaining`` seconds until its deadline.
 
     ``patience``: seconds that capped attempts share, if fewer than ``remaining``.
@@ -195,7 +195,7 @@ def goes_on_after(error: BaseException, rules: Rules) -> bool:
     return (rules.retries > 0 or not uses_retry(error)) and is_retriable(error, rules.retry_codes)
 
 
-def pause_before(attempts: Attempts[Any], step: Step, remaining: float, jitter: float, since: float = 0.0) -> float:
+def pause_before(attempts: Attempts, step: Step, remaining: float, jitter: float, since: float = 0.0) -> float:
     """Returns the seconds to wait before the next attempt: 0 for an untried broker, unless the newest error says "too busy".
 
     50 ms, doubled each time up to one second, times a factor from 0.5 to 1 by ``jitter`` (0 to 1); less ``since``, the seconds
@@ -220,5 +220,5 @@ def _is_busy(error: BaseException | None) -> bool:
     return isinstance(error, BrokerError) and error.backs_off
 
 
-def _sent_away_once(attempts: Attempts[Any], broker: str) -> bool:
+def _sent_away_once(attempts: Attempts, broker: str) -> bool:
     return sum(isinstance(record.error, GoAwayError) for record in attempts if record.broker == broker) == 1
