@@ -76,16 +76,20 @@ def test_truncated_messages_without_their_name_are_lost() -> None:
         simulation.check()
 
 
-def test_new_master_ends_the_connections() -> None:
+@pytest.mark.parametrize("seed", [1, 2], ids=["after a time without a master", "at once"])
+def test_new_master_ends_the_connections(seed: int) -> None:
     async def main(simulation: Simulation) -> None:
         broker = simulation.brokers[0]
         async with Producer("group", namesrv=simulation.namesrv) as producer:
             await producer.send(Message("T", b"1"))
-            before = broker.broker.listener.accepted
-            storage.truncate(simulation, Random(1), broker)
+            before = broker.broker
+            accepted = before.listener.accepted
+            effect = storage.truncate(simulation, Random(seed), broker)
+            assert broker.running is (seed == 2)
             await asyncio.sleep(1.0)
+            effect.end()
             await producer.send(Message("T", b"2"))
-            assert broker.broker.listener.accepted > before
+            assert broker.broker is not before if seed == 1 else broker.broker.listener.accepted > accepted
 
     simulation = quiet()
     simulation.run(main)
