@@ -85,9 +85,10 @@ def test_new_master_ends_the_connections(seed: int) -> None:
             before = broker.broker
             accepted = before.listener.accepted
             effect = storage.truncate(simulation, Random(seed), broker)
-            assert broker.running is (seed == 2)
             await asyncio.sleep(1.0)
+            assert broker.running is (seed == 2)
             effect.end()
+            await asyncio.sleep(1.0)
             await producer.send(Message("T", b"2"))
             assert broker.broker is not before if seed == 1 else broker.broker.listener.accepted > accepted
 
