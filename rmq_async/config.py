@@ -27,11 +27,11 @@ __all__ = [
     "ClientConfig",
     "ClientOptions",
     "canonical_host",
-    "check_encodable",
     "check_flag",
     "check_group",
     "check_int",
     "check_seconds",
+    "check_text",
     "check_topic_option",
     "check_trace",
     "checked_tags",
@@ -149,9 +149,9 @@ class ClientConfig:
         check_int("max_decompressed_size", self.max_decompressed_size, 1024, 1 << 31)
         if self.serialize_type not in ("json", "rocketmq"):
             raise ConfigError(f'serialize_type must be "json" or "rocketmq", not {shown(self.serialize_type)}')
-        _check_text("instance_name", self.instance_name)
+        check_text("instance_name", self.instance_name)
         if self.client_ip is not None:
-            _check_text("client_ip", self.client_ip)
+            check_text("client_ip", self.client_ip)
         name_servers(self.namesrv)
         self._check_security()
         self._check_names()
@@ -169,7 +169,7 @@ class ClientConfig:
                 f"tls_verify=False needs tls=True, not {shown(self.tls)}; an SSLContext of your own says itself what it verifies"
             )
         if self.server_hostname is not None:
-            _check_text("server_hostname", self.server_hostname)
+            check_text("server_hostname", self.server_hostname)
             if self.tls is False:
                 raise ConfigError(f"server_hostname {shown(self.server_hostname)} needs tls=True or an SSLContext")
         hosts = self.allowed_broker_hosts
@@ -183,7 +183,7 @@ class ClientConfig:
         for name in ("vip_channel", "unit_mode", "start_without_cluster"):
             check_flag(name, getattr(self, name))
         if self.unit_name is not None:
-            _check_text("unit_name", self.unit_name)
+            check_text("unit_name", self.unit_name)
         for name in ("namespace", "namespace_v2"):
             value = getattr(self, name)
             if value is None:
@@ -322,7 +322,7 @@ def canonical_host(host: str) -> str:
 
 
 def _host_or_network(text: str) -> str:
-    _check_text("allowed_broker_hosts: each", text)
+    check_text("allowed_broker_hosts: each", text)
     try:
         if "/" in text:
             return str(ip_network(text))
@@ -402,17 +402,20 @@ def check_trace(trace: bool | str) -> None:
         check_flag("trace", trace)
 
 
-def _check_text(name: str, value: str) -> None:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{name} must be a text that is not blank, not {shown(value)}")
-    check_encodable(name, value)
+def check_text(name: str, value: str, *, longest: int | None = None) -> str:
+    """Return a text as a plain str.
 
-
-def check_encodable(name: str, value: str) -> None:
+    Raises:
+        ConfigError: For another value, and for a text that is blank, has more than ``longest`` characters or has no UTF-8 form.
+    """
+    if not isinstance(value, str) or not value.strip() or (longest is not None and len(value) > longest):
+        limit = "" if longest is None else f" of 1 to {longest} characters"
+        raise ConfigError(f"{name} must be a text that is not blank{limit}, not {shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{name} must be a text that UTF-8 can encode, not {shown(value)}") from None
+    return plain(value)
 
 
 def checked_tags(tags: str) -> str:

@@ -18,17 +18,16 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.route import TopicRouteData
 from rmq_protocol.topics import TopicConfig
-from rmq_protocol.validation import check_topic
+from rmq_protocol.validation import check_topic, plain
 
 from .. import machine
 from ..client import ClientUser, Names, earliest_store_time_ms, epoch_ms, known_queue, max_offset, min_offset, search_offset
-from ..config import ClientConfig, ClientOptions, check_flag, check_group, check_int, client_options
+from ..config import ClientConfig, ClientOptions, check_flag, check_group, check_int, check_text, client_options
 from ..errors import ConfigError
 from ..options import lists_options
 from . import clients, dead_letters, group_offsets, messages
 from . import groups as group_settings
 from . import topics as topic_settings
-from .arguments import check_number, check_text, patterns_of, texts_of
 from .overview import Wanted, overview
 from .requests import check, cluster_info
 from .results import (
@@ -124,8 +123,8 @@ class Admin(ClientUser):
             topic_settings.check_new_topic(topic)
             topic = self._wire(topic)
             reading = queues if read_queues is None else read_queues
-            check_number("queues", queues, _MAX_QUEUES)
-            check_number("read_queues", reading, _MAX_QUEUES)
+            check_int("queues", queues, 1, _MAX_QUEUES)
+            check_int("read_queues", reading, 1, _MAX_QUEUES)
             check_flag("order", order)
             check_int("topic_sys_flag", topic_sys_flag, 0, 2**31 - 1)
             if isinstance(perm, bool) or perm not in _PERMISSIONS:
@@ -168,7 +167,7 @@ class Admin(ClientUser):
             BrokerError: When ``to_broker`` refuses one.
             RequestTimeoutError: When one was created or changed but no name server shows it in time.
         """
-        patterns = patterns_of("topics", topics)
+        patterns = _patterns_of("topics", topics)
         check_flag("dry_run", dry_run)
         source, target = check_text("from_broker", from_broker), check_text("to_broker", to_broker)
         async with self._call() as instance:
@@ -235,7 +234,7 @@ class Admin(ClientUser):
             NameServerError: When no name server responds.
         """
         check_flag("system", system)
-        wanted = Wanted(patterns_of("topics", topics), patterns_of("groups", groups), system)
+        wanted = Wanted(_patterns_of("topics", topics), _patterns_of("groups", groups), system)
         async with self._call() as instance:
             return await overview(instance, wanted, instance.config.request_timeout)
 
@@ -307,7 +306,7 @@ class Admin(ClientUser):
             key = check_text("key", key, longest=_MAX_ID_LENGTH)
             if " " in key:
                 raise ConfigError(f"key must be a text without spaces, which separate the keys of a message, not {shown(key)}")
-            check_number("max_num", max_num, _MAX_FOUND)
+            check_int("max_num", max_num, 1, _MAX_FOUND)
             begin_ms = None if begin is None else epoch_ms(begin)
             end_ms = None if end is None else epoch_ms(end)
             if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
@@ -454,7 +453,7 @@ class Admin(ClientUser):
             CorruptMessageError: For a damaged one.
         """
         async with self._call() as instance:
-            check_number("limit", limit, _MAX_FOUND)
+            check_int("limit", limit, 1, _MAX_FOUND)
             found = await dead_letters.read(instance, self._wire_group(group), limit, self.config.request_timeout)
             return self._names.shown_messages(found)
 
@@ -482,9 +481,9 @@ class Admin(ClientUser):
         """
         async with self._call() as instance:
             if limit is not None:
-                check_number("limit", limit, 2**31 - 1)
+                check_int("limit", limit, 1, 2**31 - 1)
             check_flag("skip_damaged", skip_damaged)
-            names = texts_of(skip_topics, "skip_topics must be the name of a topic, or a sequence of names")
+            names = _texts_of(skip_topics, "skip_topics must be the name of a topic, or a sequence of names")
             skipped = dead_letters.Skipped([self._wire(topic) for topic in names], skip_damaged)
             return await dead_letters.resend(instance, self._wire_group(group), limit, skipped, self.config.request_timeout)
 
@@ -544,3 +543,19 @@ class Admin(ClientUser):
         topic = self._names.wire(topic)
         check_topic(topic)
         return topic
+
+
+def _patterns_of(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    return _texts_of(given, f'{name} must be a pattern such as "orders*", or a sequence of them', least=1)
+
+
+def _texts_of(given: object, rule: str, *, least: int = 0) -> tuple[str, ...]:
+    """Return one text or several as a tuple.
+
+    Raises:
+        ConfigError: With ``rule`` for fewer than ``least``, and for other values.
+    """
+    texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ("",)
+    if len(texts) < least or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"{rule}, not {shown(given)}")
+    return tuple(map(plain, texts))

@@ -24,7 +24,18 @@ from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from .._turns import Turns
-from .arguments import check_clock, check_flags, check_number, check_one_of, check_queue, check_text, check_whole, check_within
+from .arguments import (
+    check_clock,
+    check_count,
+    check_delay,
+    check_flags,
+    check_one_of,
+    check_queue,
+    check_span,
+    check_text,
+    check_whole,
+    check_within,
+)
 from .broker import VERSIONS, stored_messages
 from .broker import Broker as Broker
 from .broker import BrokerSettings as BrokerSettings
@@ -40,7 +51,6 @@ from .live import LiveBrokers
 from .nameserver import NameServer as NameServer
 from .pop_settings import PopSettings as PopSettings
 from .pop_settings import PopStore, checked_settings
-from .pop_switches import PopSwitches
 from .schedule import DELAY_LEVELS
 from .server import Connection as Connection
 from .server import Listener
@@ -57,8 +67,8 @@ logger = logging.getLogger("rmq_async.embedded")
 
 MAX_BROKERS: Final = 64
 MAX_DELAY_LEVELS: Final = 256
-MAX_DELAY: Final = 10 * 365 * 24 * 3600
-"""Largest number of seconds of a delay level and of the times of transaction checks."""
+MAX_COPIES: Final = 16
+"""Maximum of ``repeat_revival``."""
 
 
 class ServerStatistics(NamedTuple):
@@ -86,7 +96,7 @@ def _letters(index: int) -> str:
     return (_letters(first - 1) if first else "") + chr(ord("a") + last)
 
 
-class EmbeddedRocketMQ(PopSwitches):
+class EmbeddedRocketMQ:
     """A name server and brokers in memory, on real sockets.
 
     ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
@@ -173,9 +183,7 @@ class EmbeddedRocketMQ(PopSwitches):
             ("transaction_timeout", transaction_timeout),
             ("transaction_check_interval", transaction_check_interval),
         ):
-            check_number(name, seconds)
-            if not 0 <= seconds <= MAX_DELAY:
-                raise ValueError(f"{name} must be from 0 to {MAX_DELAY} seconds, not {seconds}")
+            check_delay(name, seconds)
         if transaction_check_max < 0:
             raise ValueError(f"transaction_check_max must not be negative, it is {transaction_check_max}")
         check_one_of("version", version, VERSIONS)
@@ -412,6 +420,54 @@ class EmbeddedRocketMQ(PopSwitches):
             check_code("code", code, "ResponseCode.SYSTEM_BUSY")
         for each in self._chosen(broker):
             each.refuse_give_backs(code)
+
+    def in_flight(self, group: str) -> list[MessageExt]:
+        """Return the stored messages that the group has popped and not acknowledged, and that were not copied for redelivery
+        yet. Messages of ordered pops are not among them.
+        """
+        return [message for broker in self._chosen(None) for message in broker.popping.in_flight(group)]
+
+    def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
+        """Make the broker (None: each broker) answer the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there are
+        messages. ``n`` = 0 ends it.
+        """
+        check_count(n)
+        for each in self._chosen(broker):
+            each.popping.faults.empty = n
+
+    def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
+        """Make the broker (None: each broker) answer the next ``n`` acks, single ones (200051) or batches (200151), with
+        success although they have no effect. ``n`` = 0 ends it.
+        """
+        check_count(n)
+        for each in self._chosen(broker):
+            each.popping.faults.lost_acks = n
+
+    def delay_revival(self, seconds: float, *, broker: str | None = None) -> None:
+        """Delay the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker); 0 ends it.
+
+        Messages of ordered pops are not delayed.
+        """
+        check_span("seconds", seconds)
+        for each in self._chosen(broker):
+            each.popping.delay_revival(seconds)
+
+    def repeat_revival(self, copies: int, *, broker: str | None = None) -> None:
+        """Make the broker (None: each broker) deliver each popped message without an ack again ``copies`` times, 1 to 16.
+
+        1 ends it. Messages of ordered pops are delivered again once.
+        """
+        check_within("copies", copies, 1, MAX_COPIES)
+        for each in self._chosen(broker):
+            each.popping.faults.copies = copies
+
+    def lose_offsets(self, *, broker: str | None = None) -> None:
+        """Set the committed offsets of the broker (None: each broker) back to its last save, as after a kill: it saves them
+        every 5 s, for the first time 10 s after its start, and when it stops. Pops continue from there: messages that were
+        popped since are delivered again, acknowledged or not.
+        """
+        for each in self._chosen(broker):
+            each.lose_offsets()
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
         """Make the servers answer the next ``n`` requests with response ``code`` without serving them.

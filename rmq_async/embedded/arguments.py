@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 
 from .clock import Clock
 
-__all__ = [
-    "check_clock",
-    "check_flags",
-    "check_number",
-    "check_one_of",
-    "check_queue",
-    "check_text",
-    "check_whole",
-    "check_within",
-]
+MAX_DELAY: Final = 10 * 365 * 24 * 3600
+"""Seconds of the longest delay that a server is given."""
 
 
 def check_whole(name: str, value: object) -> None:
@@ -36,6 +29,25 @@ def check_within(name: str, value: int, least: int, most: int) -> None:
 def check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, not {shown(value)}")
+
+
+def check_span(name: str, value: float) -> None:
+    """Check a span of time in seconds."""
+    check_number(name, value)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a finite number of seconds from 0 on, not {value}")
+
+
+def check_delay(name: str, seconds: float) -> None:
+    check_number(name, seconds)
+    if not 0 <= seconds <= MAX_DELAY:
+        raise ValueError(f"{name} must be from 0 to {MAX_DELAY} seconds, not {seconds}")
+
+
+def check_count(n: int) -> None:
+    check_whole("n", n)
+    if n < 0:
+        raise ValueError(f"n must not be negative, it is {n}")
 
 
 def check_flags(**flags: object) -> None:

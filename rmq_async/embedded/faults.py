@@ -20,7 +20,7 @@ from typing import TypeVar
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.errors import shown
 
-from .arguments import check_number, check_whole
+from .arguments import check_count, check_span
 
 __all__ = ["FailureScript", "Gate", "drawn"]
 
@@ -66,9 +66,7 @@ class FailureScript:
             TypeError: For an argument that is no whole number (``request`` may be None).
             ValueError: For a negative ``n``.
         """
-        check_whole("n", n)
-        if n < 0:
-            raise ValueError(f"n must not be negative, it is {n}")
+        check_count(n)
         check_code("code", code, "ResponseCode.SYSTEM_BUSY")
         if request is not None:
             check_code("request", request, "RequestCode.PULL_MESSAGE")
@@ -89,9 +87,7 @@ class FailureScript:
             TypeError: For an argument that is no whole number.
             ValueError: For a negative ``n``.
         """
-        check_whole("n", n)
-        if n < 0:
-            raise ValueError(f"n must not be negative, it is {n}")
+        check_count(n)
         check_code("request", request, "RequestCode.PULL_MESSAGE")
         left = self._lost.pop(int(request), 0)
         if n:
@@ -175,9 +171,7 @@ class Gate:
             ValueError: For negative, infinite and NaN seconds.
         """
         for name, value in (("delay", seconds), ("jitter of a delay", jitter)):
-            check_number(f"a {name}", value)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"a {name} must be a finite number of seconds from 0 on, not {value}")
+            check_span(f"a {name}", value)
         self._delay, self._jitter = seconds, jitter
         if chance is not None:
             self._jitters = chance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, get_args
 
-from .arguments import check_number, check_one_of
+from .arguments import check_delay, check_one_of
 
 __all__ = ["NO_POPS", "PopFaults", "PopSettings", "PopStore", "checked_settings"]
 
@@ -14,8 +14,6 @@ LOG_DELAY: Final = 2.0
 """Seconds from the end of an invisible time to the redelivery with check points in the revive log; the minimum at a real broker."""
 KV_DELAY: Final = 0.5
 """Seconds from the end of an invisible time to the redelivery with the key-value store (``PopConsumerService``)."""
-MAX_DELAY: Final = 10 * 365 * 24 * 3600
-"""Largest ``pop_revive_delay``, in seconds."""
 NO_POPS: Final = "4.9.7"
 """The version of ``EmbeddedRocketMQ`` whose brokers have no pops."""
 
@@ -50,9 +48,7 @@ def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: b
     """
     check_one_of("pop_store", store, get_args(PopStore))
     if revive_delay is not None:
-        check_number("pop_revive_delay", revive_delay)
-        if not 0 <= revive_delay <= MAX_DELAY:
-            raise ValueError(f"pop_revive_delay must be from 0 to {MAX_DELAY} seconds, not {revive_delay}")
+        check_delay("pop_revive_delay", revive_delay)
     return PopSettings(store, retry_v2, revive_delay)
 
 
