@@ -289,6 +289,116 @@ class HeldQueue:
         passed, or without a loss."""
         return self.progress.watermark if self.progress.watermark < self.repeated_to else None
 
+    # -- the state
+
+    def take(self) -> None:
+        """Hold the queue without reading it, until ``on_assigned`` has been called with it."""
+        self.state, self.announced = QueueState.TAKEN, False
+
+    def announce(self) -> None:
+        self.announced = True
+
+    def read(self) -> None:
+        """Let the pulls begin, or begin again after a stop of them."""
+        self.state = QueueState.RUNNING
+
+    def stop(self) -> None:
+        """End the pulls after the present one; the queue stays held."""
+        self.state = QueueState.STOPPED
+
+    def drain(self) -> None:
+        self.state = QueueState.DRAINING
+
+    def end_calls(self) -> None:
+        """End the drain: of an ordered queue no call begins any more."""
+        self.ends = True
+
+    def lose(self) -> None:
+        self.state = QueueState.LOST
+
+    def release(self) -> bool:
+        """Give the queue up; return False if it was lost before."""
+        lost, self.state = self.state is QueueState.LOST, QueueState.RELEASED
+        return not lost
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    # -- pulls and their answers
+
+    def connect(self, connection: Connection | None) -> None:
+        """Note the connection by which the queue is looked at and pulled."""
+        self.connection = connection
+
+    def doubt(self) -> None:
+        """Demand a look before the next pull."""
+        self.looked_at = False
+
+    def trust(self) -> None:
+        """Allow pulls: a look has found the messages that were read."""
+        self.looked_at = True
+
+    def begin_pull(self) -> None:
+        self.pulled_at = machine.monotonic()
+
+    def note_answer(self) -> None:
+        self.answered_at = machine.monotonic()
+
+    def fail(self, error: BaseException) -> None:
+        """Note the error of a pull, or of a pop."""
+        self.error = error
+
+    def recover(self) -> None:
+        self.error = None
+
+    def wake_below(self, ready: int) -> None:
+        """Set ``changed`` when fewer than ``ready`` messages are ready; 0 for never."""
+        self.wakes_below = ready
+
+    def note_end(self, end: int) -> None:
+        """Note an end that was seen, if it is below the cursor."""
+        if end < self.cursor:
+            self.low_end = end if self.low_end is None else min(self.low_end, end)
+
+    def forget_low_end(self) -> None:
+        self.low_end = None
+
+    def see_end(self, end: int | None) -> None:
+        """Note the end of the queue; None if it is not known any more."""
+        self.end = end
+
+    def pass_to(self, offset: int, end: int | None) -> None:
+        """Pull from ``offset`` on; offsets below it that have no message count as settled. ``end``: the end of the queue."""
+        self.progress.pass_to(offset)
+        self.cursor, self.end = offset, end
+
+    def withdraw(self, offsets: Sequence[int], *, squeezed: bool) -> None:
+        """Pull dropped messages again. ``squeezed``: whether the next pull still waits for room, if it did."""
+        self.cursor = min(self.cursor, self.progress.withdraw(offsets))
+        self.squeezed = self.squeezed and squeezed
+
+    def squeeze(self, waits: bool) -> None:
+        """Let the next pull wait until no message of the queue waits for a slot; ``waits``: whether one does."""
+        self.squeezed = waits
+
+    # -- outcomes and commits
+
+    def note_outcome(self, *, is_ready: bool) -> None:
+        """Note that messages have their outcomes. ``is_ready``: whether others of the queue wait for a slot."""
+        if not is_ready:
+            self.squeezed = False
+        self.settled_at = machine.monotonic()
+        self.changed.set()
+
+    def confirm(self, offset: int, connection: Connection | None) -> None:
+        """Note the offset that a broker has returned or confirmed, and the connection by which it did, if that is known."""
+        self.committed, self.confirmed_by = offset, connection
+
+    # -- moves
+
     def restart(self, offset: int) -> None:
         """Moves the queue to ``offset`` with a new progress. Running calls no longer count for it."""
         self.begun = self.cursor = offset
@@ -299,11 +409,6 @@ class HeldQueue:
         self.running.clear()
         self.returning.clear()
         self.squeezed = False
-
-    def note_end(self, end: int) -> None:
-        """Notes an end that was seen, if it is below the cursor."""
-        if end < self.cursor:
-            self.low_end = end if self.low_end is None else min(self.low_end, end)
 
     def go_back(self, offset: int) -> None:
         """Moves the queue below what was read, without messages that wait from ``offset`` on. Those in calls, or being given back,
@@ -331,10 +436,6 @@ class HeldQueue:
                 self.returning.discard(back)
             fresh.append(message)
         return fresh
-
-    def stop(self) -> None:
-        """Ends the pulls after the present one; the queue stays held."""
-        self.state = QueueState.STOPPED
 
     def count_sizes(self, sizes: Sequence[int]) -> None:
         """Adds the sizes of bodies, in bytes, one or more, to the running mean."""

@@ -127,7 +127,8 @@ class SavedPositions(Commits):
 
     def _note(self, held: HeldQueue) -> None:
         known = self.known
-        known[held.queue] = held.committed = held.progress.watermark
+        known[held.queue] = held.progress.watermark
+        held.confirm(held.progress.watermark, held.confirmed_by)
         if len(known) > MOST_KNOWN:
             read = {each.queue for each in self._held()}
             known.pop(next((queue for queue in known if queue not in read), held.queue))

@@ -275,8 +275,7 @@ class Commits:
             if error.maybe_stored:
                 self._doubts.add(held.queue)
             raise
-        held.committed = offset
-        held.confirmed_by = connection if connection is self.connection(held) else None
+        held.confirm(offset, connection if connection is self.connection(held) else None)
         self.count += 1
         return True
 

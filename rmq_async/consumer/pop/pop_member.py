@@ -234,7 +234,7 @@ class PopMember:
             except RocketMQError as error:
                 if str(error) != str(source.held.error):
                     logger.error("%s is not popped: %s", source.held.shown, printable(error, 500))  # noqa: TRY400
-                source.held.error = error
+                source.held.fail(error)
                 source.tried.set()
                 await source.wait(LOOK_UP_EVERY if error.retriable else CHECK_AGAIN)
 

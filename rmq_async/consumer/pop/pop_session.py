@@ -27,7 +27,7 @@ from ...health import Problem, ProblemCode
 from ...reading import Looks, Seen, place_of
 from ..config import ConsumerConfig
 from ..handling import Dispatcher, GiveBack, GiveBacks, HandlerCalls
-from ..held_queue import HeldQueue, QueueState, Waiting
+from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..reports import ConsumerStats, Lag
 from ..session import Attached, MemberRequests, MemberSession
@@ -211,7 +211,7 @@ class PopSession(MemberSession):
         ends early, and the others are made."""
         self.attached.hear_no_more()
         for source in self.sources.values():
-            source.held.state = QueueState.RELEASED  # ends requests that are repeated for its messages
+            source.held.release()  # ends requests that are repeated for its messages
         async with AsyncExitStack() as steps:  # from the last one to the first
             steps.callback(self._log_counts)
             steps.callback(self.attached.end, self.subscriptions.values())

@@ -295,7 +295,7 @@ class Popping:
                 is_held = self._core.knows_clock(source.broker)
                 popped = await self._pop(source, messages, POLL_TIME)
             except RocketMQError as error:
-                held.error = error
+                held.fail(error)
                 source.tried.set()
                 pause = self._pause(source, error, pauses)
                 now = machine.monotonic()
@@ -311,7 +311,7 @@ class Popping:
                 await source.wait(pause)
                 continue
             source.tried.set()
-            held.error = None
+            held.recover()
             pauses.reset()
             if popped.messages or popped.unread or popped.blocked:
                 early.reset()

@@ -61,12 +61,12 @@ class Pauses:
     def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue]) -> None:
         self.topics.update(topics)
         for held in queues:
-            held.paused = True
+            held.pause()
 
     def resume(self, topics: Iterable[str], queues: Iterable[HeldQueue]) -> None:
         self.topics.difference_update(topics)
         for held in queues:
-            held.paused = False
+            held.resume()
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
@@ -216,7 +216,7 @@ class Assignment:
         offset = self._intake.marks.taken_over(queue, offset, committed)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
         if committed is not None:
-            held.committed, held.confirmed_by = committed, self._commits.connection(held)
+            held.confirm(committed, self._commits.connection(held))
         if look is not None:
             self._intake.looked(held, look)
         self.held[queue] = held
@@ -226,7 +226,7 @@ class Assignment:
         if "on_assigned" not in self.callbacks:
             self._begin_pulls(held)
             return
-        held.state, held.announced = QueueState.TAKEN, False
+        held.take()
         if not self._arriving:
             self._announcing += 1
             self.begun.clear()
@@ -242,13 +242,13 @@ class Assignment:
             arrived = [held for held in self._arriving if held.state is QueueState.TAKEN]
             self._arriving.clear()
             for held in arrived:
-                held.announced = True
+                held.announce()
             event = self.callbacks.add("on_assigned", [held.shown for held in arrived])
             if event is not None:
                 await event.over.wait()
             for held in arrived:
                 if held.state is QueueState.TAKEN:
-                    held.state = QueueState.RUNNING
+                    held.read()
                     self._begin_pulls(held)
         finally:
             self._announcing -= 1
@@ -261,7 +261,7 @@ class Assignment:
         deadline = machine.monotonic() + self.handover_timeout
         for held in given_up:
             self.leaving[held] = None
-            held.state = QueueState.DRAINING
+            held.drain()
             self._quiesce(held)
         for held in given_up:
             self.dispatcher.hasten(held)
@@ -359,7 +359,7 @@ class Assignment:
             await self._commit_last(held)
             locked = held.is_ordered and not await self._calls_over(held)
         finally:
-            lost, held.state = held.state is QueueState.LOST, QueueState.RELEASED
+            lost = not held.release()
             self._forget(held)
         if locked and not lost:
             self.locks.leave([held.queue])
@@ -443,7 +443,7 @@ class Assignment:
         none is given back."""
         for held in self.owned():
             if held.is_owned:
-                held.state = QueueState.RELEASED
+                held.release()
             self._forget(held)
         self.held.clear()
 
@@ -482,7 +482,7 @@ class Assignment:
         logger.log(level, "%s goes on at offset %d instead of %d: %s", held.shown, offset, held.progress.watermark, why)
         held.restart(offset)
         if held.state is QueueState.STOPPED:
-            held.state = QueueState.RUNNING
+            held.read()
             self._intake.stopped.pop(held, None)
         end = machine.monotonic() + COMMIT_TIME
         await self._commits.commit_last(held, lambda: end)
@@ -518,7 +518,7 @@ class Assignment:
         self.callbacks.add("on_lost", [held.shown for held in lost if held.announced])
 
     def _lose(self, held: HeldQueue) -> None:
-        held.state = QueueState.LOST
+        held.lose()
         self.losses.add(held)
         self._outcomes.give_backs.abandon(held)
         if held.is_ordered:
@@ -575,7 +575,7 @@ class Assignment:
         An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. An unsettled message
         before settled ones is given back, and the watermark passes it. Messages of an ordered queue are not given back here.
         """
-        held.ends = True
+        held.end_calls()
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
         await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))
         self._outcomes.give_backs.abandon(held)

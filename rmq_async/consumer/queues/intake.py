@@ -77,17 +77,21 @@ class Intake:
 
     def looked(self, held: HeldQueue, look: FirstLook) -> None:
         """Notes what a queue has at its cursor."""
-        held.connection, held.answered_at = look.connection, machine.monotonic()
+        held.connect(look.connection)
+        held.note_answer()
         if look.mark is not None:
             self.marks.add(held.queue, look.mark)
-            held.looked_at = held.queue not in self.marks.doubted
+            if held.queue in self.marks.doubted:
+                held.doubt()
+            else:
+                held.trust()
         else:
             held.note_end(look.end)
 
     def doubt(self, held: HeldQueue) -> None:
         """Notes that the queue may have lost messages that were read."""
         self.marks.doubt([held.queue])
-        held.looked_at = False
+        held.doubt()
 
     async def look(self, held: HeldQueue) -> None:
         """Looks at a queue before a pull: whether it has the messages that were read, or, after a start, where it ends. Raises
@@ -104,7 +108,7 @@ class Intake:
             if held.cursor == offset and held.is_owned:
                 self.looked(held, look)
         else:
-            held.looked_at = True
+            held.trust()
 
     def connection(self, held: HeldQueue) -> Connection | None:
         """Returns the open connection to a queue's broker."""
@@ -115,7 +119,7 @@ class Intake:
         connection = self.connection(held)
         if connection is not held.connection:
             self.doubt(held)
-            held.connection = connection
+            held.connect(connection)
 
     def is_sure(self, held: HeldQueue) -> bool:
         """Returns whether a queue has what was read, by the present connection, as far as that is known; of a queue of which
@@ -136,7 +140,7 @@ class Intake:
                 if self.is_sure(held):  # by another look
                     return
                 self.doubt(held)
-                held.connection = self.connection(held)
+                held.connect(self.connection(held))
                 try:
                     await self._move(held, None, min(self._config.handover_timeout, longest))
                 except BrokerError as error:
@@ -176,11 +180,9 @@ class Intake:
             self._buffer_again(held, fresh)
         elif fresh:
             self._buffer(held, held.subscription, fresh)
-        progress.pass_to(result.next_offset)
-        held.cursor = result.next_offset
-        held.end = max(result.max_offset, result.next_offset)
+        held.pass_to(result.next_offset, max(result.max_offset, result.next_offset))
         if not result.messages and self._is_far(held, self.marks.newest(held.queue)):
-            held.looked_at = False
+            held.doubt()
         self.dispatcher.pump()
         return True
 
@@ -231,17 +233,16 @@ class Intake:
         if held.cursor != offset or not held.is_owned:
             return False
         marks.doubted.discard(queue)
-        held.low_end = None
+        held.forget_low_end()
         if move.cause is Cause.OVER:
             if not self._repeat_filtered(held) and result is not None:
-                held.end = None
+                held.see_end(None)
                 if not illegal:
                     self.accept(held, result)
         elif move.cause is Cause.DELETED:
             after = self._after_deletion(held, offset, move.offset, move.offset if result is None else result.max_offset)
             if after is not None:
-                held.progress.pass_to(after)
-                held.cursor = after
+                held.pass_to(after, held.end)
         else:
             return self._go_on(held, move)
         return False
@@ -330,8 +331,7 @@ class Intake:
     def _drop(self, held: HeldQueue, above: int) -> bool:
         dropped = self.dispatcher.drop(held, above)
         if dropped:
-            held.cursor = min(held.cursor, held.progress.withdraw([message.queue_offset for message in dropped]))
-            held.squeezed = held.squeezed and self.dispatcher.waits(held)
+            held.withdraw([message.queue_offset for message in dropped], squeezed=self.dispatcher.waits(held))
             self._give(dropped)
             held.changed.set()  # its pulls may wait until fewer messages wait
         return bool(dropped)
@@ -368,7 +368,7 @@ class Intake:
             kept += 1
         is_held = victim.is_caught_up
         if self._drop(victim, messages[kept].queue_offset - 1):
-            victim.squeezed = self.dispatcher.waits(victim)
+            victim.squeeze(self.dispatcher.waits(victim))
             if is_held:  # by the broker, until a message comes: its answer would be of no use
                 self.spawn(f"pull of {victim.shown}", self.pull_again(victim))
             victim.changed.set()  # its pulls may wait for room in the span

@@ -490,19 +490,12 @@ class PullSession(MemberSession):
     def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
         self.budget.give(1, len(item.message.body))
         self.assignment.note(item, outcome)
-        self._progressed(item.held)
-
-    def _progressed(self, held: HeldQueue) -> None:
-        """Notes that messages of a queue have their outcomes."""
-        if held.squeezed and not self.dispatcher.has_ready(held):
-            held.squeezed = False
-        held.settled_at = machine.monotonic()
-        held.changed.set()
+        item.held.note_outcome(is_ready=not item.held.squeezed or self.dispatcher.has_ready(item.held))
 
     def _all_done(self, queues: Iterable[HeldQueue], items: Sequence[Waiting]) -> None:
         self.budget.give(len(items), sum([len(item.message.body) for item in items]))
         for held in queues:
-            self._progressed(held)
+            held.note_outcome(is_ready=not held.squeezed or self.dispatcher.has_ready(held))
 
     def _make_room(self) -> None:
         """Starts incomplete batches, and drops messages of a queue above its share, because a queue waits for room."""
@@ -535,7 +528,7 @@ class PullSession(MemberSession):
     def _given_back(self, back: GiveBack, outcome: Outcome) -> None:
         if back.item is not None:
             self.assignment.note(back.item, outcome)
-        self._progressed(back.held)
+        back.held.note_outcome(is_ready=not back.held.squeezed or self.dispatcher.has_ready(back.held))
 
     async def _is_stored(self, back: GiveBack) -> bool:
         """Returns whether a queue has the message that was read, after a look where its store may be another one."""

@@ -250,7 +250,7 @@ class Pulling:
             room = await self._room(held)
             messages, reserved = await self._reserve(held, room)
             offset = held.cursor
-            held.pulled_at = machine.monotonic()
+            held.begin_pull()
             try:
                 await self._pull(held, messages)
             except RocketMQError as error:
@@ -258,14 +258,16 @@ class Pulling:
                 if now - reported > REPORT_EVERY:
                     reported = now
                     self._report(held, error, now)
-                held.error = error
+                held.fail(error)
                 if isinstance(error, FrameTooLargeError) and (end := end_in(error)) is not None:
-                    held.end = max(end, offset)
+                    held.see_end(max(end, offset))
                 if not isinstance(error, SystemBusyError | FlowControlError | FrameTooLargeError | CorruptMessageError):
                     self._intake.doubt(held)
                 pause = self._pause(held, error, pauses)
             else:
-                held.error, reported, pause = None, 0.0, 0.0
+                if held.error is not None:
+                    held.recover()
+                reported = pause = 0.0
                 pauses.reset()
                 if held.cursor != offset or machine.monotonic() - held.pulled_at >= HELD_FOR:
                     idle = 0
@@ -317,9 +319,9 @@ class Pulling:
         sure = pending is not None and pending.connection.requests.is_open
         if not sure and self._intake.connection(held) is not held.connection:
             self._intake.doubt(held)
-        held.answered_at = machine.monotonic()
+        held.note_answer()
         if result.corrupt:
-            held.end = max(result.max_offset, offset)
+            held.see_end(max(result.max_offset, offset))
             result = _readable(result, held)
         if result.status is PullStatus.OFFSET_ILLEGAL or not self._intake.accept(held, result):
             await self._intake.move(held, result)
@@ -329,8 +331,10 @@ class Pulling:
         ``squeezed``, and ``may_pull`` allows it; returns the number of messages that the span allows."""
         while True:
             room = self._limits.span - held.span
-            held.wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0
-            if room > 0 and not held.squeezed and not held.wakes_below and self._limits.may_pull(held):
+            wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0
+            if wakes_below != held.wakes_below:
+                held.wake_below(wakes_below)
+            if room > 0 and not held.squeezed and not wakes_below and self._limits.may_pull(held):
                 return room
             held.changed.clear()
             await held.changed.wait()
