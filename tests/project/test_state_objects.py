@@ -10,8 +10,11 @@ from typing import Final
 import pytest
 
 CONSUMER: Final = Path(__file__).parents[2] / "rmq_async/consumer"
-OWNERS: Final = {"HeldQueue": "held_queue.py"}
-OTHERS: Final = {"HeldQueue": {"backlog", "delivery", "dispatcher", "_dispatcher", "hand", "item", "lease", "self", "source"}}
+OWNERS: Final = {"HeldQueue": "held_queue.py", "LockState": "group/lock_state.py"}
+OTHERS: Final = {
+    "HeldQueue": {"backlog", "delivery", "dispatcher", "_dispatcher", "hand", "item", "lease", "self", "source"},
+    "LockState": {"self"},
+}
 """Names of objects of other classes that have fields of the same names."""
 
 

@@ -39,11 +39,11 @@ class Hold(Enum):
 class LockState:
     """The state of one queue's lock, and its transitions; all times are monotonic."""
 
-    __slots__ = ("_lost", "asked_at", "hold", "owed_since", "since")
+    __slots__ = ("_lost", "asked_at", "hold", "owed_since", "taken_at")
 
     def __init__(self) -> None:
         self.hold = Hold.FREE
-        self.since = 0.0
+        self.taken_at = 0.0
         """Time at which the queue was assumed, or its last request that obtained or renewed the lock was sent."""
         self.asked_at: float | None = None
         """Time of the last request, None once it is answered."""
@@ -68,14 +68,14 @@ class LockState:
 
     def owns(self, now: float) -> bool:
         """Return whether the client may write offsets of the queue: it is assumed, or locked and renewed in time."""
-        return now - self.since < BELIEVED if self.is_held else self.hold is Hold.ASSUMED
+        return now - self.taken_at < BELIEVED if self.is_held else self.hold is Hold.ASSUMED
 
     # -- taking
 
     def assume(self, now: float) -> None:
         """Take the queue without its lock, unless it is held."""
         if not self.is_held:
-            self.hold, self.since = Hold.ASSUMED, now
+            self.hold, self.taken_at = Hold.ASSUMED, now
 
     def ask(self, now: float, *, to_lock: bool) -> None:
         """Note a request for the lock or its unlock."""
@@ -91,19 +91,19 @@ class LockState:
         """
         if self.owed_since is not None:
             return False
-        self.hold, self.since, self.asked_at = Hold.DOUBTED if self.hold is Hold.DOUBTED else Hold.HELD, sent, None
+        self.hold, self.taken_at, self.asked_at = Hold.DOUBTED if self.hold is Hold.DOUBTED else Hold.HELD, sent, None
         return True
 
     def refuse(self, sent: float) -> None:
         """Note that the broker has refused the lock: another client has it."""
         self.asked_at = None
-        if self.is_held or (self.hold is Hold.ASSUMED and sent - self.since >= LOCK_LIFE):
+        if self.is_held or (self.hold is Hold.ASSUMED and sent - self.taken_at >= LOCK_LIFE):
             self.hold, self._lost = Hold.FREE, True
 
     def renew(self, began: float) -> None:
         """Count the lock as renewed then, if it is held: its broker has no master that could grant it to others."""
         if self.is_held:
-            self.since = began
+            self.taken_at = began
 
     def doubt(self) -> None:
         """Note that another process may be in place of the broker."""
@@ -119,7 +119,7 @@ class LockState:
 
     def end(self, now: float) -> None:
         """Lose a lock that was not renewed in time."""
-        if self.is_held and now - self.since >= BELIEVED:
+        if self.is_held and now - self.taken_at >= BELIEVED:
             self.hold, self._lost = Hold.FREE, True
 
     def take_lost(self) -> bool:

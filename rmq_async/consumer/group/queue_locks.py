@@ -75,7 +75,7 @@ class QueueLocks:
     @property
     def held(self) -> Mapping[MessageQueue, float]:
         """Queue -> monotonic time at which the last request that obtained or renewed the queue's lock was sent."""
-        return {queue: state.since for queue, state in self._states.items() if state.is_held}
+        return {queue: state.taken_at for queue, state in self._states.items() if state.is_held}
 
     @property
     def assumed(self) -> frozenset[MessageQueue]:

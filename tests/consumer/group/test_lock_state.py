@@ -37,7 +37,7 @@ def test_doubt_outlives_a_grant_until_it_is_confirmed() -> None:
     state = granted()
     state.doubt()
     assert state.grant(1.0)
-    assert (state.hold, state.since) == (Hold.DOUBTED, 1.0)
+    assert (state.hold, state.taken_at) == (Hold.DOUBTED, 1.0)
     state.confirm()
     assert state.hold is Hold.HELD
 
@@ -45,7 +45,7 @@ def test_doubt_outlives_a_grant_until_it_is_confirmed() -> None:
 def test_held_queue_is_not_assumed() -> None:
     state = granted()
     state.assume(1.0)
-    assert (state.hold, state.since) == (Hold.HELD, 0.0)
+    assert (state.hold, state.taken_at) == (Hold.HELD, 0.0)
 
 
 def test_grant_that_answers_after_the_release_is_not_taken() -> None:
