@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rmq_protocol.message import Message, MessageExt, MessageQueue
 
     from . import embedded as embedded
+    from ._loops import run
     from .admin import Admin
     from .config import ClientConfig
     from .consumer import (
@@ -97,7 +98,6 @@ if TYPE_CHECKING:
         TransactionSendResult,
         TransactionStatus,
     )
-    from .runner import run
 
 __version__ = "0.1.0"
 
@@ -207,7 +207,7 @@ _PLACES: Final = {
         "select_at_random select_best select_by_hash select_by_machine_room split_batches"
     ),
     ".results": "BatchSendResult PullResult PullStatus SendResult SendStatus TransactionSendResult TransactionStatus",
-    ".runner": "run",
+    "._loops": "run",
 }
 """Public names by module. They load lazily: loading all takes 0.2 s, too long for processes that need one, like Spark's planner."""
 

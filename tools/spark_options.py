@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from rmq_async.spark.option_texts import OPTIONS, Option
+from rmq_async.spark.options import OPTIONS, Option
 
 HEADING: Final = "| option | of | default | |\n|---|---|---|---|\n"
 

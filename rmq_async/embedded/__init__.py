@@ -23,7 +23,7 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt, MessageQueue
 
-from .._turns import Turns
+from .._loops import Turns
 from .arguments import (
     check_clock,
     check_count,

@@ -20,15 +20,14 @@ from .clock import Clock, SystemClock
 from .connections import ClientProcessor
 from .directory import Registration
 from .disk import BrokerDisk
-from .faults import FailureScript
+from .faults import LONGEST_WAIT, THROTTLED, FailureScript, SendQueue
 from .groups import GroupProcessor
 from .locks import LockProcessor
 from .lookups import LookupProcessor
 from .pop_settings import NO_POPS, PopSettings
 from .popping import Popping
-from .progress import ProgressProcessor
+from .progress import ProgressProcessor, QueryProcessor
 from .pulls import HeldPulls, PullMessageProcessor
-from .queries import QueryProcessor
 from .relay import RelayProcessor
 from .replies import ReplyProcessor
 from .schedule import DELAY_LEVELS, RecallProcessor, Schedule
@@ -39,7 +38,6 @@ from .service import BaseService, not_supported
 from .state import BrokerState
 from .stats import StatisticsProcessor
 from .store import CommitLog
-from .throttle import LONGEST_WAIT, THROTTLED, SendQueue
 from .topic_admin import TopicProcessor
 from .topics import MAX_QUEUES
 from .transactions import CheckSettings, Transactions

@@ -15,9 +15,8 @@ from .assignments import RequestModeProcessor
 from .clock import Clock
 from .held_pops import ANY_QUEUE, HeldPops, PopKey
 from .ordered_pops import OrderedQueue, OrderedQueues
-from .pop_reading import PopReader
 from .pop_settings import PopFaults, PopSettings
-from .pops import PopProcessor
+from .pops import PopProcessor, PopReader
 from .revival import Revival
 from .server import Connection
 from .service import Handler

@@ -23,7 +23,7 @@ from rmq_protocol.constants import MAX_FRAME_SIZE
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
-from .._listeners import close_servers
+from .._loops import close_servers
 from .faults import Gate, drawn
 from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 

@@ -19,8 +19,8 @@ from .. import machine
 from .._asyncio import Startable
 from .._database import check_transactional
 from .._functions import check_plain
+from .._loops import Turns
 from .._text import type_name
-from .._turns import Turns
 from ..client import UniqueIds
 from ..config import check_flag, check_seconds
 from ..errors import ClientStateError, ConfigError

@@ -28,8 +28,7 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.route import split_address
 
 from .._asyncio import Startable
-from .._listeners import close_servers
-from .._turns import Turns
+from .._loops import Turns, close_servers
 
 __all__ = ["Cut", "Direction", "End", "FaultProxy", "Pump"]
 

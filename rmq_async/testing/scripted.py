@@ -28,7 +28,7 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
 from .._asyncio import Startable
-from .._listeners import close_servers
+from .._loops import close_servers
 from ._link import Link
 
 __all__ = [

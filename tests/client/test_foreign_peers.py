@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rmq_async import NameServerError, Producer
-from rmq_async._listeners import close_servers
+from rmq_async._loops import close_servers
 
 
 @asynccontextmanager

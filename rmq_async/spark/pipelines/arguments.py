@@ -18,8 +18,7 @@ from rmq_async._threads import ThreadPool
 from rmq_async.admin import Admin
 from rmq_async.errors import BrokerNotFoundError, ConfigError
 from rmq_async.spark.connection import Access, client_config
-from rmq_async.spark.option_texts import OPTIONS, Use
-from rmq_async.spark.options import read_options
+from rmq_async.spark.options import OPTIONS, Use, read_options
 from rmq_async.spark.renewal import current
 from rmq_protocol.constants import MASTER_ID
 

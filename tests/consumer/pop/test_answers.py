@@ -27,7 +27,7 @@ from rmq_async.consumer.pop import pop_requests as requests
 from rmq_async.consumer.pop import sources as popping_module
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, pops
 from rmq_async.embedded import acks as acks_module
-from rmq_async.embedded.pop_reading import PopReader
+from rmq_async.embedded.pops import PopReader
 from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..group.support import Seen, create, send, until

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Self, cast
 
-from rmq_async._listeners import close_servers
+from rmq_async._loops import close_servers
 from rmq_async.testing._link import Link as ServerLink
 from rmq_async.testing.simulation import SimulatedLoop
 from rmq_protocol.command import RemotingCommand, encode_command
