@@ -1,16 +1,14 @@
-"""Lite topics on a real broker: the example of the page, the outcomes of their messages, and a broker without the settings."""
+"""Lite topics on a real broker: the example, the outcomes of their messages, and a broker without the settings."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import rmq_async
 from rmq_async import Admin, Consumer, DeadLetter, Message, MessageExt, Producer, RetryLater
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
@@ -21,19 +19,16 @@ from rmq_protocol.constants import RequestCode
 
 from .dead_letters import readable_dead_letters
 
-PAGE = Path(__file__).parents[2] / "docs" / "consumer-pop.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lite_topics.py"
 TOPIC = "RoomTopic"
 
 
 async def run_the_example(cluster: RealCluster) -> dict[str, Any]:
-    """Runs the block of the page with a topic of type LITE; returns its names."""
+    """Runs the example with a topic of type LITE; returns its names."""
     async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
         await admin.create_topic(TOPIC, queues=2, attributes={"message.type": "LITE"}, broker="broker-a")
-    (source,) = [part.partition("```")[0] for part in PAGE.read_text().split("```python\n") if "class LiteTopics" in part]
-    names = {**vars(rmq_async), "server": cluster, "__name__": "page"}
-    waiting = eval(compile(source, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
-    assert inspect.iscoroutine(waiting)
-    await waiting
+    names = runpy.run_path(str(EXAMPLE), run_name="example")
+    assert await names["talk"](cluster.namesrv) == ["garden", "kitchen"]
     return names
 
 
@@ -75,9 +70,9 @@ async def outcomes(cluster: RealCluster, mode: Any) -> list[tuple[bytes, int, st
 
 
 async def test_lite_topics_are_consumed_through_their_parent(feature_cluster: RealCluster) -> None:
-    page = await run_the_example(feature_cluster)
+    example = await run_the_example(feature_cluster)
     assert [await stored(feature_cluster, room) for room in ("kitchen", "garden", "cellar")] == [1, 1, 0]
-    async with Producer("lite", namesrv=feature_cluster.namesrv, hooks=[page["LiteTopics"]()]) as producer:
+    async with Producer("lite", namesrv=feature_cluster.namesrv, hooks=[example["LiteTopics"]()]) as producer:
         for body in (b"later", b"dead"):
             await producer.send(Message(TOPIC, body, properties={"room": body.decode()}))
         with pytest.raises(ForbiddenError, match="names no lite topic"):

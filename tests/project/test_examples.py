@@ -42,6 +42,7 @@ SAYS = {
     "4 messages, shipped: [1, 2, 3]\n",
     "fastapi_worker.py": "before the start: live 200, ready 503 not_started\nrunning: live 200, ready 200\nbilled: order 17\n"
     "after the stop: live 200, ready 503 stopped\n",
+    "lite_topics.py": "garden kitchen\n",
     "load_batches.py": "9 rows, 1 dead letter",
     "oneway.py": "2000 handed over, 2000 arrived",
     "ordered.py": "order-1 created > paid > sent\norder-2 created > paid > sent\norder-3 created > paid > sent",
