@@ -29,7 +29,7 @@ __all__ = ["Flight", "SingleFlight", "Startable", "StopScope", "WaitFor", "WaitT
 BLOCKED_AFTER: Final = 0.1
 GRACE: Final = 0.02
 SCAN_GRAIN: Final = 0.005
-"""Seconds after a scan of the deadlines within which those that remain are not scanned again; a new wait can end sooner."""
+"""Seconds after a scan of the deadlines within which the remaining ones are not scanned again; a new wait can end sooner."""
 RESOLVED_PER_TURN: Final = 256
 MIN_COMPACTED: Final = 64
 """Number of entries that the heap may have beside two for each wait; it is compacted above that, which is O(n)."""

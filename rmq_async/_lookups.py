@@ -47,7 +47,7 @@ class _Lookups:
     """The look-ups of this process.
 
     Attributes:
-        _under_way: Those that wait or run; the threads end with the last of them.
+        _under_way: Look-ups that wait or run; the threads end with the last of them.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 Attributes of their classes decide about retries.
 
 ``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
-the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one of those that ``retries``
+the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one that ``retries``
 counts. About a broker's answer ``ProducerConfig.retry_codes`` decides, if no ``never_retried`` or ``always_retried`` does.
 """
 
@@ -115,7 +115,7 @@ class ForkedError(RocketMQError):
 
 
 class WrongLoopError(RocketMQError):
-    """The client, outbox or iterator belongs to another event loop than the one that runs this call."""
+    """The client, outbox or iterator belongs to another event loop than this call."""
 
 
 class BackpressureError(RocketMQError):
@@ -346,7 +346,7 @@ class QueueNotExistError(InvalidParameterError):
         if found is not None:
             self.queue_id, self.queues = int(found[1]), max(int(found[3]), int(found[4]))
             missing = f"topic {printable(found[2], 300)} has no queue {self.queue_id} on {broker or 'the broker'}"
-            there = f"it has {self.queues} there, numbered from 0; fetch_publish_queues() names those that can be sent to"
+            there = f"it has {self.queues} there, numbered from 0; fetch_publish_queues() names the queues that can be sent to"
             self.args = (f"{missing}: {there} ({self.args[0]})",)
 
     @property

@@ -131,7 +131,7 @@ class Hook:
     def after_consume(self, delivery: Any) -> None:
         """Run once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
         (``consumeMessageAfter``). In reading by hand it runs when no message of the step is in hand and all have their
-        outcomes, but for those that went back into the buffer.
+        outcomes, except for messages that went back into the buffer.
         """
 
     def before_request(self, address: str, command: RemotingCommand) -> None:

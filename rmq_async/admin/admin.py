@@ -354,7 +354,7 @@ class Admin(ClientUser):
         broker: str | None = None,
         **settings: Unpack[group_settings.GroupSettings],
     ) -> None:
-        """Create a consumer group, or replace its settings: those that are not given get their defaults.
+        """Create a consumer group, or replace its settings: missing ones get their defaults.
 
         Brokers keep its attributes, and only apply the changes in ``attributes`` (Java's SubscriptionGroupManager).
 

@@ -79,7 +79,7 @@ async def read(instance: ClientInstance, group: str, limit: int, timeout: float)
 
 
 class Skipped(NamedTuple):
-    """The letters to pass over: those of ``topics`` (names on the wire), and with ``damaged`` those that cannot be read."""
+    """The letters to pass over: letters of ``topics`` (names on the wire), and with ``damaged`` unreadable ones."""
 
     topics: Collection[str]
     damaged: bool

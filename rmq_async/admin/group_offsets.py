@@ -160,7 +160,7 @@ async def _closed_retry_queues(
     instance: ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag], deadline: float
 ) -> dict[MessageQueue, QueueLag]:
     """Return the queues that brokers put failed messages into and that the group's retry topic does not have: the group's
-    settings have more retry queues than the topic, so that no member reads them. Without those that are empty.
+    settings have more retry queues than the topic, so that no member reads them. Empty ones are left out.
     """
     topic = RETRY_TOPIC_PREFIX + group
     numbers: dict[str, int] = {}

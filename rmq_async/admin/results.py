@@ -133,7 +133,7 @@ class QueueLag(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """Number of messages that are not committed; those that a filter leaves out and deleted ones count too."""
+        """Number of messages that are not committed; filtered and deleted ones count too."""
         return max(self.end - self.committed, 0)
 
 
@@ -215,7 +215,7 @@ class GroupOverview(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """Brokers that a name server knows, and topics and groups of those that respond, by name.
+    """Brokers that a name server knows, and the topics and groups of the brokers that respond, by name.
 
     Attributes:
         topics_unknown: By topic, the brokers that refused its offsets, as busy ones do; its queues on them are not in

@@ -392,7 +392,7 @@ async def _copy(
 def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
     """Return whether a topic is one of users and matches a pattern.
 
-    False for topics of the system and those that brokers make.
+    False for topics of the system and topics that brokers create.
 
     Args:
         shown: Its name for users, to which the patterns apply.

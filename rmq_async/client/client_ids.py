@@ -2,7 +2,7 @@
 
 Clients that do not share connections, because they run on two event loops or with two configs, may have the same instance name:
 by default all clients of a process have one name. With the same id, each of two members of a group would take the queues of
-both and hold the other's locks, and a broker would push the replies for both to the one that registered last. So the second
+both and hold the other's locks, and a broker would push the replies for both to the client that registered last. So the second
 client gets the instance name ``name#2``.
 """
 

@@ -1,12 +1,12 @@
 """The first answer of a cluster: at the start or, for a client that may start without one, at any later time.
 
-A cluster counts as found when a name server's answer names a broker, has an error code or cannot be read. A name server that was
-just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started without a
-cluster wait until it is found. Of several name servers the client stays with the one that lists the most brokers: those that list
-fewer may have been restarted, and brokers register again within 30 s.
+A cluster counts as found when a name server's answer names a broker, has an error code or cannot be read. A name server that
+was just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started
+without a cluster wait until it is found. Of several name servers the client stays with the name server that lists the most
+brokers: servers that list fewer may have been restarted, and brokers register again within 30 s.
 
-A server that refuses the request for the cluster (3, request type not supported) is a proxy, which knows routes, or a broker, which
-knows none; a second request, for a route, distinguishes them.
+A server that refuses the request for the cluster (3, request type not supported) is a proxy, which knows routes, or a broker,
+which knows none; a second request, for a route, distinguishes them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ClusterProbe:
             return
 
     async def _fullest(self, address: str, named: int, deadline: float) -> str:
-        """Compare with the other name servers; return the address of the one that names the most brokers, and stay with it."""
+        """Compare with the other name servers; return the address of the server that names the most brokers, and stay with it."""
         servers = self._name_servers
         patience = min(_left(deadline), COMPARED_WITHIN) if named else _left(deadline)
         enough = None if named else bool

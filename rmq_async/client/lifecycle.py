@@ -89,7 +89,7 @@ class LifeCycle(Startable):
 
         Do nothing when already running; may be called again after a failure and after ``stop``.
 
-        After a failure or a cancellation no connection or task remains, except those that others share. A call during another
+        After a failure or a cancellation no connection or task remains, unless others share it. A call during another
         ``start`` waits for its end and raises its error; if the other call is cancelled, this one starts.
 
         Raises:

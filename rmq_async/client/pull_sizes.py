@@ -30,7 +30,7 @@ class PullSizes:
     def __init__(self, max_frame_size: int) -> None:
         self._quarter = max_frame_size // 4
         self.lowered: dict[MessageQueue, tuple[int, int]] = {}
-        """The number to ask for, and the one that was asked for when an answer was too large first."""
+        """The number to ask for, and the number of the first request whose answer was too large."""
 
     def limit(self, queue: MessageQueue, messages: int) -> int:
         """Return the number of messages to ask for, at most ``messages``."""

@@ -59,7 +59,7 @@ class ReplyTable:
         self._mark: int | None = None
         self._waiting: dict[str, asyncio.Future[PushedReply]] = {}
         self.strays = 0
-        """Number of replies without a call that waits, such as those that came too late, or twice."""
+        """Number of replies without a call that waits, such as replies that came too late, or twice."""
         self._foreign = 0
         self._unrouted: dict[str, float] = {}
 

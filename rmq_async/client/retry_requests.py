@@ -98,7 +98,7 @@ async def send_back(
     RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the copy may be stored.
 
     Args:
-        group: Names on the wire, ``topic`` the one that the message was sent to first.
+        group: Name on the wire, as that of ``topic``, to which the message was sent first.
         topic: See ``group``.
         level: 1 to 18, 0 for the broker's choice by attempts, -1 for a dead letter.
         max_times: Deliveries after the first; None for the group's setting.

@@ -477,7 +477,7 @@ class RouteTable:
         One that knows no broker, as after a restart, is no witness.
 
         Raises:
-            NoUsableAnswerError: If no witness is among those that answer while others do not.
+            NoUsableAnswerError: If no witness answers, and other name servers do not answer at all.
         """
         names = self._name_servers
         heard = await self._others(topic, answer, deadline, _has_route)

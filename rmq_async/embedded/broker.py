@@ -400,7 +400,7 @@ class Broker(BaseService):
         now = self.listener.now()
         wait = queue.take(now)
         if wait is None:
-            if not command.is_oneway:  # it is not served, so its answer is none of those that ``lose_answers`` loses
+            if not command.is_oneway:  # it is not served, so ``lose_answers`` does not lose its answer
                 refusal = make_response(command, ResponseCode.SYSTEM_BUSY, queue.refusal(now))
                 connection.send_later(self.encode(command, refusal), LONGEST_WAIT)
             return

@@ -33,7 +33,7 @@ class Failure:
     """One entry of a script: the next ``left`` requests are answered with ``code``.
 
     Args:
-        request: Only those of this RequestCode; None for those that ``FailureScript.add`` describes.
+        request: Only requests of this RequestCode; None for the requests that ``FailureScript.add`` describes.
     """
 
     __slots__ = ("code", "left", "request")
@@ -45,7 +45,7 @@ class Failure:
 
 
 class FailureScript:
-    """The failures of future requests, of which the one that was added first is used up first, and the losses of answers."""
+    """The failures of future requests, which are used up in the order in which they were added, and the losses of answers."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -60,7 +60,7 @@ class FailureScript:
 
         Args:
             request: A RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0 adds no
-                failure and cancels those that were added with the same ``request``.
+                failure and cancels the earlier ones with the same ``request``.
 
         Raises:
             TypeError: For an argument that is no whole number (``request`` may be None).
@@ -243,7 +243,7 @@ def check_code(name: str, code: object, example: str) -> None:
         raise TypeError(f"{name} must be a whole number, such as {example} (of rmq_protocol.constants), not {shown(code)}")
 
 
-# The queue of sends of a stock broker, in its effect on clients: sends wait in order, and those that would wait too long
+# The queue of sends of a stock broker, in its effect on clients: sends wait in order, and sends that would wait too long
 # are refused with SYSTEM_BUSY (``BrokerFastFailure``).
 
 LONGEST_WAIT: Final = 0.2
@@ -269,7 +269,7 @@ class SendQueue:
 
     Args:
         rate: Sends that the broker serves in a second, one after the other.
-        warm: The rate that it comes to, if it begins cold. ``refused`` counts those that would have waited too long.
+        warm: The rate that it comes to, if it begins cold. ``refused`` counts sends that would have waited too long.
     """
 
     def __init__(self, rate: float, warm: float | None = None) -> None:

@@ -87,7 +87,7 @@ class OrderedQueues:
     def popped(
         self, queue: OrderedQueue, attempt: str | None, pop_time: int, invisible_time: int, offsets: Sequence[int]
     ) -> dict[int, int]:
-        """Record the pop of messages; return the numbers of earlier deliveries of those that had any."""
+        """Record the pop of messages; return the numbers of their earlier deliveries, if any."""
         batch, before = _Batch(attempt, pop_time, invisible_time, offsets), self._batches.get(queue)
         if before is not None:
             if before.attempt is not None and before.attempt == attempt:

@@ -67,7 +67,7 @@ class RelayProcessor:
         self._pass_on(connection, command, header.consumerGroup, header.clientId or "", ext, record)
 
     def consumer_status(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Ask the members of the group, or the one that ``clientAddr`` names by its id, and merges their answers."""
+        """Ask the members of the group, or the member that ``clientAddr`` names by its id, and merge their answers."""
         header = header_of(GetConsumerStatusRequestHeader, command)
         group = self._state.clients.consumers.get(header.group)
         if group is None:

@@ -143,7 +143,7 @@ class StatisticsProcessor:
         return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Return the figures that admin tools read; 0 for those that are not measured here, such as rates."""
+        """Return the figures that admin tools read; 0 for figures that are not measured here, such as rates."""
         log = self._state.log
         running = (self._now_ms() - self._started_ms) // 1000
         hours, seconds = divmod(running, 3600)

@@ -150,7 +150,7 @@ class TopicTable:
         return name in self._own or is_system_topic(name)
 
     def system_topics(self) -> list[str]:
-        """Return the names of the broker's own topics and of those that RocketMQ reserves."""
+        """Return the names of the broker's own topics and of topics that RocketMQ reserves."""
         return sorted(self._own | SYSTEM_TOPICS)
 
     def create(self, header: CreateTopicRequestHeader) -> None:

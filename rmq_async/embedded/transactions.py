@@ -102,7 +102,7 @@ class Transactions:
     def _forget_from(self, position: int) -> None:
         """Remove the transactions of messages from a position of the log on, and the ends that were lost with them.
 
-        On a real broker an end is a message too, after the one that it commits. A rollback, which stores no message here, is
+        On a real broker an end is a message too, after the committed one. A rollback, which stores no message here, is
         kept while the records before it are.
         """
         end = self._queue.max_offset

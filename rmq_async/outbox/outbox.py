@@ -260,7 +260,7 @@ class Outbox(Startable):
         """Make rows due now, with ``attempts`` 0; return their number.
 
         Args:
-            ids: Ids of rows; those that are neither FAILED nor waiting for an attempt stay as they are. None: all FAILED rows.
+            ids: Ids of rows; rows that are neither FAILED nor waiting for an attempt stay as they are. None: all FAILED rows.
 
         Raises:
             TypeError: For an id that is not a whole number.

@@ -150,7 +150,7 @@ class Relay:
                 await self._leave_producer(deadline)
 
     async def _leave_producer(self, deadline: float) -> None:
-        """Stop the producer if this was the last running relay of those that have started it."""
+        """Stop the producer if this was the last of the running relays that have started it."""
         if self._own_producer:
             _owners[self._producer] -= 1
             if not _owners[self._producer]:
@@ -293,7 +293,7 @@ class Relay:
                 oldest = found[0]
                 logger.warning(
                     "%d messages are stuck in the outbox, the first: row %d, topic %s, %d s old, %d attempts, last error %s; "
-                    "those that are FAILED need a retry",
+                    "FAILED ones need a retry",
                     len(found), oldest.id, oldest.topic, oldest.age, oldest.attempts, oldest.last_error,
                 )  # fmt: skip
             if len(found) < _STUCK_AT_ONCE:

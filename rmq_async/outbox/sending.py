@@ -154,7 +154,7 @@ class Outcomes(msgspec.Struct):
     failed: list[Failure] = []
     released: list[Held] = []
     rows: list[Held] = []
-    """All rows with an outcome, and those that stay reserved until their lease expires."""
+    """All rows with an outcome, and all rows that stay reserved until their lease expires."""
 
     def given_back(self, now: float) -> list[int]:
         """Return the ids of ``released`` rows whose lease still runs: after its end a row is due anyway, and may belong to

@@ -174,7 +174,7 @@ class Store:
     ) -> tuple[list[Held], list[int]]:
         """Claim up to ``limit`` due rows.
 
-        Return them in the order of their ids, and the ids of those that are out of turn and must be released.
+        Return them in the order of their ids, and the ids of the rows that are out of turn and must be released.
 
         Args:
             only: True claims rows of ``topics``, False rows of all other topics.
@@ -192,7 +192,7 @@ class Store:
         return rows, out_of_turn
 
     async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[list[Held], list[int]]:
-        """Return the rows that are committed and owned by this process, and the ids of those that must wait for others of their
+        """Return the rows that are committed and owned by this process, and the ids of the rows that must wait for others of their
         keys.
 
         Args:

@@ -112,7 +112,7 @@ class Rows:
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """Return the schema of these columns, equal to the one that Spark expects."""
+    """Return the schema of these columns, equal to the schema that Spark expects."""
     return pa.schema([pa.field(name, _TYPES[SOURCE_COLUMNS[name]]) for name in columns])
 
 

@@ -323,7 +323,7 @@ class Cluster:
         return tuple(sorted(set(chosen).difference(absent)))
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
-        """Return the queues of matching topics, without topics of the system and those that brokers create for themselves.
+        """Return the queues of matching topics, without topics of the system and topics that brokers create for themselves.
 
         Retry and dead-letter topics match only if the pattern has a "%".
         """

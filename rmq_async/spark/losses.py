@@ -91,7 +91,7 @@ class Losses:
             return lost
         await self.check_master(whole)
         span = (range(lost[0].start, more[-1].stop),)
-        return without_ranges(span, without_ranges(span, (*lost, *more)))  # those that touch are one range
+        return without_ranges(span, without_ranges(span, (*lost, *more)))  # adjacent ones are one range
 
     async def check_master(self, whole: Range) -> None:
         """Raise BrokerNotFoundError while there is no master, because a master may hold messages that its replica lacks."""

@@ -106,10 +106,10 @@ OPTIONS: Final = (
     Option("minPartitions", _READ, "", "Split queues into at least this many partitions."),
     Option("maxRecordsPerPartition", _READ, "", "Split queues until no partition has more offsets than this."),
     Option("maxPartitions", _READ, "", "Read several queues in one task, so that there are no more partitions than this."),
-    Option("maxOffsetsPerTrigger", _STREAM, "", "At most so many offsets in a micro-batch, shared out by backlog."),
+    Option("maxOffsetsPerTrigger", _STREAM, "", "Most offsets of a micro-batch, shared out by backlog."),
     Option(
         "minOffsetsPerTrigger", _STREAM, "",
-        "No micro-batch, but the first of a run, before so many offsets are there or `maxTriggerDelay` has passed.",
+        "Offsets that a micro-batch waits for, except the first of a run, for `maxTriggerDelay` at most.",
     ),
     Option("maxTriggerDelay", _STREAM, "15m", "See `minOffsetsPerTrigger`: `90s`, `15m`, `1h`."),
     Option("pullBatchSize", _READ, "256", "Messages that one pull asks for, 1 to 1024; a stock broker gives 32."),
@@ -346,7 +346,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mista
         mistakes: Gets them instead; the result is of no use then.
 
     Raises:
-        ConfigError: For those that are unknown, malformed, missing or contradict others, all in one error.
+        ConfigError: For options that are unknown, malformed, missing or contradict others, all in one error.
     """
     found = Mistakes() if mistakes is None else mistakes
     result = _read_options(OptionTexts(options, "streaming read" if streaming else "batch read", found), streaming)

@@ -151,7 +151,7 @@ class Step(NamedTuple):
 
 
 def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
-    """Return the queues that cannot continue at their offset in ``begin``: new ones, and those that end before it."""
+    """Return the queues that cannot continue at their offset in ``begin``: new ones, and queues that end before it."""
     return [queue for queue, last in latest.items() if last < begin.queues.get(queue, last + 1)]
 
 
@@ -189,7 +189,7 @@ def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
 
     A ``first`` that Spark has not written is the current answer of ``initialOffset``: after a restart before the first commit
     that may be later than the end that was written. The end contains the original start, also for queues that ``first`` lacks,
-    and for those that were created again, whose offsets decreased.
+    and for queues that were created again, whose offsets decreased.
     """
     init = last.init if last.init is not None else {}
     if first.init is None and last.init is not None:

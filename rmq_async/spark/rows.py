@@ -120,7 +120,7 @@ class Targets(NamedTuple):
         return to_retry | self.alone if self.alone else to_retry
 
     def _row_queues(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[MessageQueue | None]:
-        """Return the queue that each row names, else the one that its sharding key chooses; None for a row with neither."""
+        """Return the queue that each row names, else the queue that its sharding key chooses; None for a row with neither."""
         topics, queues, keys = self.topics, self.queues, self.keys
         if queues is None and keys is None:
             return [None] * count
@@ -302,7 +302,7 @@ class _Reading:
             self._fragments.append([f"{name}\x01{value}\x02" if value else "" for value in values])
 
     def _properties(self) -> Mapping[str, list[str | None]]:
-        """Add the users' entries; return those that replace a column, by its name."""
+        """Add the users' entries; return the entries that replace a column, by its name."""
         column = self._columns.get("properties")
         if column is None:
             return {}

@@ -70,7 +70,7 @@ def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes |
         mistakes: Gets them instead.
 
     Raises:
-        ConfigError: For those that are missing, unknown, doubled or of another type, for a write without a topic, and for an
+        ConfigError: For columns that are missing, unknown, doubled or of another type, for a write without a topic, and for an
             invalid topic of the options, all in one error.
     """
     found = Mistakes() if mistakes is None else mistakes
@@ -83,7 +83,7 @@ def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes |
         if field.name not in unknown:
             found.result(lambda field=field: _check_type(field, options), None)  # type: ignore[misc]
         if names.count(field.name) > 1:
-            found.add(f"column {field.name} is there {names.count(field.name)} times; .select() the one that is meant")
+            found.add(f"column {field.name} is there {names.count(field.name)} times; .select() the right one")
     _find_missing(names, options, found)
     if mistakes is None:
         found.check()

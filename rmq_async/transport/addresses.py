@@ -173,7 +173,7 @@ class _Race(Generic[T]):
         self.trying[asyncio.ensure_future(self._attempt(address))] = None
 
     async def next(self, timeout: float | None) -> list[OSError]:
-        """Wait until an attempt has ended, for ``timeout`` seconds at most, and return the errors of those that failed."""
+        """Wait until an attempt has ended, for ``timeout`` seconds at most, and return the errors of the failed ones."""
         done, _ = await asyncio.wait(self.trying, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         failures: list[OSError] = []
         other: BaseException | None = None

@@ -94,7 +94,7 @@ class _BenchOptions(ClientOptions):
     help="Size of a message's body: random bytes, not compressed.",
 )
 @click.option("--seconds", type=Seconds(0.0, 86400.0, min_open=True), metavar="S", help="How long to measure; default: 10.")
-@click.option("--messages", type=click.IntRange(1), metavar="N", help="Send so many instead.")
+@click.option("--messages", type=click.IntRange(1), metavar="N", help="Number of messages to send, instead of a duration.")
 @click.option(
     "--warm-up",
     type=Seconds(0.0, 600.0),

@@ -28,7 +28,7 @@ LEASE: Final = 30.0
 _FORMS: Final = "give postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
 _REFUSED: Final = "the database's driver does not take the URL; check its options, and its port"
 ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
-"""Errors of the database; SQLAlchemy 2.0 does not wrap those that asyncpg raises while it connects."""
+"""Errors of the database; SQLAlchemy 2.0 does not wrap asyncpg's errors of a connect."""
 
 
 @asynccontextmanager

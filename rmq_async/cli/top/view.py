@@ -20,7 +20,7 @@ KEYS: Final = "q quit   Tab table   s sort   r reverse   / filter   Esc clear   
 BESIDE_ROWS: Final = 3 + 2 * len(TABLES)
 """Lines beside the rows of tables: those of state and keys, titles and headings, and the last line, which stays empty."""
 LEAST: Final = 2
-"""The view has room for at least so many rows per table, on average, also on a terminal that is too low."""
+"""Rows per table, on average, that the view has room for at least, also on a terminal that is too low."""
 _TO_THE_RIGHT: Final = frozenset(
     {"in", "out", "messages", "queues", "groups", "lag", "rate", "members", "oldest", "retries", "disk", "replicas"}
 )

@@ -268,7 +268,8 @@ def check_pair(
 
     Args:
         content: Names in the path.
-        written: Numbers of the batches in its log, of those that the checkpoint has begun, and of those that it has finished.
+        written: Numbers of the batches in its log, of the batches that the checkpoint has begun, and of the batches
+            that it has finished.
         read: See ``written``.
         done: See ``written``.
     """
@@ -357,12 +358,10 @@ class _Archive:
             metavar="WHERE",
             help="where the first run begins: earliest (default), latest, or a time such as 2026-11-22T08:30:00Z",
         )
-        parser.add_argument(
-            "--max-offsets", type=whole_number(1, 10**15), metavar="N", help="at most so many offsets in a micro-batch"
-        )
+        parser.add_argument("--max-offsets", type=whole_number(1, 10**15), metavar="N", help="most offsets of a micro-batch")
         parser.add_argument("--tags", metavar="'a || b'", help="only messages with one of the tags")
         parser.add_argument(
-            "--files", type=whole_number(1, 10**6), metavar="N", help="at most so many files a topic, date and micro-batch"
+            "--files", type=whole_number(1, 10**6), metavar="N", help="most files of a topic, date and micro-batch"
         )
         parser.add_argument(
             "--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy"

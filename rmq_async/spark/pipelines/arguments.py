@@ -41,7 +41,7 @@ _USES: Final = {name.lower(): option.uses for option in OPTIONS for name in (opt
 
 
 def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[str, str]:
-    """Return ``options`` without those that only other uses take.
+    """Return ``options`` without the options of other uses.
 
     The options of ``over`` that are not None replace or join them.
     """

@@ -98,7 +98,7 @@ def replay_dead_letters(
 ) -> Replayed:
     """Send the dead letters of ``group`` to their original topics; only counts them if ``send`` is False.
 
-    Every group that reads a target topic gets the message, not only the one that failed.
+    Every group that reads a target topic gets the message, not only the group that failed.
 
     Args:
         options: Of format rocketmq, for both directions.
@@ -339,7 +339,7 @@ class _DlqReplay:
         parser.add_argument(
             "--again", action="store_true", help="do not look into the target topics for what earlier runs have sent"
         )
-        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="send at most so many a second")
+        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="most messages to send per second")
 
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments, and looks up the dead-letter topic.

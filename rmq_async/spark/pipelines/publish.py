@@ -273,7 +273,7 @@ class _Publish:
         made.add_argument("--id", metavar="COLUMN", help="RMQ_SPARK_ID of each message, to find out what was sent twice")
         made.add_argument("--property", action="append", default=[], metavar="COLUMN", help="a property; may be repeated")
         made.add_argument("--partitions", type=whole_number(1, 10**6), metavar="N", help="number of tasks that send")
-        made.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="at most so many messages a second")
+        made.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="most messages per second")
         made.add_argument("--dry-run", action="store_true", help="count, and send nothing")
         parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
 

@@ -383,7 +383,7 @@ class _Replay:
             help="only this topic of the archive; may be repeated",
         )
         parser.add_argument("--where", metavar="SQL", help="only messages for which this is true, such as \"tags = 'paid'\"")
-        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="at most so many messages a second")
+        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="most messages per second")
         parser.add_argument(
             "--exact-queues", action="store_true", help="fail where the topic does not have the same brokers and queues"
         )
