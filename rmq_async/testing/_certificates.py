@@ -14,13 +14,18 @@ __all__ = ["Certificates"]
 @dataclass(frozen=True)
 class Certificates:
     """The certificate files in ``directory``: ``ca.pem``, the certificates ``server.pem`` and ``client.pem``, which it has signed,
-    and their private keys ``server.key`` and ``client.key``."""
+    and their private keys ``server.key`` and ``client.key``.
+    """
 
     directory: Path
 
     @classmethod
     def make(cls, directory: Path) -> Certificates:
-        """Writes new certificates into ``directory``. Raises ClusterError where the package trustme is missing."""
+        """Write new certificates into ``directory``.
+
+        Raises:
+            ClusterError: Where the package trustme is missing.
+        """
         try:
             import trustme
         except ImportError:
@@ -38,7 +43,7 @@ class Certificates:
         return made
 
     def context(self, *, client: bool = False) -> ssl.SSLContext:
-        """Returns an SSLContext for clients that trusts only ``ca.pem``; with ``client`` it presents the client's certificate."""
+        """Return an SSLContext for clients that trusts only ``ca.pem``; with ``client`` it presents the client's certificate."""
         context = ssl.create_default_context(cafile=self._file("ca.pem"))
         if client:
             context.load_cert_chain(self._file("client.pem"), self._file("client.key"))
@@ -49,7 +54,7 @@ class Certificates:
 
 
 def _pkcs8(key: bytes) -> bytes:
-    """Converts a private key to PKCS #8, the only form with which the Java servers start."""
+    """Convert a private key to PKCS #8, the only form with which the Java servers start."""
     from cryptography.hazmat.primitives import serialization as forms
 
     read = forms.load_pem_private_key(key, password=None)

@@ -28,11 +28,14 @@ _CERTIFICATES: Final = "{certificates}"
 @dataclass(frozen=True)
 class Profile:
     """Keys for the configuration files of brokers and name servers, and JVM options, in addition to those of every server.
+
     In ``a | b`` the keys of ``b`` replace equal ones of ``a``, and its JVM options follow those of ``a``.
 
-    ``credentials``: those of a user with all rights; None: requests are not signed. ``tls``: certificates are made for the cluster,
-    and its own requests use TLS; the directory of the certificates replaces ``{certificates}`` in JVM options, which must make the
-    servers accept only TLS. ``client_certificate``: the cluster's own requests present one.
+    Attributes:
+        credentials: Those of a user with all rights; None: requests are not signed.
+        tls: Certificates are made for the cluster, and its own requests use TLS; the directory of the certificates replaces
+            ``{certificates}`` in JVM options, which must make the servers accept only TLS.
+        client_certificate: The cluster's own requests present one.
     """
 
     broker: Mapping[str, str] = field(default_factory=dict)
@@ -56,8 +59,9 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """Returns the JVM options of one kind of server: the one that turns TLS off, then those of the profile, which may override
-    it."""
+    """Return the JVM options of one kind of server: the one that turns TLS off, then those of the profile, which may override
+    it.
+    """
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))
 
@@ -206,7 +210,7 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
 
 
 def replica_keys(number: int) -> dict[str, str]:
-    """Returns the keys, besides ``broker_keys``, that make a broker replica ``number`` (from 1 on) of the broker with its name.
+    """Return the keys, besides ``broker_keys``, that make a broker replica ``number`` (from 1 on) of the broker with its name.
 
     A replica learns its master's HA address at a registration; 5.5.0 ignores a configured ``haMasterAddress``.
     """
@@ -214,7 +218,7 @@ def replica_keys(number: int) -> dict[str, str]:
 
 
 def write_configuration(directory: Path, keys: Mapping[str, str], *, version: str) -> Path:
-    """Creates a server's directory with its files and returns the configuration file."""
+    """Create a server's directory with its files and return the configuration file."""
     (directory / "tmp").mkdir(parents=True, exist_ok=True)
     (directory / "conf").mkdir(exist_ok=True)
     for name in ("logback_namesrv.xml", "logback_broker.xml") if version.startswith("4.") else (_LOGBACK_NAME,):
@@ -227,8 +231,10 @@ def write_configuration(directory: Path, keys: Mapping[str, str], *, version: st
 def java_command(
     java: str, main_class: str, class_path: str, directory: Path, *, small: bool, options: tuple[str, ...] = ()
 ) -> list[str]:
-    """Returns a server's command, with which it writes under ``directory``; with UsePerfData it would leave a file in /tmp after
-    SIGKILL."""
+    """Return a server's command, with which it writes under ``directory``.
+
+    With UsePerfData it would leave a file in /tmp after SIGKILL.
+    """
     own = (
         f"-Duser.home={directory}",
         f"-Djava.io.tmpdir={directory / 'tmp'}",

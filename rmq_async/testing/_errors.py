@@ -8,8 +8,10 @@ __all__ = ["ClusterError", "PortInUseError"]
 
 
 class ClusterError(RocketMQError):
-    """A cluster or one of its servers cannot be started, controlled or reached, or an argument is invalid. The text names the
-    failed step; where a server ended or was late, it ends with the last lines of that server's log."""
+    """A cluster or one of its servers cannot be started, controlled or reached, or an argument is invalid.
+
+    The text names the failed step; where a server ended or was late, it ends with the last lines of that server's log.
+    """
 
 
 class PortInUseError(ClusterError):

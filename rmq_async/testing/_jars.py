@@ -59,7 +59,7 @@ _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 def missing(version: str) -> str:
-    """Returns what this machine lacks for a cluster of ``version``, Java or Maven, and the remedy; an empty text for nothing.
+    """Return what this machine lacks for a cluster of ``version``, Java or Maven, and the remedy; an empty text for nothing.
 
     Maven is not needed once the jars are in the cache.
     """
@@ -89,10 +89,12 @@ def find_maven() -> str | None:
 
 
 def resolve(version: str) -> str:
-    """Returns the class path of name server and broker; blocks while Maven fetches jars that the cache does not have.
+    """Return the class path of name server and broker; blocks while Maven fetches jars that the cache does not have.
 
-    Raises ClusterError for a malformed version, when the jars cannot be stored, and when Maven is missing, takes more than
-    15 minutes or fails (with its last lines); OSError where the directory above that of the jars cannot be made or written to.
+    Raises:
+        ClusterError: For a malformed version, when the jars cannot be stored, and when Maven is missing, takes more than 15
+            minutes or fails (with its last lines).
+        OSError: Where the directory above that of the jars cannot be made or written to.
     """
     directory = _directory(version)
     if jars := _cached(directory):
@@ -123,7 +125,7 @@ def _directory(version: str) -> Path:
 
 
 def _cached(directory: Path) -> list[str]:
-    """Returns the jars of a complete set, in Maven's order; empty when there is none or a file of it is missing."""
+    """Return the jars of a complete set, in Maven's order; empty when there is none or a file of it is missing."""
     try:
         names = (directory / _LIST).read_text().split("\n")
         jars = [directory / name for name in names if name]
@@ -169,8 +171,11 @@ def _ask_maven(version: str, work: Path) -> list[Path]:
 
 
 def run_maven(maven: str, goal: Sequence[str], work: Path, *, pom: str, wanted: str) -> None:
-    """Runs Maven in ``work`` with the project ``pom``, whose dependencies are ``wanted``. Raises ClusterError if Maven fails, or
-    does not end within MAVEN_TIMEOUT."""
+    """Run Maven in ``work`` with the project ``pom``, whose dependencies are ``wanted``.
+
+    Raises:
+        ClusterError: If Maven fails, or does not end within MAVEN_TIMEOUT.
+    """
     (work / "pom.xml").write_text(pom)
     try:
         run = subprocess.run(  # noqa: S603
@@ -231,14 +236,17 @@ class ClassData:
         return self._able and not self._file.exists()
 
     def options(self) -> tuple[str, ...]:
-        """Returns the JVM options that use the archive, or that enable a later ``write``; empty if neither is possible."""
+        """Return the JVM options that use the archive, or that enable a later ``write``; empty if neither is possible."""
         if self.wanted:
             return ("-XX:+RecordDynamicDumpInfo",)
         return (f"-XX:SharedArchiveFile={self._file}",) if self._able and self._file.stat().st_size else ()
 
     def write(self, pid: int) -> None:
-        """Makes the server with this pid dump its classes; the server stands still meanwhile. Does nothing if there is an archive,
-        or while another process makes one. Failures are logged; after a dump that ``jcmd`` could not make, none is tried again."""
+        """Make the server with this pid dump its classes; the server stands still meanwhile.
+
+        Do nothing if there is an archive, or while another process makes one. Failures are logged; after a dump that ``jcmd``
+        could not make, none is tried again.
+        """
         try:
             with _alone(self._file.with_suffix(".lock")) as alone:
                 if alone and self.wanted:
@@ -270,7 +278,7 @@ def _identity(file: Path) -> tuple[str, int, int]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Locks the file; yields False where another process holds the lock."""
+    """Lock the file; yield False where another process holds the lock."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,10 +17,13 @@ __all__ = ["Link"]
 
 
 class Link(asyncio.Protocol, ABC):
-    """One accepted connection. What is written while one read is handled leaves in one write, at the latest before a close.
+    """One accepted connection.
 
-    ``transport``: there from ``connection_made`` on. ``lost``: done when the connection has ended; its result is the error that
-    ended it, if any.
+    What is written while one read is handled leaves in one write, at the latest before a close.
+
+    Attributes:
+        transport: There from ``connection_made`` on.
+        lost: Done when the connection has ended; its result is the error that ended it, if any.
     """
 
     transport: asyncio.Transport
@@ -32,10 +35,10 @@ class Link(asyncio.Protocol, ABC):
 
     @abstractmethod
     def take(self, command: RemotingCommand) -> None:
-        """Handles one received command."""
+        """Handle one received command."""
 
     def broken(self, error: ProtocolError) -> None:
-        """Handles bytes that are no frame, or a frame that is no command; raises ``error`` unless a subclass does otherwise."""
+        """Handle bytes that are no frame, or a frame that is no command; raise ``error`` unless a subclass does otherwise."""
         raise error
 
     @property
@@ -62,19 +65,19 @@ class Link(asyncio.Protocol, ABC):
             self.lost.set_result(exc)
 
     def write(self, data: bytes) -> None:
-        """Sends ``data``; drops it if the connection is closing."""
+        """Send ``data``; drop it if the connection is closing."""
         if self._gathered is not None:
             self._gathered.append(data)
         elif not self.closing:
             self.transport.write(data)
 
     def close(self) -> None:
-        """Ends the connection by FIN, after everything written before."""
+        """End the connection by FIN, after everything written before."""
         self._flush()
         self.transport.close()
 
     def reset(self) -> None:
-        """Ends the connection by RST; what has not left yet is lost."""
+        """End the connection by RST; what has not left yet is lost."""
         if not self.lost.done():
             with contextlib.suppress(OSError):
                 linger = struct.pack("ii", 1, 0)

@@ -26,10 +26,12 @@ _random = random.SystemRandom()  # forked or equally seeded processes must not d
 
 
 def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
-    """Returns one port for each entry of ``offsets``. The sums of a port and the offsets of its entry are free ports now, and no
-    two entries share one.
+    """Return one port for each entry of ``offsets``.
 
-    Raises ClusterError after 1000 tries without such a port.
+    The sums of a port and the offsets of its entry are free ports now, and no two entries share one.
+
+    Raises:
+        ClusterError: After 1000 tries without such a port.
     """
     candidates = _candidates()
     taken: set[int] = set()
@@ -50,7 +52,7 @@ def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Returns whether the process ``pid`` listens on the port; without /proc, whether any process does on 127.0.0.1.
+    """Return whether the process ``pid`` listens on the port; without /proc, whether any process does on 127.0.0.1.
 
     A connect alone could reach the listener of another process that has taken the port.
     """
@@ -89,8 +91,9 @@ def _candidates() -> range:
 
 
 def _is_free(port: int) -> bool:
-    """Returns whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen: two sockets that only
-    bind do not collide."""
+    """Return whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen: two sockets that only bind
+    do not collide.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -25,7 +25,12 @@ _TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Access:
-    """Access settings of a cluster. ``tls``: None for plain connections. ``credentials``: None for unsigned requests."""
+    """Access settings of a cluster.
+
+    Attributes:
+        tls: None for plain connections.
+        credentials: None for unsigned requests.
+    """
 
     tls: ssl.SSLContext | None = None
     credentials: SessionCredentials | None = None
@@ -37,7 +42,7 @@ PLAIN = Access()
 async def ask(
     address: str, code: int, ext_fields: dict[str, str | None] | None = None, body: bytes = b"", *, access: Access = PLAIN
 ) -> RemotingCommand | None:
-    """Returns the response to one request; None when none arrives within 2 s or the exchange fails."""
+    """Return the response to one request; None when none arrives within 2 s or the exchange fails."""
     if access.credentials is not None:
         ext_fields = {**sign(access.credentials, ext_fields, [body])}
     command = RemotingCommand(code=code, opaque=1, ext_fields=ext_fields, body=body)
@@ -49,7 +54,7 @@ async def ask(
 
 
 async def hurry_registration(broker: str, access: Access = PLAIN) -> None:
-    """Makes the broker at this address register with its name servers now instead of at its next period (10-30 s).
+    """Make the broker at this address register with its name servers now instead of at its next period (10-30 s).
 
     Writing ``brokerPermission`` has that effect (AdminBrokerProcessor.updateBrokerConfig); 6 is its default value.
     """
@@ -57,7 +62,7 @@ async def hurry_registration(broker: str, access: Access = PLAIN) -> None:
 
 
 async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool, access: Access = PLAIN) -> list[str]:
-    """Returns those of the given addresses of brokers and replicas that the name server does not yet route to.
+    """Return those of the given addresses of brokers and replicas that the name server does not yet route to.
 
     A broker is routed to when the cluster info (106) lists it and, with ``default_topic``, the route of TBW102 (105) does so, too:
     producers use that route for a topic that does not exist yet.
@@ -72,13 +77,13 @@ async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic:
 
 
 async def broker_addresses(name_server: str, access: Access = PLAIN) -> dict[str, str]:
-    """Returns, by broker name, the address of each master that the name server lists; empty when it does not respond."""
+    """Return, by broker name, the address of each master that the name server lists; empty when it does not respond."""
     brokers = await _listed(name_server, access)
     return {each.broker_name: each.broker_addrs[MASTER_ID] for each in brokers if MASTER_ID in each.broker_addrs}
 
 
 async def commit_log_end(broker: str, access: Access = PLAIN) -> int | None:
-    """Returns the end offset of the broker's commit log in bytes; None when the broker does not respond or has no figures yet."""
+    """Return the end offset of the broker's commit log in bytes; None when the broker does not respond or has no figures yet."""
     answer = await ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO, access=access)
     if answer is None or answer.code != ResponseCode.SUCCESS:  # in its first second
         return None

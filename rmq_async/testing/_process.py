@@ -23,7 +23,11 @@ _POLL = 0.02
 
 
 class ServerProcess:
-    """One JVM, which the constructor starts. ``log``: the file for its standard output and error."""
+    """One JVM, which the constructor starts.
+
+    Args:
+        log: The file for its standard output and error.
+    """
 
     def __init__(
         self, command: Sequence[str], *, directory: Path, environment: Mapping[str, str], group: int, log: Path
@@ -50,7 +54,7 @@ class ServerProcess:
         return self._popen.poll()
 
     async def terminate(self, timeout: float) -> bool:
-        """Sends SIGTERM and waits for the end; returns False when the process still runs after ``timeout`` seconds."""
+        """Send SIGTERM and wait for the end; return False when the process still runs after ``timeout`` seconds."""
         self._popen.terminate()
         self.resume()  # a stopped process handles SIGTERM only after SIGCONT
         return await self._ended(time.monotonic() + timeout)
@@ -60,9 +64,10 @@ class ServerProcess:
         await self._ended(time.monotonic() + 30)
 
     def pause(self) -> None:
-        """Sends SIGSTOP and returns when the process has stopped; without /proc returns at once.
+        """Send SIGSTOP and return when the process has stopped; without /proc returns at once.
 
-        Raises ClusterError when it has not stopped after 1 s.
+        Raises:
+            ClusterError: When it has not stopped after 1 s.
         """
         self._popen.send_signal(signal.SIGSTOP)
         self.paused = True
@@ -79,7 +84,7 @@ class ServerProcess:
         self.paused = False
 
     def reap(self) -> None:
-        """Waits for the end of a process that was killed, for 30 s at most."""
+        """Wait for the end of a process that was killed, for 30 s at most."""
         self._popen.wait(30)
 
     async def _ended(self, deadline: float) -> bool:
@@ -90,7 +95,7 @@ class ServerProcess:
         return True
 
     def stat_field(self, number: int) -> str:
-        """Returns field ``number`` (at least 3, numbered as in proc(5)) of /proc/PID/stat; empty without /proc."""
+        """Return field ``number`` (at least 3, numbered as in proc(5)) of /proc/PID/stat; empty without /proc."""
         try:
             text = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -100,7 +105,8 @@ class ServerProcess:
 
 class Group:
     """The process group of one cluster, led by its guard (see ``_guard``), which deletes ``directory`` if this process ends without
-    killing the group."""
+    killing the group.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         guard = Path(__file__).with_name("_guard.py")
@@ -116,7 +122,7 @@ class Group:
         return self._guard.pid
 
     def kill(self) -> None:
-        """Sends SIGKILL to the group. The guard is reaped only afterwards, so the group's id cannot have been reused."""
+        """Send SIGKILL to the group. The guard is reaped only afterwards, so the group's id cannot have been reused."""
         os.killpg(self._guard.pid, signal.SIGKILL)
         self._guard.wait(30)
         if self._guard.stdin is not None:

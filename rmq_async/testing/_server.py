@@ -25,8 +25,11 @@ _BIND_MARKS: Final = ("BindException", "Address already in use", "Failed to bind
 
 @dataclass(frozen=True)
 class Launch:
-    """Start instructions of a server, for any number of starts. ``prepare(keys)`` writes its files and starts its process; ``keys``
-    are those of its configuration that a move has changed. ``ready(server, deadline)`` waits until it serves."""
+    """Start instructions of a server, for any number of starts.
+
+    ``prepare(keys)`` writes its files and starts its process; ``keys`` are those of its configuration that a move has changed.
+    ``ready(server, deadline)`` waits until it serves.
+    """
 
     directory: Path
     prepare: Callable[[Mapping[str, str]], ServerProcess]
@@ -34,12 +37,16 @@ class Launch:
 
 
 class Server:
-    """A name server or broker. ``name``: the broker's name, or ``namesrv-N``. ``address``: "host:port", as clients see it.
+    """A name server or broker.
 
     A server of an external cluster (NAMESRV_ADDR) has only a name, an address and a port: ``running`` and ``paused`` are False, and
     the other attributes and the controls raise ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also
     raise it while the server does not run. ``start``, ``stop`` and ``kill`` are coroutines; ``cpu_seconds``, ``pause`` and
     ``resume`` are plain calls.
+
+    Args:
+        name: The broker's name, or ``namesrv-N``.
+        address: "host:port", as clients see it.
     """
 
     def __init__(self, name: str, address: str, launch: Launch | None = None) -> None:
@@ -83,18 +90,21 @@ class Server:
         return int(pages or 0) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self) -> float:
-        """Returns the seconds of user and system time of all threads so far, from /proc in steps of 10 ms; 0.0 without it."""
+        """Return the seconds of user and system time of all threads so far, from /proc in steps of 10 ms; 0.0 without it."""
         process = self._own()
         ticks = int(process.stat_field(14) or 0) + int(process.stat_field(15) or 0)
         return ticks / os.sysconf("SC_CLK_TCK")
 
     async def start(self, *, registered: bool = True, timeout: float = 60.0) -> None:
-        """Starts a server that is down, with its former port and store; does nothing while it runs.
+        """Start a server that is down, with its former port and store; do nothing while it runs.
 
-        A broker is up when every running name server routes to it, a name server when it routes to every running broker; brokers
-        are made to register at once. Paused servers do not count. With ``registered=False`` a server is up when its port is open,
-        and brokers register in their own time (10-30 s after a name server's restart). Raises ClusterError, with the end of the
-        server's log, when the server ends or is not up within ``timeout`` seconds; also when its cluster was stopped.
+        A broker is up when every running name server routes to it, a name server when it routes to every running broker;
+        brokers are made to register at once. Paused servers do not count. With ``registered=False`` a server is up when its
+        port is open, and brokers register in their own time (10-30 s after a name server's restart).
+
+        Raises:
+            ClusterError: With the end of the server's log, when the server ends or is not up within ``timeout`` seconds; also
+                when its cluster was stopped.
         """
         launch = self._launched()
         if self.running:
@@ -113,19 +123,21 @@ class Server:
             await launch.ready(self, deadline)
 
     def spawn(self) -> None:
-        """Starts the process without waiting until it serves."""
+        """Start the process without waiting until it serves."""
         self._process = self._launched().prepare(self._moved)
 
     def relocate(self, address: str, keys: Mapping[str, str]) -> None:
-        """Gives later starts another address, by these keys of the configuration; see ``RealCluster.move``."""
+        """Give later starts another address, by these keys of the configuration; see ``RealCluster.move``."""
         self.address = address
         self._moved = dict(keys)
 
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """Shuts the server down by SIGTERM and returns when it has ended; does nothing while it does not run.
+        """Shut the server down by SIGTERM and return when it has ended; do nothing while it does not run.
 
-        Its connections close at once, except with the profile "go-away"; a broker ends some 16 s later (5.5.0). Raises
-        ClusterError when it has not ended after ``timeout`` seconds; the shutdown continues then.
+        Its connections close at once, except with the profile "go-away"; a broker ends some 16 s later (5.5.0).
+
+        Raises:
+            ClusterError: When it has not ended after ``timeout`` seconds; the shutdown continues then.
         """
         if not self.running and self._launched():
             return
@@ -133,23 +145,28 @@ class Server:
             raise ClusterError(f"{self.name} has not ended {timeout:g} s after SIGTERM; wait, or kill() it\n{self.log_tail()}")
 
     async def kill(self) -> None:
-        """Sends SIGKILL; returns when the process has ended, after 30 s at the latest. Does nothing while it does not run."""
+        """Send SIGKILL; return when the process has ended, after 30 s at the latest. Do nothing while it does not run."""
         if self.running or not self._launched():
             await self._own().kill()
 
     def pause(self) -> None:
-        """Stops the process by SIGSTOP until ``resume``: connections stay open, requests get no response.
+        """Stop the process by SIGSTOP until ``resume``: connections stay open, requests get no response.
 
-        Raises ClusterError if it still runs after 1 s.
+        Raises:
+            ClusterError: If it still runs after 1 s.
         """
         self._own().pause()
 
     def resume(self) -> None:
-        """Continues the process by SIGCONT; has no effect where it was not paused."""
+        """Continue the process by SIGCONT; have no effect where it was not paused."""
         self._own().resume()
 
     async def wait_port(self, deadline: float) -> None:
-        """Waits until the port is open. Raises ClusterError when the process ends or at ``deadline`` (``time.monotonic()``)."""
+        """Wait until the port is open.
+
+        Raises:
+            ClusterError: When the process ends or at ``deadline`` (``time.monotonic()``).
+        """
         while not (self.running and listens(self.pid, self.port)):
             self.check_alive()
             if time.monotonic() >= deadline:
@@ -159,8 +176,9 @@ class Server:
             await asyncio.sleep(0.05)
 
     def check_alive(self) -> None:
-        """Raises ClusterError, with the end of the log, when the process has ended; PortInUseError if the log says that a port was
-        in use."""
+        """Raise ClusterError, with the end of the log, when the process has ended; PortInUseError if the log says that a port
+        was in use.
+        """
         code = self._process.exit_code if self._process is not None else None
         if code is None:
             return
@@ -173,7 +191,7 @@ class Server:
         raise ClusterError(f"{self.name} ended with exit code {code}; see the end of its log:\n{tail}")
 
     def log_tail(self, lines: int = 30) -> str:
-        """Returns the last ``lines`` lines of the server's output and of its log, each with up to five earlier errors."""
+        """Return the last ``lines`` lines of the server's output and of its log, each with up to five earlier errors."""
         files = [self._launched().directory / name for name in _LOGS]
         return "\n".join(_tail(file, lines) for file in files if file.exists() and file.stat().st_size)
 

@@ -73,13 +73,13 @@ _HURRY_INTERVAL = 0.5
 
 
 def is_available(version: str = DEFAULT_VERSION) -> tuple[bool, str]:
-    """Returns whether this machine has what a cluster of ``version`` needs (Java, and Maven or the jars), and the reason if not."""
+    """Return whether this machine has what a cluster of ``version`` needs (Java, and Maven or the jars), and the reason if not."""
     reason = missing(version)
     return not reason, reason
 
 
 def require(version: str = DEFAULT_VERSION) -> None:
-    """Skips the running test, with the reason, where no cluster can be started; with RMQ_REQUIRE_CLUSTER=1 fails it instead."""
+    """Skip the running test, with the reason, where no cluster can be started; with RMQ_REQUIRE_CLUSTER=1 fails it instead."""
     import pytest
 
     available, reason = is_available(version)
@@ -90,10 +90,12 @@ def require(version: str = DEFAULT_VERSION) -> None:
 
 
 class ExternalCluster:
-    """A cluster that was started elsewhere; its servers cannot be controlled. ``namesrv``: addresses of its name servers, joined by
-    ";" or ",".
+    """A cluster that was started elsewhere; its servers cannot be controlled.
 
     It has the lists ``nameservers``, ``brokers`` (the masters, filled by ``start``) and ``replicas`` of a RealCluster.
+
+    Args:
+        namesrv: Addresses of its name servers, joined by ";" or ",".
     """
 
     def __init__(self, namesrv: str) -> None:
@@ -105,8 +107,12 @@ class ExternalCluster:
         """No replicas, because they are used only through their controls."""
 
     async def start(self) -> None:
-        """Reads the brokers from the first name server that lists any. Raises ClusterError when none does, ValueError for an
-        address without a port."""
+        """Read the brokers from the first name server that lists any.
+
+        Raises:
+            ClusterError: When none does.
+            ValueError: For an address without a port.
+        """
         for server in self.nameservers:
             if found := await broker_addresses(server.address):
                 self.brokers = [Server(name, address) for name, address in sorted(found.items())]
@@ -116,22 +122,29 @@ class ExternalCluster:
         )
 
     async def stop(self) -> None:
-        """Does nothing: the cluster keeps running."""
+        """Do nothing: the cluster keeps running."""
 
 
 class RealCluster(Startable):
     """Name servers and brokers of one cluster, as child processes of this one.
 
-    ``brokers``: number of masters, 0 or more; ``nameservers``: number of name servers, 1 or more. ``replicas``: number of slaves of
-    each broker, which replicate asynchronously. ``profile``: "correctness" (long limits), "stock" (the servers' defaults),
-    "correctness" with one feature ("auth", "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or
-    a Profile of your own; servers ignore keys that their version does not know. ``version``: "5.5.0" or "4.9.7"; others are
-    untested. ``small``: small heaps; False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the profile's keys.
-    ``directory``: a text or Path; holds all files, which remain after ``stop``; a store found there is used. Default: a temporary
-    directory, which is deleted.
+    The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order of
+    their brokers, ``broker-a-1`` is the first of broker-a.
 
-    The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order of their
-    brokers, ``broker-a-1`` is the first of broker-a. Raises ClusterError for a number out of range and for an unknown profile.
+    Args:
+        brokers: Number of masters, 0 or more.
+        nameservers: Number of name servers, 1 or more.
+        replicas: Number of slaves of each broker, which replicate asynchronously.
+        profile: "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one feature ("auth",
+            "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own;
+            servers ignore keys that their version does not know.
+        version: "5.5.0" or "4.9.7"; others are untested.
+        small: Small heaps; False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the profile's keys.
+        directory: A text or Path; holds all files, which remain after ``stop``; a store found there is used. Default: a
+            temporary directory, which is deleted.
+
+    Raises:
+        ClusterError: For a number out of range and for an unknown profile.
     """
 
     def __init__(
@@ -173,7 +186,11 @@ class RealCluster(Startable):
 
     @property
     def namesrv(self) -> str:
-        """The name servers' addresses as clients take them, joined by ";". Raises ClusterError before ``start``."""
+        """The name servers' addresses as clients take them, joined by ";".
+
+        Raises:
+            ClusterError: Before ``start``.
+        """
         if not self.nameservers:
             raise ClusterError("the cluster has not been started; await start() first")
         return ";".join(server.address for server in self.nameservers)
@@ -185,7 +202,11 @@ class RealCluster(Startable):
 
     @property
     def certificates(self) -> Certificates:
-        """The cluster's certificates. Raises ClusterError before ``start`` and where the profile is without TLS."""
+        """The cluster's certificates.
+
+        Raises:
+            ClusterError: Before ``start`` and where the profile is without TLS.
+        """
         if self._certificates is None:
             reason = "start it first" if self.profile.tls else 'its profile has no TLS; choose "tls" or "mutual-tls"'
             raise ClusterError(f"the cluster has no certificates: {reason}")
@@ -197,12 +218,17 @@ class RealCluster(Startable):
         return [*self.nameservers, *self.brokers, *self.replicas]
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
-        """Starts all servers; returns when every name server routes to every broker. Cleans up when it fails or is cancelled.
+        """Start all servers; return when every name server routes to every broker.
+
+        Cleans up when it fails or is cancelled.
 
         The first start on a machine makes Maven fetch the jars, which may take minutes, and then makes the servers dump their
-        loaded classes; ``timeout`` (seconds) excludes both. Raises ClusterError when the cluster runs already; when Java, Maven or
-        (for TLS) the package trustme is missing; when the version is malformed or its jars cannot be fetched or stored; when the
-        disk is too full or no ports are free; and, with the end of its log, when a server ends or is not ready in time.
+        loaded classes; ``timeout`` (seconds) excludes both.
+
+        Raises:
+            ClusterError: When the cluster runs already; when Java, Maven or (for TLS) the package trustme is missing; when the
+                version is malformed or its jars cannot be fetched or stored; when the disk is too full or no ports are free;
+                and, with the end of its log, when a server ends or is not ready in time.
         """
         if self._group is not None:
             raise ClusterError("the cluster has been started already; stop() it first")
@@ -221,13 +247,14 @@ class RealCluster(Startable):
                     raise
 
     async def stop(self) -> None:
-        """Kills all servers by SIGKILL and deletes a temporary directory. Does nothing if the cluster does not run."""
+        """Kill all servers by SIGKILL and delete a temporary directory. Do nothing if the cluster does not run."""
         await asyncio.to_thread(self._end)
 
     async def heal(self, timeout: float = START_TIMEOUT) -> None:
-        """Resumes paused servers, starts those that are down, and returns when every name server routes to every broker.
+        """Resume paused servers, start those that are down, and return when every name server routes to every broker.
 
-        Raises ClusterError after ``timeout`` seconds, when a server ends, and if the cluster was stopped.
+        Raises:
+            ClusterError: After ``timeout`` seconds, when a server ends, and if the cluster was stopped.
         """
         deadline = time.monotonic() + timeout
         for server in self.servers:
@@ -238,10 +265,12 @@ class RealCluster(Startable):
         await self._until_up(deadline)
 
     async def move(self, broker: Server) -> None:
-        """Kills a broker and starts it with its store on another port, like a container that was scheduled anew.
+        """Kill a broker and start it with its store on another port, like a container that was scheduled anew.
 
-        At the return ``broker`` has the new address, and every running name server that is not paused routes to it. Raises
-        ClusterError as ``Server.start`` does, and when no ports are free.
+        At the return ``broker`` has the new address, and every running name server that is not paused routes to it.
+
+        Raises:
+            ClusterError: As ``Server.start`` does, and when no ports are free.
         """
         await broker.kill()
         (port,) = find_ports([BROKER_OFFSETS])
@@ -249,10 +278,13 @@ class RealCluster(Startable):
         await broker.start()
 
     async def replicated(self, timeout: float = 60.0) -> None:
-        """Waits until each replica's commit log has reached the end that its master's had at the call; both must run.
+        """Wait until each replica's commit log has reached the end that its master's had at the call; both must run.
 
         A replica connects some 5 s after its start. It copies settings of topics within a minute (5.5.0) and until then refuses
-        pulls of a new topic. Raises ClusterError after ``timeout`` seconds, and when a server has ended before it answered.
+        pulls of a new topic.
+
+        Raises:
+            ClusterError: After ``timeout`` seconds, and when a server has ended before it answered.
         """
         deadline = time.monotonic() + timeout
         ends = [await self._log_end(broker, deadline) for broker in self.brokers]
@@ -267,11 +299,11 @@ class RealCluster(Startable):
                 await asyncio.sleep(0.05)
 
     def cpu_seconds(self, server: Server) -> float:
-        """Returns the CPU time of one server in seconds, as ``Server.cpu_seconds`` does."""
+        """Return the CPU time of one server in seconds, as ``Server.cpu_seconds`` does."""
         return server.cpu_seconds()
 
     def _lay_out(self, class_path: str) -> None:
-        """Makes the directory, process group, ports and Server objects; starts no server."""
+        """Make the directory, process group, ports and Server objects; start no server."""
         given = self._given_directory
         if given is not None:
             given.mkdir(parents=True, exist_ok=True)
@@ -342,8 +374,10 @@ class RealCluster(Startable):
         await self._introduce(self.replicas)
 
     async def _until_serving(self, server: Server, deadline: float) -> None:
-        """Waits until the name servers route to a restarted broker, or a restarted name server routes to the brokers. Servers that
-        are paused or down do not count."""
+        """Wait until the name servers route to a restarted broker, or a restarted name server routes to the brokers.
+
+        Servers that are paused or down do not count.
+        """
         if server not in self.nameservers:
             nameservers = [each for each in self.nameservers if each.running and not each.paused]
             await self._until_routed(nameservers, [server], deadline)
@@ -353,7 +387,7 @@ class RealCluster(Startable):
             await self._until_routed([server], brokers, deadline)
 
     async def _introduce(self, replicas: Sequence[Server]) -> None:
-        """Makes replicas register again: they learn their master's address at a registration, and may have registered before it."""
+        """Make replicas register again: they learn their master's address at a registration, and may have registered before it."""
         await asyncio.gather(*(hurry_registration(replica.address, self._access) for replica in replicas))
 
     async def _log_end(self, broker: Server, deadline: float) -> int:
@@ -390,7 +424,7 @@ class RealCluster(Startable):
             await asyncio.sleep(0.1)
 
     def _end(self) -> None:
-        """Kills the servers and cleans up, once; does nothing in a forked child, because the cluster belongs to the parent."""
+        """Kill the servers and cleans up, once; do nothing in a forked child, because the cluster belongs to the parent."""
         if self._owner != os.getpid():
             return
         atexit.unregister(self._end)

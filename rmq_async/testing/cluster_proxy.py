@@ -34,12 +34,19 @@ MAX_BROKERS: Final = 1000
 
 
 class ClusterProxy(Startable):
-    """Proxies of one cluster. ``namesrv``: its name servers, as clients take them. ``seed``: that of the jitter; None for a
-    different jitter in each run.
+    """Proxies of one cluster.
 
-    ``name_servers``: the proxies of the name servers, in the same order. ``brokers``: the proxies of the masters by broker name,
-    filled at the start and when a route names a new one. Raises ValueError for a ``namesrv`` without an address, and
-    RemoteProtocolError for an address that is not host:port.
+    Args:
+        namesrv: Its name servers, as clients take them.
+        seed: That of the jitter; None for a different jitter in each run.
+
+    Attributes:
+        name_servers: The proxies of the name servers, in the same order.
+        brokers: The proxies of the masters by broker name, filled at the start and when a route names a new one.
+
+    Raises:
+        ValueError: For a ``namesrv`` without an address.
+        RemoteProtocolError: For an address that is not host:port.
     """
 
     def __init__(self, namesrv: str, *, seed: int | None = None) -> None:
@@ -55,8 +62,11 @@ class ClusterProxy(Startable):
 
     @property
     def namesrv(self) -> str:
-        """The ``namesrv`` text for clients: the proxies' addresses, joined by ";". Raises RuntimeError before the first
-        start."""
+        """The ``namesrv`` text for clients: the proxies' addresses, joined by ";".
+
+        Raises:
+            RuntimeError: Before the first start.
+        """
         return ";".join(proxy.address for proxy in self.name_servers)
 
     @property
@@ -65,12 +75,18 @@ class ClusterProxy(Startable):
         return [*self.name_servers, *self._by_address.values()]
 
     def proxy_of(self, address: str) -> FaultProxy:
-        """Returns the proxy for a broker's real address. Raises KeyError for an address that was in no route yet."""
+        """Return the proxy for a broker's real address.
+
+        Raises:
+            KeyError: For an address that was in no route yet.
+        """
         return self._by_address[address]
 
     async def start(self) -> None:
-        """Starts the proxies. Raises ClusterError, and stops them, when no name server responds within 2 s; RuntimeError when they
-        run already."""
+        """Start the proxies.
+
+        Raises ClusterError, and stops them, when no name server responds within 2 s; RuntimeError when they run already.
+        """
         if self._open is not None:
             raise RuntimeError("this proxy runs already; stop() it first")
         async with AsyncExitStack() as stack:
@@ -88,19 +104,20 @@ class ClusterProxy(Startable):
             self._open = stack.pop_all()
 
     async def stop(self) -> None:
-        """Stops every proxy. Does nothing if they do not run."""
+        """Stop every proxy. Do nothing if they do not run."""
         if self._open is not None:
             await self._open.aclose()
 
     def clear(self) -> None:
-        """Ends every fault of every proxy."""
+        """End every fault of every proxy."""
         for proxy in self.proxies:
             proxy.clear()
 
     async def lead_through(self, body: bytes) -> bytes:
-        """Returns a name server's response body with the brokers' addresses replaced; any other body unchanged.
+        """Return a name server's response body with the brokers' addresses replaced; any other body unchanged.
 
-        Raises RemoteProtocolError for a new address when the proxies are stopped, or when 1000 addresses have one.
+        Raises:
+            RemoteProtocolError: For a new address when the proxies are stopped, or when 1000 addresses have one.
         """
         for broker in _brokers_in(body):
             for broker_id, address in broker.broker_addrs.items():
@@ -125,7 +142,7 @@ class ClusterProxy(Startable):
             return proxy
 
     def _proxy_for(self, address: str) -> FaultProxy:
-        """Returns a new proxy of a broker."""
+        """Return a new proxy of a broker."""
         return FaultProxy(address, seed=self._seed)
 
     async def _forget(self) -> None:

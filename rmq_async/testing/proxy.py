@@ -42,8 +42,11 @@ _TICK: Final = 0.02
 
 
 class Cut:
-    """A fault that closes a connection after ``count`` bytes: by FIN, or by RST if ``reset``. ``times``: the number of connections
-    that are still to be closed; None for all."""
+    """A fault that closes a connection after ``count`` bytes: by FIN, or by RST if ``reset``.
+
+    Args:
+        times: The number of connections that are still to be closed; None for all.
+    """
 
     def __init__(self, count: int, reset: bool, times: int | None) -> None:
         self.count = count
@@ -54,9 +57,12 @@ class Cut:
 class Direction:
     """The faults of one direction of a FaultProxy; every method may be called at any time, on the proxy's loop.
 
-    Faults combine. ``passed``: bytes forwarded so far. ``injected``: how often each fault has affected a read, a write or a
-    connection, by name ("latency", "bandwidth", "slice", "stall", "cut"); a test should assert on it, because a fault that affected
-    nothing proves nothing.
+    Faults combine.
+
+    Attributes:
+        passed: Bytes forwarded so far.
+        injected: How often each fault has affected a read, a write or a connection, by name ("latency", "bandwidth", "slice",
+            "stall", "cut"); a test should assert on it, because a fault that affected nothing proves nothing.
     """
 
     def __init__(self) -> None:
@@ -70,15 +76,22 @@ class Direction:
         self.waiters: set[Callable[[], None]] = set()
 
     def latency(self, seconds: float, *, jitter: float = 0.0) -> None:
-        """Delays bytes by ``seconds``, plus up to ``jitter`` seconds drawn for each read; keeps their order.
+        """Delay bytes by ``seconds``, plus up to ``jitter`` seconds drawn for each read; keep their order.
 
-        ``latency(0)`` ends it. Raises ValueError for a time that is negative, infinite or NaN.
+        ``latency(0)`` ends it.
+
+        Raises:
+            ValueError: For a time that is negative, infinite or NaN.
         """
         self.delay, self.jitter = _seconds("latency", seconds), _seconds("jitter", jitter)
         self._changed()
 
     def bandwidth(self, bytes_per_second: float | None) -> None:
-        """Limits each connection to this rate; None ends it. Raises ValueError for a rate of 0 or less, infinity and NaN."""
+        """Limit each connection to this rate; None ends it.
+
+        Raises:
+            ValueError: For a rate of 0 or less, infinity and NaN.
+        """
         if bytes_per_second is not None and not 0 < bytes_per_second < math.inf:
             raise ValueError(
                 f"bytes_per_second must be a positive, finite number, or None for no limit, not {bytes_per_second}"
@@ -87,10 +100,12 @@ class Direction:
         self._changed()
 
     def slice(self, size: int | None, *, pause: float = 0.001) -> None:
-        """Splits the stream into writes of at most ``size`` bytes, at least ``pause`` seconds apart; None ends it.
+        """Split the stream into writes of at most ``size`` bytes, at least ``pause`` seconds apart; None ends it.
 
-        With a longer pause the peer more likely reads each piece separately. Raises ValueError for a size below 1, and for a pause
-        that is negative, infinite or NaN.
+        With a longer pause the peer more likely reads each piece separately.
+
+        Raises:
+            ValueError: For a size below 1, and for a pause that is negative, infinite or NaN.
         """
         if size is not None and size < 1:
             raise ValueError(f"size must be at least 1 byte, or None for no limit, not {size}")
@@ -98,23 +113,30 @@ class Direction:
         self._changed()
 
     def stall(self) -> None:
-        """Forwards nothing until ``resume`` or ``clear``; with a full buffer the proxy stops reading, so the sender's writes
-        block."""
+        """Forward nothing until ``resume`` or ``clear``.
+
+        With a full buffer the proxy stops reading, so the sender's writes block.
+        """
         self.stalled = True
         self._changed()
 
     def resume(self) -> None:
-        """Ends a stall; queued bytes pass as the other faults let them."""
+        """End a stall; queued bytes pass as the other faults let them."""
         self.stalled = False
         self._changed()
 
     def cut_after(self, count: int, *, reset: bool = False, times: int | None = 1) -> None:
-        """Closes a connection at both ends after ``count`` bytes have passed: by FIN, or with ``reset`` by RST.
+        """Close a connection at both ends after ``count`` bytes have passed: by FIN, or with ``reset`` by RST.
 
         Bytes are counted per connection, from this call on, or from the connection's start if that is later; with 0 the next
-        byte closes the connection and does not pass. ``times``: the number of connections that are closed, those that reach the
-        count first; None for all. A new call replaces an earlier one.
-        Raises ValueError for a negative count and for ``times`` below 1.
+        byte closes the connection and does not pass.
+
+        Args:
+            times: The number of connections that are closed, those that reach the count first; None for all. A new call
+                replaces an earlier one.
+
+        Raises:
+            ValueError: For a negative count and for ``times`` below 1.
         """
         if count < 0:
             raise ValueError(f"count must not be negative, it is {count}")
@@ -124,14 +146,14 @@ class Direction:
         self._changed()
 
     def clear(self) -> None:
-        """Ends every fault; queued bytes pass at once. ``passed`` and ``injected`` keep their values."""
+        """End every fault; queued bytes pass at once. ``passed`` and ``injected`` keep their values."""
         self.delay = self.jitter = self.pause = 0.0
         self.rate = self.size = self.cut = None
         self.stalled = False
         self._changed()
 
     def piece(self, size: int) -> int:
-        """Returns how many of ``size`` bytes that may pass now go into one write."""
+        """Return how many of ``size`` bytes that may pass now go into one write."""
         if self.size is not None and size > self.size:
             self.injected["slice"] += 1
             size = self.size
@@ -140,7 +162,7 @@ class Direction:
         return size
 
     def use_up(self, cut: Cut) -> None:
-        """Counts a connection that ``cut`` has ended, and removes the cut after the last one."""
+        """Count a connection that ``cut`` has ended, and remove the cut after the last one."""
         self.injected["cut"] += 1
         if cut.times is not None:
             cut.times -= 1
@@ -194,8 +216,11 @@ class _Piece:
 class Pump:
     """Forwards ``source`` to ``sink``.
 
-    ``rewrite`` returns a replacement for each read; a ProtocolError from it resets the connection. ``limit``: bytes
-    queued before reading pauses. ``draw``: the source of jitter.
+    ``rewrite`` returns a replacement for each read; a ProtocolError from it resets the connection.
+
+    Args:
+        limit: Bytes queued before reading pauses.
+        draw: The source of jitter.
     """
 
     def __init__(
@@ -228,7 +253,7 @@ class Pump:
         sink.transport.set_write_buffer_limits(high=0)  # so that drain waits until the kernel has taken everything
 
     async def run(self) -> End:
-        """Forwards until the stream ends, a fault ends it, or a connection breaks; returns how it has ended."""
+        """Forward until the stream ends, a fault ends it, or a connection breaks; return how it has ended."""
         self._direction.waiters.add(self._wake.set)
         filling = asyncio.create_task(self._fill())
         try:
@@ -271,7 +296,7 @@ class Pump:
         self._wake.set()
 
     async def _next(self) -> memoryview | End:
-        """Waits until bytes may pass; returns those of the next write, or the end of the stream."""
+        """Wait until bytes may pass; return those of the next write, or the end of the stream."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
@@ -290,7 +315,7 @@ class Pump:
         return head.content[: self._allowed(len(head.content))]
 
     def _due(self, now: float) -> float | None:
-        """Returns the time at which the rest of the first piece may pass; None: not before a fault changes or bytes arrive."""
+        """Return the time at which the rest of the first piece may pass; None: not before a fault changes or bytes arrive."""
         if not self._held:
             return None
         direction, head = self._direction, self._held[0]
@@ -315,7 +340,7 @@ class Pump:
             self._direction.injected[fault] += 1
 
     def _allowed(self, size: int) -> int:
-        """Returns how many of ``size`` bytes go into the next write; 0 if the connection is to be cut before them."""
+        """Return how many of ``size`` bytes go into the next write; 0 if the connection is to be cut before them."""
         cut = self._direction.cut
         if cut is not self._cut:
             self._cut, self._left = cut, cut.count if cut is not None else 0
@@ -355,12 +380,21 @@ class FaultProxy(Startable):
     """A proxy for ``target`` ("host:port") that listens on ``port`` of 127.0.0.1, 0 for a free one.
 
     ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; it applies to new connections.
-    ``buffer``: bytes queued per direction and connection before reading pauses; under latency a connection carries about buffer /
-    latency bytes a second at most. ``max_connections``: further ones are reset. ``seed``: that of the jitter; None for a different
-    jitter in each run. ``accepted``: the number of connections accepted so far.
 
-    All methods but ``start`` and ``stop`` are plain calls, to be made on the proxy's loop. Raises ValueError for a buffer or
-    ``max_connections`` below 1, and RemoteProtocolError for a target that is not host:port.
+    All methods but ``start`` and ``stop`` are plain calls, to be made on the proxy's loop.
+
+    Args:
+        buffer: Bytes queued per direction and connection before reading pauses; under latency a connection carries about buffer
+            / latency bytes a second at most.
+        max_connections: Further ones are reset.
+        seed: That of the jitter; None for a different jitter in each run.
+
+    Attributes:
+        accepted: The number of connections accepted so far.
+
+    Raises:
+        ValueError: For a buffer or ``max_connections`` below 1.
+        RemoteProtocolError: For a target that is not host:port.
     """
 
     def __init__(
@@ -390,7 +424,11 @@ class FaultProxy(Startable):
 
     @property
     def address(self) -> str:
-        """The address for clients, "127.0.0.1:port". Raises RuntimeError before the first start, unless ``port`` was given."""
+        """The address for clients, "127.0.0.1:port".
+
+        Raises:
+            RuntimeError: Before the first start, unless ``port`` was given.
+        """
         if not self._port:
             raise RuntimeError("the proxy has no address before its first start; await start()")
         return f"127.0.0.1:{self._port}"
@@ -402,12 +440,18 @@ class FaultProxy(Startable):
 
     @property
     def injected(self) -> Counter[str]:
-        """Numbers of effects by fault: the sum of both directions, and the connections that ``reset`` ("reset") and ``close``
-        ("close") have ended."""
+        """Number of effects by fault: the sum of both directions, and the connections that ``reset`` ("reset") and ``close``
+        ("close") have ended.
+        """
         return self.to_server.injected + self.to_client.injected + self._resets
 
     async def start(self) -> None:
-        """Listens; a later start takes the same port. Raises OSError where the port is taken, RuntimeError where the proxy runs."""
+        """Listen; a later start takes the same port.
+
+        Raises:
+            OSError: Where the port is taken.
+            RuntimeError: Where the proxy runs.
+        """
         async with self._turns.here():
             if self._server is not None:
                 raise RuntimeError("this proxy runs already; stop() it first")
@@ -422,7 +466,7 @@ class FaultProxy(Startable):
             self._port = server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Closes the port and resets all connections; returns when all are closed. Does nothing if the proxy does not run."""
+        """Close the port and reset all connections; return when all are closed. Do nothing if the proxy does not run."""
         async with self._turns.here():
             server, self._server = self._server, None
             if server is not None:
@@ -437,26 +481,26 @@ class FaultProxy(Startable):
         await server.wait_closed()
 
     def stall(self) -> None:
-        """Stalls both directions: nothing is passed on until ``resume`` or ``clear``."""
+        """Stall both directions: nothing is passed on until ``resume`` or ``clear``."""
         self.to_server.stall()
         self.to_client.stall()
 
     def resume(self) -> None:
-        """Ends the stall of both directions."""
+        """End the stall of both directions."""
         self.to_server.resume()
         self.to_client.resume()
 
     def clear(self) -> None:
-        """Ends every fault of both directions."""
+        """End every fault of both directions."""
         self.to_server.clear()
         self.to_client.clear()
 
     def reset(self) -> None:
-        """Ends every open connection at both ends by RST, discarding queued bytes. New connections are accepted."""
+        """End every open connection at both ends by RST, discarding queued bytes. New connections are accepted."""
         self._end(End.RESET)
 
     def close(self) -> None:
-        """Ends every open connection at both ends by FIN, discarding queued bytes. New connections are accepted."""
+        """End every open connection at both ends by FIN, discarding queued bytes. New connections are accepted."""
         self._end(End.CLOSE)
 
     def _end(self, how: End) -> None:
@@ -481,8 +525,7 @@ class FaultProxy(Startable):
             task.result()
 
     def rewriters(self) -> tuple[Rewrite | None, Rewrite | None]:
-        """Returns the functions that rewrite the bytes of a new connection, to the server and to the client; None for no
-        change.
+        """Return the functions that rewrite the bytes of a new connection, to the server and to the client; None for no change.
 
         Subclasses override it. The functions get the bytes that were read, before any fault applies to them.
         """
@@ -543,7 +586,7 @@ class _Link:
         return End.CLOSE
 
     def begin_close(self) -> None:
-        """Starts to close both connections; harmless for those that are closing already."""
+        """Start to close both connections; harmless for those that are closing already."""
         for writer in self._writers:
             if self.end is End.RESET:
                 _reset(writer)

@@ -57,8 +57,12 @@ _SHOWN: Final = 60
 class Expect:
     """Expects the next request, from any connection, to be this one; compares only the given parts, by ``==``.
 
-    ``code``: the request code. ``ext_fields``: values of the named fields; None for a field that must be absent. ``exact``: all
-    other fields must be absent. ``oneway``: whether the request is one-way; None for either. ``body``: the body; None for any.
+    Attributes:
+        code: The request code.
+        ext_fields: Values of the named fields; None for a field that must be absent.
+        exact: All other fields must be absent.
+        oneway: Whether the request is one-way; None for either.
+        body: The body; None for any.
     """
 
     code: int
@@ -75,9 +79,14 @@ class Expect:
 class Answer:
     """Sends a response to the last request, or to the one at index ``to`` of those received.
 
-    ``opaque``: None for that of the request, a number in place of it, or a function that makes a number from it. ``pieces``: the
-    number of parts, of about equal size, in which the frame is written, or the byte offsets at which it is cut. ``pause``: seconds
-    between two parts. ``form``: the encoding of the header. Raises ValueError for pieces below 1.
+    Attributes:
+        opaque: None for that of the request, a number in place of it, or a function that makes a number from it.
+        pieces: The number of parts, of about equal size, in which the frame is written, or the byte offsets at which it is cut.
+        pause: Seconds between two parts.
+        form: The encoding of the header.
+
+    Raises:
+        ValueError: For pieces below 1.
     """
 
     code: int = 0
@@ -95,7 +104,7 @@ class Answer:
             raise ValueError(f"pieces must be a number from 1 on, or byte offsets from 1 on, not {self.pieces}")
 
     def frame(self, request: RemotingCommand) -> bytes:
-        """Returns the frame of the response to ``request``."""
+        """Return the frame of the response to ``request``."""
         opaque = self.opaque(request.opaque) if callable(self.opaque) else self.opaque
         response = RemotingCommand(
             code=self.code,
@@ -108,7 +117,7 @@ class Answer:
         return b"".join(encode_command(response, self.form))
 
     def parts(self, frame: bytes) -> list[bytes]:
-        """Returns ``frame`` cut as ``pieces`` says."""
+        """Return ``frame`` cut as ``pieces`` says."""
         if isinstance(self.pieces, int):
             cuts = [len(frame) * number // self.pieces for number in range(1, self.pieces)]
         else:
@@ -175,8 +184,11 @@ def name_of(code: int) -> str:
 
 
 def differences(expected: Expect, came: RemotingCommand) -> list[str]:
-    """Returns an empty list for a request that matches. Otherwise returns lines: those of an equal part begin with "  ", those of
-    another part with "- " (as expected) and "+ " (as received), and one that says where two bodies differ with "? "."""
+    """Return an empty list for a request that matches.
+
+    Otherwise returns lines: those of an equal part begin with " ", those of another part with "- " (as expected) and "+ " (as
+    received), and one that says where two bodies differ with "? ".
+    """
     lines = [*_compared("code", name_of(expected.code), name_of(came.code))]
     if expected.oneway is not None:
         lines += _compared("oneway", expected.oneway, came.is_oneway)
@@ -232,7 +244,8 @@ MAX_WAITING: Final = 10_000
 
 class TranscriptError(AssertionError):
     """The client has not followed the transcript (a request differs, is missing or was not expected, or a connection ended early),
-    or an ``Answer`` is for a request that has not come. The text shows the steps and the difference."""
+    or an ``Answer`` is for a request that has not come. The text shows the steps and the difference.
+    """
 
 
 class _Event(NamedTuple):
@@ -243,8 +256,9 @@ class _Event(NamedTuple):
 
 
 def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluster: str = "DefaultCluster") -> dict[int, Answer]:
-    """Returns the ``aside`` of a peer that acts as name server: every topic has ``queues`` queues on one broker at ``address``
-    ("host:port")."""
+    """Return the ``aside`` of a peer that acts as name server: every topic has ``queues`` queues on one broker at ``address``
+    ("host:port").
+    """
     data = BrokerData(broker, {MASTER_ID: address}, cluster)
     route = TopicRouteData((QueueData(broker, queues, queues, 6),), (data,))
     info = ClusterInfo({broker: data}, {cluster: (broker,)})
@@ -257,10 +271,15 @@ def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluste
 class ScriptedPeer(Startable):
     """A server on a free port of 127.0.0.1 that plays ``steps`` once.
 
-    ``aside``: answers by request code, for any number of requests outside the transcript; by default heartbeats and
-    unregistrations succeed. ``patience``: seconds for which the end of an ``async with`` block without an error waits for remaining
-    steps; after them it raises TranscriptError. ``requests``: those that ``Expect`` steps have taken. ``answered_aside``: the
-    number of requests for which ``aside`` has an answer, by code.
+    Args:
+        aside: Answers by request code, for any number of requests outside the transcript; by default heartbeats and
+            unregistrations succeed.
+        patience: Seconds for which the end of an ``async with`` block without an error waits for remaining steps; after them it
+            raises TranscriptError.
+
+    Attributes:
+        requests: Those that ``Expect`` steps have taken.
+        answered_aside: The number of requests for which ``aside`` has an answer, by code.
     """
 
     def __init__(self, *steps: Step, aside: Mapping[int, Answer] = HEARTBEATS, patience: float = 1.0) -> None:
@@ -283,13 +302,21 @@ class ScriptedPeer(Startable):
 
     @property
     def address(self) -> str:
-        """The address for clients, "127.0.0.1:port". Raises RuntimeError before the start."""
+        """The address for clients, "127.0.0.1:port".
+
+        Raises:
+            RuntimeError: Before the start.
+        """
         if not self._port:
             raise RuntimeError("the peer has no address before its start; await start()")
         return f"127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Listens. Raises RuntimeError at a second start, because a transcript is played once."""
+        """Listen.
+
+        Raises:
+            RuntimeError: At a second start, because a transcript is played once.
+        """
         if self._port:
             raise RuntimeError("the peer was started already; make a new one to play a transcript again")
         self._server = await asyncio.get_running_loop().create_server(lambda: _Link(self), "127.0.0.1", 0)
@@ -297,9 +324,12 @@ class ScriptedPeer(Startable):
         self._task = asyncio.create_task(self._play())
 
     async def done(self, timeout: float | None = None) -> None:
-        """Returns when every step has been played. Raises TranscriptError for a difference, or after ``timeout`` seconds.
+        """Return when every step has been played.
 
         None: without a limit of time.
+
+        Raises:
+            TranscriptError: For a difference, or after ``timeout`` seconds.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -310,7 +340,7 @@ class ScriptedPeer(Startable):
             raise self._failure
 
     async def stop(self) -> None:
-        """Ends the transcript and resets every connection; remaining steps are no error here."""
+        """End the transcript and reset every connection; remaining steps are no error here."""
         if self._server is None or self._task is None:
             return
         server, self._server = self._server, None
@@ -406,7 +436,7 @@ class ScriptedPeer(Startable):
         return True
 
     async def _connection(self) -> _Link:
-        """Returns the connection of the last request; if there is none, or a step has ended it, waits for the next connection."""
+        """Return the connection of the last request; if there is none, or a step has ended it, wait for the next connection."""
         while self._link is None:
             event = await self._events.get()
             if event.what == "made":

@@ -56,9 +56,10 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         self._join()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine on the server's loop and blocks until it ends; returns its result or raises its exception.
+        """Run the coroutine on the server's loop and blocks until it ends; return its result or raise its exception.
 
-        Raises RuntimeError outside of the ``with`` block, and in the server's own thread, which would wait for itself.
+        Raises:
+            RuntimeError: Outside of the ``with`` block, and in the server's own thread, which would wait for itself.
         """
         return self._submit(coroutine).result()
 

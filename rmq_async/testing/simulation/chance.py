@@ -8,7 +8,7 @@ __all__ = ["exponential"]
 
 
 def exponential(chance: Random, mean: float) -> float:
-    """Draws from an exponential distribution, after von Neumann.
+    """Draw from an exponential distribution, after von Neumann.
 
     Comparisons, one addition and one multiplication are exact or rounded in one way everywhere; ``Random.expovariate`` takes a
     logarithm, whose last bit depends on the C library.

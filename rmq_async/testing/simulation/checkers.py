@@ -1,4 +1,6 @@
-"""Checks a history against the messages that the brokers have stored. Each function returns a line for each violation.
+"""Checks a history against the messages that the brokers have stored.
+
+Each function returns a line for each violation.
 
 The functions are pure: a run passes them its calls, the messages on the brokers' disks, and the excused ones.
 """
@@ -37,11 +39,13 @@ class Stored(NamedTuple):
 
 
 def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[str]) -> list[str]:
-    """Returns acknowledged messages that no broker has. ``excused``: unique ids of messages that a power loss, a new master or a
-    deletion removed.
+    """Return acknowledged messages that no broker has.
 
     Transactions without a commit are left out. The half message of a transaction is not the committed message: consumers read
     the message in its own topic.
+
+    Args:
+        excused: Unique ids of messages that a power loss, a new master or a deletion removed.
     """
     kept = {each.unique_id for each in stored}
     readable = {each.unique_id for each in stored if each.topic != HALF_TOPIC}
@@ -55,15 +59,15 @@ def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[st
 
 
 def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, int], *, restarts: bool) -> list[str]:
-    """Returns messages that are stored more often than their call made attempts.
+    """Return messages that are stored more often than their call made attempts.
 
-    ``restarts``: whether a broker's process has ended, or a broker has lost messages. It may then deliver a delayed message again,
-    and check a transaction again that was committed, because brokers write only every few seconds the progress of delays
-    (``flushDelayOffsetInterval``) and the ended transactions (``transactionOpBatchInterval``, from 5.0 on).
-
-    ``heard``: number of checks of a transaction that clients took, by unique id, without those whose COMMIT no broker confirmed.
-    Each check stores the half message anew. If a check does not arrive, or the COMMIT arrives after the next check, the client
-    ends the older copy, and is asked about the newer one; real brokers do the same.
+    Args:
+        restarts: Whether a broker's process has ended, or a broker has lost messages. It may then deliver a delayed message
+            again, and check a transaction again that was committed, because brokers write only every few seconds the progress
+            of delays (``flushDelayOffsetInterval``) and the ended transactions (``transactionOpBatchInterval``, from 5.0 on).
+        heard: Number of checks of a transaction that clients took, by unique id, without those whose COMMIT no broker
+            confirmed. Each check stores the half message anew. If a check does not arrive, or the COMMIT arrives after the next
+            check, the client ends the older copy, and is asked about the newer one; real brokers do the same.
     """
     number = Counter(each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY))
     halves = Counter(each.unique_id for each in stored if each.topic == HALF_TOPIC)
@@ -82,7 +86,7 @@ def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, 
 
 
 def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
-    """Returns messages that are stored although the error of their call is not ``maybe_stored``.
+    """Return messages that are stored although the error of their call is not ``maybe_stored``.
 
     Only calls with unique bodies are checked.
     """
@@ -98,11 +102,12 @@ def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
 
 
 def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
-    """Returns calls that ended after their budget, by the clock of their machine.
+    """Return calls that ended after their budget, by the clock of their machine.
 
-    ``stopped``: times between which the process of a machine was paused; calls at these times are left out. So is a call that
-    begins in the iteration in which the process continues: as after a blocked loop, its request may get additional time. So are
-    transactions, whose budget does not include the local transaction.
+    Args:
+        stopped: Times between which the process of a machine was paused; calls at these times are left out. So is a call that
+            begins in the iteration in which the process continues: as after a blocked loop, its request may get additional
+            time. So are transactions, whose budget does not include the local transaction.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
@@ -113,8 +118,12 @@ def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, floa
 
 
 def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over: float) -> list[str]:
-    """Returns calls that have no end after their budget, though their process has not ended. ``ends``: times of ends of processes,
-    by machine. ``over``: time of the end of the run."""
+    """Return calls that have no end after their budget, though their process has not ended.
+
+    Args:
+        ends: Times of ends of processes, by machine.
+        over: Time of the end of the run.
+    """
     return [
         f"unfinished: {call.what}() of {call.machine} at {call.began:.6f} s has no end {over - call.began:.3f} s later"
         for call in calls
@@ -124,8 +133,8 @@ def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over:
 
 
 def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
-    """Returns messages of ``send`` and ``send_async`` of one producer for one queue, key or sharding key that are stored in another
-    order than their calls began.
+    """Return messages of ``send`` and ``send_async`` of one producer for one queue, key or sharding key that are stored in
+    another order than their calls began.
 
     The order is promised up to the first call of the key whose error is ``maybe_stored``. Messages that a power loss removed are
     not compared, because their offsets were assigned again. Delayed messages are not compared either, because they enter the queue
@@ -156,8 +165,12 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
 
 
 def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
-    """Returns results that name an offset at which another message is stored. ``reused``: brokers that assigned offsets again, as
-    after a power loss; they are left out, as are delayed messages and transactions."""
+    """Return results that name an offset at which another message is stored.
+
+    Args:
+        reused: Brokers that assigned offsets again, as after a power loss; they are left out, as are delayed messages and
+            transactions.
+    """
     places = {(each.broker, each.topic, each.queue_id, each.offset): each.unique_id for each in stored}
     return [
         f"misplaced: {call.what}() of {call.machine} at {call.began:.6f} s got offset {result.queue_offset} of {result.queue} for "
@@ -172,7 +185,7 @@ def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collectio
 
 
 def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
-    """Returns messages that are stored under several unique ids, so that no consumer can recognise them as copies.
+    """Return messages that are stored under several unique ids, so that no consumer can recognise them as copies.
 
     Only bodies that a single message has are checked.
     """
@@ -185,10 +198,11 @@ def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
 
 
 def undone(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
-    """Returns messages that consumers can read although their transactions were rolled back.
+    """Return messages that consumers can read although their transactions were rolled back.
 
-    ``reused``: brokers that assigned offsets again; they are left out. There the end of a transaction whose half message was lost
-    may end another one at the same offsets, because brokers compare only the offsets.
+    Args:
+        reused: Brokers that assigned offsets again; they are left out. There the end of a transaction whose half message was
+            lost may end another one at the same offsets, because brokers compare only the offsets.
     """
     kept = {each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY)}
     return [

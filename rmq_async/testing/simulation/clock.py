@@ -10,7 +10,9 @@ __all__ = ["MonotonicClock"]
 class MonotonicClock:
     """The monotonic clock of a machine.
 
-    ``booted``: time of the clock when the simulation began, in seconds. ``drift``: seconds that it gains in each second.
+    Args:
+        booted: Time of the clock when the simulation began, in seconds.
+        drift: Seconds that it gains in each second.
     """
 
     __slots__ = ("_base", "_pace", "_scheduler", "_since", "drift")
@@ -24,22 +26,22 @@ class MonotonicClock:
         """Seconds that the clock moves in a nanosecond of the simulation."""
 
     def time(self) -> float:
-        """Returns the time of the clock in seconds."""
+        """Return the time of the clock in seconds."""
         return self._base + (self._scheduler.now - self._since) * self._pace
 
     def seconds(self, at: int) -> float:
-        """Returns what the clock shows, in seconds, at a time of the simulation in nanoseconds."""
+        """Return what the clock shows, in seconds, at a time of the simulation in nanoseconds."""
         return self._base + (at - self._since) * self._pace
 
     def at(self, seconds: float) -> int:
-        """Returns the time of the simulation, in nanoseconds, from which on the clock shows at least ``seconds``."""
+        """Return the time of the simulation, in nanoseconds, from which on the clock shows at least ``seconds``."""
         at = self._since + int((seconds - self._base) / self._pace)
         return at if self._base + (at - self._since) * self._pace >= seconds else at + 1
 
     def set_drift(self, drift: float) -> float:
-        """Changes the speed of the clock from now on; its time does not jump.
+        """Change the speed of the clock from now on; its time does not jump.
 
-        Returns the factor by which the wait until it shows a given later time grows: 2.0 where it runs half as fast as before.
+        Return the factor by which the wait until it shows a given later time grows: 2.0 where it runs half as fast as before.
         """
         before = self._pace
         self._base, self._since = self.time(), self._scheduler.now

@@ -14,8 +14,10 @@ __all__ = ["DoubtfulRegistrations"]
 class DoubtfulRegistrations(Registrations):
     """Registrations of a name server that may forget brokers, and disagree with them about the number of queues.
 
-    ``forgotten``: names of brokers that it does not know and whose registrations it drops. ``more``: number of queues that it
-    reports for a topic in addition to the registered ones; below 0 for fewer, but at least one is left.
+    Attributes:
+        forgotten: Names of brokers that it does not know and whose registrations it drops.
+        more: Number of queues that it reports for a topic in addition to the registered ones; below 0 for fewer, but at least
+            one is left.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,7 @@ class DoubtfulRegistrations(Registrations):
             super().register(registration)
 
     def knows(self, broker_name: str, address: str) -> bool:
-        """Returns whether a broker is listed under its address as a master; a forgotten one is not."""
+        """Return whether a broker is listed under its address as a master; a forgotten one is not."""
         entry = None if broker_name in self.forgotten else self._entries.get(broker_name)
         return entry is not None and entry.address == address and entry.broker_id == MASTER_ID
 

@@ -6,13 +6,17 @@ __all__ = ["DeadEnd", "Frozen", "SimulationError"]
 
 
 class SimulationError(RuntimeError):
-    """A simulation cannot continue, was used in a wrong way, or violates a property that a checker demands; the text names
-    the cause."""
+    """A simulation cannot continue, was used in a wrong way, or violates a property that a checker demands.
+
+    The text names the cause.
+    """
 
 
 class Frozen(BaseException):
-    """The error that the watchdog raises in the thread of a simulation when a callback does not end or the time does not move. It
-    is no ``Exception``, so that code which catches every Exception does not go on."""
+    """The error that the watchdog raises in the thread of a simulation when a callback does not end or the time does not move.
+
+    It is no ``Exception``, so that code which catches every Exception does not go on.
+    """
 
 
 class DeadEnd(Exception):  # noqa: N818 - becomes a SimulationError that names the tasks

@@ -1,4 +1,6 @@
-"""Faults of a run: their kinds, rates and times. Each kind draws from its own generator.
+"""Faults of a run: their kinds, rates and times.
+
+Each kind draws from its own generator.
 
 A fault begins, lasts for a drawn time and ends by itself. It was "met" if it had an effect that the simulation can detect, for
 example bytes that a cut link held back; a cut link without any bytes does not count.
@@ -49,13 +51,20 @@ FEWEST: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Faults of a run. ``kinds``: names out of ``KINDS``, ``POP_KINDS`` and ``GROUP_KINDS``. ``rate``: faults per virtual minute,
-    of all kinds together, on average. ``start``, ``end``: seconds of the simulation between which faults begin. ``drawn``: whether
-    each seed draws its own subset of the kinds, at least three or all if they are fewer, besides those whose names begin
-    with ``group``, and a rate of half to one and a half times the given one.
+    """Faults of a run.
 
-    Raises SimulationError for a str as ``kinds``, for an unknown kind, for a rate that is no finite number from 0 on, and unless
-    ``start`` and ``end`` are numbers with 0 <= start <= end; TypeError for ``kinds`` that are not iterable.
+    Attributes:
+        kinds: Names out of ``KINDS``, ``POP_KINDS`` and ``GROUP_KINDS``.
+        rate: Faults per virtual minute, of all kinds together, on average.
+        start: Seconds of the simulation between which faults begin.
+        end: See ``start``.
+        drawn: Whether each seed draws its own subset of the kinds, at least three or all if they are fewer, besides those whose
+            names begin with ``group``, and a rate of half to one and a half times the given one.
+
+    Raises:
+        SimulationError: For a str as ``kinds``, for an unknown kind, for a rate that is no finite number from 0 on, and unless
+            ``start`` and ``end`` are numbers with 0 <= start <= end.
+        TypeError: For ``kinds`` that are not iterable.
     """
 
     kinds: frozenset[str] = frozenset(KINDS)
@@ -85,16 +94,16 @@ class Faults:
 
     @classmethod
     def swarm(cls, *, rate: float = 4.0, start: float = 0.0, end: float = inf) -> Self:
-        """Returns faults of all ``KINDS``, of which each seed draws a subset and a rate (swarm testing)."""
+        """Return faults of all ``KINDS``, of which each seed draws a subset and a rate (swarm testing)."""
         return cls(rate=rate, start=start, end=end, drawn=True)
 
     @classmethod
     def none(cls) -> Self:
-        """Returns no faults."""
+        """Return no faults."""
         return cls(frozenset(), 0.0)
 
     def draw(self, chance: Random) -> Faults:
-        """Returns the faults that one seed draws from these; the same faults if they are not ``drawn``."""
+        """Return the faults that one seed draws from these; the same faults if they are not ``drawn``."""
         if not self.drawn:
             return self
         names = sorted(self.kinds.difference(LASTING)) or sorted(self.kinds)
@@ -105,7 +114,7 @@ class Faults:
         return replace(self, kinds=frozenset(kinds), rate=self.rate * (0.5 + chance.random()), drawn=False)
 
     def without(self, kind: str) -> Faults:
-        """Returns the same faults without one kind, at the same rate of each of the others."""
+        """Return the same faults without one kind, at the same rate of each of the others."""
         left = self.kinds - {kind}
         return replace(self, kinds=left, rate=self.rate * len(left) / max(1, len(self.kinds)))
 
@@ -114,10 +123,10 @@ class Effect(Protocol):
     """A fault under way."""
 
     def end(self) -> None:
-        """Ends the fault."""
+        """End the fault."""
 
     def met(self) -> bool:
-        """Returns whether the fault had an effect; called after ``end``."""
+        """Return whether the fault had an effect; called after ``end``."""
 
 
 Begin = Callable[[Random, float], Effect | None]
@@ -126,8 +135,15 @@ example because no broker runs. It draws from the given generator."""
 
 
 class Injector:
-    """Begins and ends the faults of one run. ``generator``: returns the random generator for a name. ``begun``, ``met``: numbers of
-    faults, and of those that had an effect, by kind."""
+    """Begins and ends the faults of one run.
+
+    Args:
+        generator: Returns the random generator for a name.
+
+    Attributes:
+        begun: Numbers of faults, and of those that had an effect, by kind.
+        met: See ``begun``.
+    """
 
     def __init__(
         self, scheduler: Scheduler, faults: Faults, begin: dict[str, Begin], generator: Callable[[str], Random]
@@ -150,12 +166,12 @@ class Injector:
                 self._next(kind, self._faults.start)
 
     def close(self) -> None:
-        """Ends all current faults; no other one begins."""
+        """End all current faults; no other one begins."""
         self._closed = True
         self._end_all()
 
     def rest(self) -> None:
-        """Ends all current faults; no other one begins until ``go_on``."""
+        """End all current faults; no other one begins until ``go_on``."""
         self._resting = True
         self._end_all()
 
@@ -163,11 +179,11 @@ class Injector:
         self._resting = False
 
     def spans(self) -> list[tuple[float, float]]:
-        """Returns the times between which each fault was under way, in seconds of the simulation."""
+        """Return the times between which each fault was under way, in seconds of the simulation."""
         return [*self._spans, *((began, self._scheduler.now / 1e9) for _, _, began in self._under_way.values())]
 
     def unmet(self) -> Iterable[str]:
-        """Returns the kinds of the run that never had an effect."""
+        """Return the kinds of the run that never had an effect."""
         return [kind for kind in self._generators if not self.met[kind]]
 
     def _next(self, kind: str, earliest: float) -> None:

@@ -34,9 +34,11 @@ _CALLBACKS: Final = ((Producer, "send_async"), (Producer, "send_batch_async"))
 class Event:
     """One entry of the history.
 
-    ``time``: seconds since the beginning of the simulation. ``machine``: name of its machine. ``what``: a method of a producer
-    ("send"), or an event of the machine ("crash", "restart"). ``details``: of a call "topic", "ended" (its time, None without an
-    end), "results" and "error"; of an event its arguments.
+    Attributes:
+        time: Seconds since the beginning of the simulation.
+        machine: Name of its machine.
+        what: A method of a producer ("send"), or an event of the machine ("crash", "restart").
+        details: Of a call "topic", "ended" (its time, None without an end), "results" and "error"; of an event its arguments.
     """
 
     time: float
@@ -47,7 +49,11 @@ class Event:
 
 @dataclass(slots=True)
 class Call:
-    """One call of a producer. ``ended``: None for a call that had not ended when its machine crashed, or the run ended."""
+    """One call of a producer.
+
+    Attributes:
+        ended: None for a call that had not ended when its machine crashed, or the run ended.
+    """
 
     began: float
     machine: str
@@ -99,8 +105,10 @@ class Call:
 class History:
     """The record of calls, and of events of machines.
 
-    ``now``: returns the seconds since the beginning. ``clock``: returns the monotonic time, in seconds, of the machine whose code
-    runs. ``current``: returns the name of that machine.
+    Args:
+        now: Returns the seconds since the beginning.
+        clock: Returns the monotonic time, in seconds, of the machine whose code runs.
+        current: Returns the name of that machine.
     """
 
     def __init__(self, now: Callable[[], float], clock: Callable[[], float], current: Callable[[], str]) -> None:
@@ -121,7 +129,7 @@ class History:
         self.happened.append(Event(self._now(), machine, what, details))
 
     def events(self) -> list[Event]:
-        """Returns calls and other events in the order of their times."""
+        """Return calls and other events in the order of their times."""
         calls = [Event(call.began, call.machine, call.what, _details(call)) for call in self.calls]
         return sorted([*self.happened, *calls], key=lambda event: event.time)
 
@@ -244,7 +252,7 @@ class Recording(AbstractContextManager["Recording"]):
 
 
 def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Returns the first positional argument of a call, or else its ``message`` or ``messages``; None without any of them."""
+    """Return the first positional argument of a call, or else its ``message`` or ``messages``; None without any of them."""
     return args[0] if args else options.get("message", options.get("messages"))
 
 

@@ -18,7 +18,11 @@ SPACING: Final = 1.0
 
 
 class Leaks:
-    """The detector of leaks. ``now``: returns the seconds since the beginning of the simulation."""
+    """The detector of leaks.
+
+    Args:
+        now: Returns the seconds since the beginning of the simulation.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -29,8 +33,13 @@ class Leaks:
         """Entries of requests that had ended at the last look: id of the table and opaque."""
 
     def look(self, producer: Producer, machine: str, what: str) -> None:
-        """Looks for leaks of a producer that makes a call, once in ``SPACING`` seconds at most; for windows at each one-way send.
-        ``what``: the name of the called method."""
+        """Look for leaks of a producer that makes a call, once in ``SPACING`` seconds at most.
+
+        For windows at each one-way send.
+
+        Args:
+            what: The name of the called method.
+        """
         now = self._now()
         _, began, looked = self._producers.setdefault(producer, (machine, now, -SPACING))
         if producer.state is not ProducerState.RUNNING:
@@ -52,8 +61,11 @@ class Leaks:
         self._ended[producer] = ended
 
     def found(self, ends: Mapping[str, Sequence[float]]) -> list[str]:
-        """Returns the leaks that were seen, and those of stopped producers, except producers whose process has ended. ``ends``:
-        times of ends of processes, by machine."""
+        """Return the leaks that were seen, and those of stopped producers, except producers whose process has ended.
+
+        Args:
+            ends: Times of ends of processes, by machine.
+        """
         for producer, (machine, began, _) in self._producers.items():
             if producer.state is not ProducerState.STOPPED or any(end >= began for end in ends.get(machine, ())):
                 continue

@@ -44,24 +44,37 @@ class Network(Protocol):
     async def connect(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Returns transport and protocol of a new connection. Raises OSError if a connect or the look-up of the host fails."""
+        """Return transport and protocol of a new connection.
+
+        Raises:
+            OSError: If a connect or the look-up of the host fails.
+        """
 
     def listen(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int
     ) -> asyncio.AbstractServer:
-        """Returns a server that listens. Raises OSError for a port that is taken and for an address that the machine does not have,
-        OverflowError for a port outside 0-65535."""
+        """Return a server that listens.
+
+        Raises:
+            OSError: For a port that is taken and for an address that the machine does not have.
+            OverflowError: For a port outside 0-65535.
+        """
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolves a name as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name."""
+        """Resolve a name as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name."""
 
 
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
-    """The event loop of a simulated process. ``name``: that of the process, for errors. ``chance``: draws delays. ``clock``: that
-    of its machine, by which its timers run. ``network``: None for none.
+    """The event loop of a simulated process.
 
     ``entered`` is called before calls of this loop run, when those of another one ran before; ``connecting`` when a connect to a
     host and port begins.
+
+    Args:
+        name: That of the process, for errors.
+        chance: Draws delays.
+        clock: That of its machine, by which its timers run.
+        network: None for none.
     """
 
     def __init__(
@@ -122,12 +135,14 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     # -- time and calls
 
     def time(self) -> float:
-        """Returns the monotonic time of the process, in seconds."""
+        """Return the monotonic time of the process, in seconds."""
         return self._clock.time()
 
     def set_drift(self, drift: float) -> None:
-        """Changes the speed of the machine's clock. Existing timers fire at their times of that clock; the current
-        iteration is not affected."""
+        """Change the speed of the machine's clock.
+
+        Existing timers fire at their times of that clock; the current iteration is not affected.
+        """
         now, turn, stretch = self._scheduler.now, self._next_turn, self._clock.set_drift(drift)
         self._scheduler.retime(self, lambda at: at if at == turn else now + int((at - now) * stretch) + 1)
 
@@ -157,7 +172,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _turn(self) -> int:
-        """Returns the time of the next turn, which runs all calls that were given to ``call_soon`` before it, in their order."""
+        """Return the time of the next turn, which runs all calls that were given to ``call_soon`` before it, in their order."""
         now = self._scheduler.now
         if self._next_turn <= now:
             self._next_turn = 0
@@ -174,8 +189,11 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Coroutine[Any, Any, T] | Generator[Any, None, T], *, name: str | None = None, **options: Any
     ) -> asyncio.Task[T]:
-        """Creates a task. One without a name is named after the process and the loop's own count: other simulations share asyncio's
-        count, so names would differ between runs."""
+        """Create a task.
+
+        One without a name is named after the process and the loop's own count: other simulations share asyncio's count, so
+        names would differ between runs.
+        """
         if self.dead:
             coro.close()  # its first step will never come
         self._tasks += 1
@@ -193,14 +211,14 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self._factory
 
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
-        """Runs ``func`` on the loop after a drawn delay; ``executor`` is ignored."""
+        """Run ``func`` on the loop after a drawn delay; ``executor`` is ignored."""
         future: asyncio.Future[T] = self.create_future()
         self.jobs += 1
         self.call_later(self.job_delay(), self._job, future, func, args)
         return future
 
     def job_delay(self) -> float:
-        """Draws the seconds that a job takes."""
+        """Draw the seconds that a job takes."""
         return self._chance.random() * LONGEST_JOB
 
     def _job(self, future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
@@ -256,7 +274,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return await self._network.resolve(self, name, int(port or 0))
 
     def _check_options(self, call: str, options: dict[str, Any]) -> None:
-        """Raises SimulationError for an option that is not simulated; other options have no effect."""
+        """Raise SimulationError for an option that is not simulated; other options have no effect."""
         for name in ("ssl", "sock", "local_addr"):
             if options.get(name):
                 raise SimulationError(f"{call}({name}=...) is not simulated; leave {name} out")
@@ -270,7 +288,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self.dead
 
     def close(self) -> None:
-        """Ends the process: none of its calls runs any more."""
+        """End the process: none of its calls runs any more."""
         self.dead = True
         self.held.clear()
 
@@ -287,10 +305,10 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
             await generator.aclose()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Does nothing: there is no executor to end."""
+        """Do nothing: there is no executor to end."""
 
     def bury(self) -> None:
-        """Ends the coroutines of a process that was closed; the calls that they schedule in their last steps do not run."""
+        """End the coroutines of a process that was closed; the calls that they schedule in their last steps do not run."""
         left = asyncio.all_tasks(self)
         while left:
             asyncio._set_running_loop(self)
@@ -301,7 +319,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         asyncio._set_running_loop(None)
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Closes an asynchronous generator that was dropped before its end."""
+        """Close an asynchronous generator that was dropped before its end."""
         self._generators.discard(generator)
         if not self.dead:
             self.call_soon(lambda: self.create_task(generator.aclose()))
@@ -318,7 +336,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         logger.error("%s: %s", self.name, context.get("message"), exc_info=context.get("exception"))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Reports an error to the handler; errors of a process that has ended are dropped."""
+        """Report an error to the handler; errors of a process that has ended are dropped."""
         if self.dead:
             return
         if self._handler is None:
@@ -331,7 +349,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
 
 
 def _close(coroutine: CoroutineType[Any, Any, object]) -> None:
-    """Ends a coroutine of a closed process, even if it awaits in its last steps, and the coroutines that it awaits.
+    """End a coroutine of a closed process, even if it awaits in its last steps, and the coroutines that it awaits.
 
     The innermost one is ended first: otherwise one that awaits in its last steps would not end.
     """

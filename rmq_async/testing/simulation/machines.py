@@ -54,28 +54,28 @@ class World(Protocol):
     scheduler: Scheduler
 
     def generator(self, name: str) -> Random:
-        """Returns a new generator, seeded with the seed of the run and ``name``."""
+        """Return a new generator, seeded with the seed of the run and ``name``."""
 
     def usual_drift(self, name: str) -> float:
-        """Returns the seconds that the monotonic clock of a machine gains in each second without a fault."""
+        """Return the seconds that the monotonic clock of a machine gains in each second without a fault."""
 
     def entered(self, machine: Machine) -> None:
-        """Makes a machine the current one, whose code runs."""
+        """Make a machine the current one, whose code runs."""
 
     def connecting(self, machine: Machine, address: str) -> None:
-        """Counts a connect that begins."""
+        """Count a connect that begins."""
 
     def record(self, machine: str, what: str, **details: object) -> None:
-        """Adds an event to the history."""
+        """Add an event to the history."""
 
     def failed(self, machine: Machine, error: BaseException) -> None:
-        """Ends the run: an error has left the code of a machine."""
+        """End the run: an error has left the code of a machine."""
 
     def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
-        """Ends the coroutines of a closed process and calls ``ended``, both with the clocks of the machine in place."""
+        """End the coroutines of a closed process and call ``ended``, both with the clocks of the machine in place."""
 
     def loop_made(self, loop: SimulatedLoop) -> None:
-        """Keeps the loop of a new process, and drops those of processes that have ended."""
+        """Keep the loop of a new process, and drop those of processes that have ended."""
 
 
 class LoopExecutor(Executor):
@@ -157,7 +157,11 @@ class Machine:
 
     @property
     def loop(self) -> SimulatedLoop:
-        """The event loop of the process. Raises SimulationError while none runs."""
+        """The event loop of the process.
+
+        Raises:
+            SimulationError: While none runs.
+        """
         if self._loop is None:
             raise SimulationError(f"{self.name} runs no process; call its restart() first, during the simulation")
         return self._loop
@@ -165,7 +169,7 @@ class Machine:
     # -- clocks
 
     def time(self) -> float:
-        """Returns seconds since the epoch, as this machine's clock shows them."""
+        """Return seconds since the epoch, as this machine's clock shows them."""
         now = self._now()
         return EPOCH + self._skew + now + self._drift * (now - self._drifts_since)
 
@@ -173,18 +177,20 @@ class Machine:
         return FIRST_PROCESS_ID + self._processes
 
     def skew(self, seconds: float) -> None:
-        """Sets the machine's wall clock ahead of the time of the simulation, or behind it for a negative number; ends a drift.
+        """Set the machine's wall clock ahead of the time of the simulation, or behind it for a negative number; end a drift.
 
-        Raises SimulationError for anything but a finite number.
+        Raises:
+            SimulationError: For anything but a finite number.
         """
         self._check_clock("skewed by a finite number of seconds", seconds)
         self._world.record(self.name, "skew", seconds=seconds)
         self._skew, self._drift = seconds, 0.0
 
     def drift(self, rate: float) -> None:
-        """Makes the machine's wall clock gain (or lose, below 0) so many seconds in each second, until the next ``skew``.
+        """Make the machine's wall clock gain (or lose, below 0) so many seconds in each second, until the next ``skew``.
 
-        Raises SimulationError for anything but a finite number.
+        Raises:
+            SimulationError: For anything but a finite number.
         """
         self._check_clock("made to drift by a finite number", rate)
         self._world.record(self.name, "drift", rate=rate)
@@ -193,10 +199,12 @@ class Machine:
         self._drift, self._drifts_since = rate, now
 
     def drift_monotonic(self, rate: float | None) -> None:
-        """Makes the machine's monotonic clock, by which its timers run, gain (or lose, below 0) so many seconds in each second.
+        """Make the machine's monotonic clock, by which its timers run, gain (or lose, below 0) so many seconds in each second.
 
-        None: as many as without a fault, -200 to 200 µs, which each machine draws. Raises SimulationError for anything but a
-        number from -0.5 to 0.5, or None.
+        None: as many as without a fault, -200 to 200 µs, which each machine draws.
+
+        Raises:
+            SimulationError: For anything but a number from -0.5 to 0.5, or None.
         """
         drift = self._usual_drift if rate is None else rate
         self._check_clock("made to drift by a finite number", drift)
@@ -217,11 +225,15 @@ class Machine:
     # -- processes
 
     def run(self, factory: Factory) -> asyncio.Future[Any]:
-        """Starts a coroutine function on the machine, and again after each restart until a coroutine of it has returned.
+        """Start a coroutine function on the machine, and again after each restart until a coroutine of it has returned.
 
-        Returns a future of the caller's loop with the result of that coroutine. An error that leaves a coroutine ends the run:
-        ``Simulation.run`` raises SimulationError with it as the cause. Raises SimulationError for an object that is not a function,
-        and outside of the simulation.
+        An error that leaves a coroutine ends the run: ``Simulation.run`` raises SimulationError with it as the cause.
+
+        Returns:
+            A future of the caller's loop with the result of that coroutine.
+
+        Raises:
+            SimulationError: For an object that is not a function, and outside of the simulation.
         """
         check_callable(factory, f"run() of {self.name} takes a coroutine function")
         if asyncio._get_running_loop() is None:
@@ -235,36 +247,38 @@ class Machine:
         return result
 
     def serve(self, factory: Factory) -> None:
-        """Starts a coroutine function of a server on the machine, and again after each restart."""
+        """Start a coroutine function of a server on the machine, and again after each restart."""
         self._factories.append((factory, None))
         if self._loop is not None:
             self._begin(factory, None)
 
     def crash(self) -> None:
-        """Ends the process. Its kernel closes the connections; what is on disk stays."""
+        """End the process. Its kernel closes the connections; what is on disk stays."""
         self._soon(self._crash)
 
     def power_loss(self) -> None:
-        """Ends the process and the kernel: peers see silence, and data that were not flushed to the disk are lost."""
+        """End the process and the kernel: peers see silence, and data that were not flushed to the disk are lost."""
         self._soon(self._power_loss)
 
     def restart(self) -> None:
-        """Starts the process again; a process that runs is ended before, as by ``crash``."""
+        """Start the process again; a process that runs is ended before, as by ``crash``."""
         self._soon(self._restart)
 
     def pause(self) -> None:
-        """Stops the process as SIGSTOP does: its code does not run, its connections stay."""
+        """Stop the process as SIGSTOP does: its code does not run, its connections stay."""
         self._soon(self._pause)
 
     def resume(self) -> None:
-        """Continues a paused process. Timers that became due during the pause run at once."""
+        """Continue a paused process. Timers that became due during the pause run at once."""
         self._soon(self._resume)
 
     def slow(self, seconds: float) -> None:
-        """Makes each iteration of the event loop take up to ``seconds``, during which data may arrive; 0 ends it.
+        """Make each iteration of the event loop take up to ``seconds``, during which data may arrive; 0 ends it.
 
-        A process that starts later is not slow. Raises SimulationError for anything but a finite number from 0 on, and while no
-        process runs.
+        A process that starts later is not slow.
+
+        Raises:
+            SimulationError: For anything but a finite number from 0 on, and while no process runs.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
             raise SimulationError(f"{self.name} must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
@@ -272,8 +286,12 @@ class Machine:
         self.loop.longest_turn = nanoseconds(seconds)
 
     def refuse_threads(self, refused: bool = True) -> None:
-        """Refuses threads for plain handlers and the library's jobs, as a machine at its limit of processes does; False grants them
-        again. A process that starts later has threads. Raises SimulationError while no process runs."""
+        """Refuse threads for plain handlers and the library's jobs, as a machine at its limit of processes does; False grants
+        them again. A process that starts later has threads.
+
+        Raises:
+            SimulationError: While no process runs.
+        """
         self._world.record(self.name, "refuse_threads", refused=refused)
         self.loop  # noqa: B018 - raises while no process runs
         assert self._executor is not None
@@ -285,32 +303,35 @@ class Machine:
         return 0 if self._executor is None else self._executor.refusals
 
     def move(self, address: str) -> None:
-        """Gives the machine another IPv4 address, to which its name resolves then; connections of the old one fall silent.
+        """Give the machine another IPv4 address, to which its name resolves then; connections of the old one fall silent.
 
-        Raises SimulationError for an address that is malformed, local or taken.
+        Raises:
+            SimulationError: For an address that is malformed, local or taken.
         """
         self._soon(self._move, self._host.check_move(address))
 
     # -- as the loop and the simulation use it
 
     def enter(self) -> None:
-        """Gives the library the clocks, random sources and names of this machine. Called before code of the machine runs."""
+        """Give the library the clocks, random sources and names of this machine. Called before code of the machine runs."""
         library.random, library.entropy = self.random, self.entropy
         library.process_id, library.address = self.process_id, self.address
         library.instance_name = self._instance_name
         library.executor = self._executor
 
     def leave(self) -> None:
-        """Keeps the instance name that the process has drawn."""
+        """Keep the instance name that the process has drawn."""
         self._instance_name = library.instance_name
 
     def stopped(self, now: float) -> list[tuple[float, float]]:
-        """Returns the times between which a process was paused, in seconds of the simulation."""
+        """Return the times between which a process was paused, in seconds of the simulation."""
         return [(began, ended) for began, ended in ([*pause, now][:2] for pause in self._pauses)]
 
     def shut(self) -> None:
-        """Closes the resources that a running process has outside of its loop. Called when the run is over and all loops are
-        closed."""
+        """Close the resources that a running process has outside of its loop.
+
+        Called when the run is over and all loops are closed.
+        """
         if self._loop is not None:
             self._loop = None
             self.process_ended()
@@ -389,10 +410,10 @@ class Machine:
             self.power_lost()
 
     def process_ended(self) -> None:
-        """Closes what a process that has ended had outside of its loop; here nothing."""
+        """Close what a process that has ended had outside of its loop; here nothing."""
 
     def power_lost(self) -> None:
-        """Removes the data that a power loss destroys; here none, because this machine has no disk."""
+        """Remove the data that a power loss destroys; here none, because this machine has no disk."""
 
     def _restart(self) -> None:
         self._crash()
@@ -421,8 +442,9 @@ class Machine:
 
 
 def check_callable(function: object, text: str) -> None:
-    """Raises SimulationError with ``text`` for an object that is not a function; a coroutine is closed, so that no warning
-    follows."""
+    """Raise SimulationError with ``text`` for an object that is not a function; a coroutine is closed, so that no warning
+    follows.
+    """
     if callable(function):
         return
     if inspect.iscoroutine(function):
@@ -432,7 +454,7 @@ def check_callable(function: object, text: str) -> None:
 
 
 def check_awaitable(returned: object, text: str) -> None:
-    """Raises SimulationError with ``text`` for an object that cannot be awaited."""
+    """Raise SimulationError with ``text`` for an object that cannot be awaited."""
     if not inspect.isawaitable(returned):
         raise SimulationError(f"{text}, not a function that returns {returned!r}; define it by async def")
 

@@ -1,5 +1,6 @@
-"""Checks the errors of failed calls against the rules for retries in docs/sending.md. Each function returns a line for each
-violation.
+"""Checks the errors of failed calls against the rules for retries in docs/sending.md.
+
+Each function returns a line for each violation.
 
 The functions are pure, and keep to the documented rules instead of asking the library, whose own functions may be at fault.
 """
@@ -33,7 +34,7 @@ ROUTE_AGE: Final = 61.0
 
 
 def early(calls: Iterable[Call]) -> list[str]:
-    """Returns calls that gave up with attempts and time left, though each error allowed another attempt.
+    """Return calls that gave up with attempts and time left, though each error allowed another attempt.
 
     An attempt that surely reached no broker does not count towards ``retries``. A call has time left if more of its budget remains
     than twice the time that it took plus ``SLACK``.
@@ -54,7 +55,7 @@ def early(calls: Iterable[Call]) -> list[str]:
 
 
 def contradictory(calls: Iterable[Call]) -> list[str]:
-    """Returns errors whose ``maybe_stored`` contradicts that of the attempts which they list."""
+    """Return errors whose ``maybe_stored`` contradicts that of the attempts which they list."""
     return [
         f"contradictory: {call.what}() of {call.machine} at {call.began:.6f} s says maybe_stored={error.maybe_stored}, its "
         f"attempts say {[attempt.maybe_stored for attempt in attempts]}: {error}"
@@ -65,12 +66,14 @@ def contradictory(calls: Iterable[Call]) -> list[str]:
 
 
 def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events: Iterable[Event]) -> list[str]:
-    """Returns attempts that went to the broker which had just answered with an error, though the call knew another broker.
+    """Return attempts that went to the broker which had just answered with an error, though the call knew another broker.
 
-    ``ends``: times at which processes ended, by machine. ``events``: events of the machines. Calls are left out whose route may
-    have named one broker only, because a broker was away, did not have the topic yet, or had not registered again with a name
-    server that had forgotten it. So are calls in which an attempt took its share of the time: it was still open when the next
-    one began, and its broker gets no second request during that time, even if its late answer was an error.
+    Args:
+        ends: Times at which processes ended, by machine.
+        events: Events of the machines. Calls are left out whose route may have named one broker only, because a broker was
+            away, did not have the topic yet, or had not registered again with a name server that had forgotten it. So are calls
+            in which an attempt took its share of the time: it was still open when the next one began, and its broker gets no
+            second request during that time, even if its late answer was an error.
     """
     away = [(end, end) for name, times in ends.items() if name.startswith(("broker-", "namesrv-")) for end in times]
     away += [(event.time, event.details.get("until", event.time)) for event in events if event.what == "forget"]
@@ -92,7 +95,7 @@ def returned(calls: Sequence[Call], ends: Mapping[str, Sequence[float]], events:
 
 
 def _first_results(calls: Iterable[Call]) -> dict[tuple[str, str], float]:
-    """Returns the time at which a broker had first stored a message of a topic, by the names of topic and broker."""
+    """Return the time at which a broker had first stored a message of a topic, by the names of topic and broker."""
     first: dict[tuple[str, str], float] = {}
     for call in calls:
         for result in call.results:
@@ -102,10 +105,11 @@ def _first_results(calls: Iterable[Call]) -> dict[tuple[str, str], float]:
 
 
 def _repeated_broker(attempts: Sequence[Attempt], share: float) -> int | None:
-    """Returns the index of the first attempt that went to the broker of the one before, though another broker had been tried and
+    """Return the index of the first attempt that went to the broker of the one before, though another broker had been tried and
     no attempt was open; None if there is none.
 
-    ``share``: seconds after which the next attempt begins without an answer.
+    Args:
+        share: Seconds after which the next attempt begins without an answer.
     """
     names = [each.queue.broker_name for each in attempts]
     for index in range(2, len(names)):
@@ -116,7 +120,7 @@ def _repeated_broker(attempts: Sequence[Attempt], share: float) -> int | None:
 
 
 def _refusing(call: Call) -> Sequence[Attempt]:
-    """Returns the attempts of a call that chose no queue and all of whose attempts were refused; an empty sequence for others."""
+    """Return the attempts of a call that chose no queue and all of whose attempts were refused; an empty sequence for others."""
     attempts = _attempts(call) if call.what in RETRIED and call.ordered_by is None else ()
     refused = all(
         isinstance(each.error, BrokerError) and not isinstance(each.error, GoAwayError | QueueNotExistError)
@@ -126,14 +130,16 @@ def _refusing(call: Call) -> Sequence[Attempt]:
 
 
 def _attempts(call: Call) -> Sequence[Attempt]:
-    """Returns all attempts of a call that failed with SendError; none if some are not listed."""
+    """Return all attempts of a call that failed with SendError; none if some are not listed."""
     error = call.error
     return error.attempts if isinstance(error, SendError) and error.made == len(error.attempts) else ()
 
 
 def _errors(call: Call) -> list[BaseException | None]:
-    """Returns the error of each attempt of a failed call; none for methods without further attempts, for calls that chose a queue,
-    and if some attempts are not listed."""
+    """Return the error of each attempt of a failed call.
+
+    None for methods without further attempts, for calls that chose a queue, and if some attempts are not listed.
+    """
     if call.what not in RETRIED or call.ordered_by is not None:
         return []
     if isinstance(call.error, SendError):
@@ -152,7 +158,7 @@ def _allows_another(error: BaseException | None, call: Call) -> bool:
 
 
 def _counts(error: BaseException | None) -> bool:
-    """Returns whether an attempt counts towards ``retries``: it may have reached a broker."""
+    """Return whether an attempt counts towards ``retries``: it may have reached a broker."""
     if isinstance(error, BrokerError):
         return not isinstance(error, GoAwayError)
     return not isinstance(error, ConnectError) and bool(getattr(error, "maybe_stored", True))

@@ -27,11 +27,15 @@ def drive(
     where: str,
     limit: float = LIMIT,
 ) -> None:
-    """Runs the scheduler until ``over()``, in this thread.
+    """Run the scheduler until ``over()``, in this thread.
 
-    ``loops``: returns the loops of all processes; closed ones may be among them. ``where``: the beginning of an error. ``limit``:
-    real seconds of one callback. Raises SimulationError when a callback does not end, time does not move, or nothing is left to
-    run.
+    Args:
+        loops: Returns the loops of all processes; closed ones may be among them.
+        where: The beginning of an error.
+        limit: Real seconds of one callback.
+
+    Raises:
+        SimulationError: When a callback does not end, time does not move, or nothing is left to run.
     """
     hooks = sys.get_asyncgen_hooks()
     watchdog = Watchdog(limit)
@@ -60,12 +64,16 @@ def run_task(
     failed: Callable[[], bool] = lambda: False,
     afterwards: Callable[[], None] = lambda: None,
 ) -> T | None:
-    """Runs the scheduler until ``task`` is done, then ends all processes; returns the task's result or raises its error.
+    """Run the scheduler until ``task`` is done, then end all processes; return the task's result or raise its error.
 
-    ``loops``: returns the loops of all processes; closed ones may be among them. ``limit``: real seconds of one callback.
-    ``failed``: returns whether the run must end before the task is done; the result is None then. ``afterwards``: called after a
-    task without an error, while the processes still have all they had; it may take long. Raises SimulationError with the seed
-    when a callback does not end, time does not move, or nothing is left to run.
+    Args:
+        loops: Returns the loops of all processes; closed ones may be among them.
+        limit: Real seconds of one callback.
+        failed: Returns whether the run must end before the task is done; the result is None then.
+        afterwards: Called after a task without an error, while the processes still have all they had; it may take long.
+
+    Raises:
+        SimulationError: With the seed when a callback does not end, time does not move, or nothing is left to run.
     """
     collecting = gc.isenabled()
     gc.collect()

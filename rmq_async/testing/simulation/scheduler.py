@@ -36,18 +36,21 @@ class Runner(Protocol):
     held: deque[Call]
 
     def clock(self, at: int) -> float:
-        """Returns the monotonic time, in seconds, of a time in nanoseconds."""
+        """Return the monotonic time, in seconds, of a time in nanoseconds."""
 
     def enter(self) -> None:
-        """Makes the runner the current one; called before its calls."""
+        """Make the runner the current one; called before its calls."""
 
     def failed(self, call: Call, error: BaseException) -> None:
-        """Handles an exception that a call raised."""
+        """Handle an exception that a call raised."""
 
 
 class Call:
-    """A call that is scheduled; the result of ``loop.call_soon`` and ``loop.call_at``. ``runner``: None for calls of the network
-    and of machines."""
+    """A call that is scheduled; the result of ``loop.call_soon`` and ``loop.call_at``.
+
+    Args:
+        runner: None for calls of the network and of machines.
+    """
 
     __slots__ = ("_scheduler", "args", "at", "callback", "context", "runner", "waits")
 
@@ -70,7 +73,7 @@ class Call:
         """Whether the call is in the heap of timers."""
 
     def cancel(self) -> None:
-        """Drops the call, unless it has run."""
+        """Drop the call, unless it has run."""
         if self.callback is not None:
             self.callback, self.args = None, ()
             if self.waits:
@@ -80,7 +83,7 @@ class Call:
         return self.callback is None
 
     def when(self) -> float:
-        """Returns the time of a timer on the clock of its loop, in seconds."""
+        """Return the time of a timer on the clock of its loop, in seconds."""
         return self.at / 1e9 if self.runner is None else self.runner.clock(self.at)
 
     def __repr__(self) -> str:
@@ -88,7 +91,11 @@ class Call:
 
 
 class Scheduler:
-    """Orders and runs all calls of a simulation. ``now``: nanoseconds since its beginning."""
+    """Orders and runs all calls of a simulation.
+
+    Attributes:
+        now: Nanoseconds since its beginning.
+    """
 
     def __init__(self) -> None:
         self.now = 0
@@ -107,7 +114,7 @@ class Scheduler:
     def call_soon(
         self, runner: Runner | None, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None = None
     ) -> Call:
-        """Schedules a call for the next iteration."""
+        """Schedule a call for the next iteration."""
         call = Call(self, runner, callback, args, copy_context() if context is None else context)
         self._ready.append(call)
         return call
@@ -120,7 +127,7 @@ class Scheduler:
         args: tuple[Any, ...],
         context: Context | None = None,
     ) -> Call:
-        """Schedules a call for a time in nanoseconds; for the next iteration if that time has come."""
+        """Schedule a call for a time in nanoseconds; for the next iteration if that time has come."""
         call = Call(self, runner, callback, args, copy_context() if context is None else context)
         call.at = at
         if at <= self.now:
@@ -132,15 +139,15 @@ class Scheduler:
         return call
 
     def after(self, delay: int, callback: Callable[..., object], *args: Any) -> Call:
-        """Schedules a call outside of any loop, an event of the network or of a machine, ``delay`` nanoseconds from now."""
+        """Schedule a call outside of any loop, an event of the network or of a machine, ``delay`` nanoseconds from now."""
         return self.call_at(self.now + delay, None, callback, args, self._plain)
 
     def left(self) -> None:
-        """Makes the scheduler enter the next runner again, because code of another one has run outside of its calls."""
+        """Make the scheduler enter the next runner again, because code of another one has run outside of its calls."""
         self._entered = None
 
     def forget(self, call: Call) -> None:
-        """Counts a cancelled timer; drops the cancelled timers when they are many and more than half of all."""
+        """Count a cancelled timer; drop the cancelled timers when they are many and more than half of all."""
         self._cancelled += 1
         if self._cancelled > MIN_COMPACTED and 2 * self._cancelled > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]
@@ -148,7 +155,7 @@ class Scheduler:
             self._cancelled = 0
 
     def retime(self, runner: Runner, at: Callable[[int], int]) -> None:
-        """Moves each timer of the runner from its time ``t`` (nanoseconds) to ``at(t)``, or to now if that is in the past."""
+        """Move each timer of the runner from its time ``t`` (nanoseconds) to ``at(t)``, or to now if that is in the past."""
         timers = []
         for entry in self._timers:
             call = entry[2]
@@ -159,21 +166,22 @@ class Scheduler:
         self._timers = timers
 
     def block(self, nanoseconds: int) -> None:
-        """Moves the time on during a call, as code does that holds its loop; the timers that were due meanwhile are ready next."""
+        """Move the time on during a call, as code does that holds its loop; the timers that were due meanwhile are ready next."""
         until = self.now + nanoseconds
         while self._timers and self._timers[0][0] <= until and self._next_timers():
             pass
         self.now = until
 
     def resume(self, runner: Runner) -> None:
-        """Makes the held calls of the runner ready."""
+        """Make the held calls of the runner ready."""
         runner.suspended = False
         held, runner.held = runner.held, deque()
         self._ready.extend(held)
 
     def run(self, over: Callable[[], bool], watchdog: Watchdog) -> None:
-        """Runs calls until ``over()``. Raises DeadEnd after ``MAX_STANDING`` iterations without a move of the time, and when
-        there is no call left to run.
+        """Run calls until ``over()``.
+
+        Raises DeadEnd after ``MAX_STANDING`` iterations without a move of the time, and when there is no call left to run.
 
         Raises Frozen after a callback that the watchdog has stopped, because a task would hide that error.
         """
@@ -213,7 +221,11 @@ class Scheduler:
                         runner.failed(call, error)
 
     def _next_timers(self) -> bool:
-        """Moves the time to that of the earliest timer; the timers of this time become ready. Returns False if no timer is set."""
+        """Move the time to that of the earliest timer; the timers of this time become ready.
+
+        Returns:
+            False if no timer is set.
+        """
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heappop(timers)
@@ -233,6 +245,6 @@ class Scheduler:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Returns ``seconds`` in whole nanoseconds, not less than ``seconds``."""
+    """Return ``seconds`` in whole nanoseconds, not less than ``seconds``."""
     whole = -int(-seconds * 1e9 // 1)
     return whole if whole / 1e9 >= seconds else whole + 1

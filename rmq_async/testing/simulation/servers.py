@@ -49,8 +49,10 @@ MAX_MEMORY: Final = 1 << 30
 
 
 class Loss(NamedTuple):
-    """A queue that has lost its messages from offset ``first`` to ``last``, by a power loss or a new master; it gives the
-    offsets out again."""
+    """A queue that has lost its messages from offset ``first`` to ``last``, by a power loss or a new master.
+
+    It gives the offsets out again.
+    """
 
     time: float
     queue: MessageQueue
@@ -69,7 +71,8 @@ class ServerMachine(Machine, ABC):
 
 class _RegisteringNameServer(NameServer):
     """A name server with which brokers register over the network, and which removes a broker when the last connection of its name
-    has ended."""
+    has ended.
+    """
 
     def __init__(self, name: str, forgotten: Callable[[str], object], settings: dict[str, dict[str, str]]) -> None:
         self._forgotten = forgotten
@@ -111,7 +114,7 @@ class NameServerMachine(ServerMachine):
         return self.server.registrations
 
     def lists(self, broker: BrokerMachine) -> bool:
-        """Returns whether the name server serves, and knows a broker under the broker's present address."""
+        """Return whether the name server serves, and knows a broker under the broker's present address."""
         serves = self.running and not self.paused and self.server.listener.running
         return serves and self.registrations.knows(broker.name, broker.broker.state.address)
 
@@ -131,10 +134,16 @@ class NameServerMachine(ServerMachine):
 class BrokerMachine(ServerMachine):
     """The machine of a broker, and its disk.
 
-    ``name_servers``: their names. ``lost``: unique ids of messages that power losses and new masters removed. ``deleted``:
-    unique ids of messages that were deleted because of their age. ``losses``: queues that have lost messages; ``taken``: by
-    queue, the highest offset of those. ``settings``: settings of each process that starts. ``registered``: names of the name
-    servers that have accepted a registration of the present process.
+    Args:
+        name_servers: Their names.
+
+    Attributes:
+        lost: Unique ids of messages that power losses and new masters removed.
+        deleted: Unique ids of messages that were deleted because of their age.
+        losses: Queues that have lost messages.
+        taken: By queue, the highest offset of those.
+        settings: Settings of each process that starts.
+        registered: Names of the name servers that have accepted a registration of the present process.
     """
 
     broker: Broker
@@ -162,7 +171,7 @@ class BrokerMachine(ServerMachine):
         return sum(self.broker.requests.values())
 
     def stored(self, position: int = 0) -> list[Stored]:
-        """Returns the messages on disk from a physical offset on, in the order in which they were stored."""
+        """Return the messages on disk from a physical offset on, in the order in which they were stored."""
         return [
             Stored(self.name, queue.topic, queue.queue_id, message.queue_offset, message.msg_id, digest(message.body))
             for record, queue in self.log.records(position)
@@ -170,8 +179,10 @@ class BrokerMachine(ServerMachine):
         ]
 
     def truncate(self, count: int) -> int:
-        """Removes the last ``count`` messages, as happens when a replica with a lag becomes the master; returns the number of those
-        removed."""
+        """Remove the last ``count`` messages, as happens when a replica with a lag becomes the master.
+
+        Return the number of those removed.
+        """
         self._lose(self.log.place_of_last(count, self.name))
         return self.broker.truncate(count)
 
@@ -181,7 +192,7 @@ class BrokerMachine(ServerMachine):
         return self.running and not self.paused and self.broker.listener.running
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Returns the queues that consumers may read of a topic; none of an unknown topic."""
+        """Return the queues that consumers may read of a topic; none of an unknown topic."""
         found = self.disk.topics.get(topic)
         if found is None:
             return []
@@ -189,27 +200,28 @@ class BrokerMachine(ServerMachine):
         return [MessageQueue(topic, self.name, queue.queue_id) for queue in found.queues() if queue.queue_id < readable]
 
     def lock_of(self, group: str, queue: MessageQueue) -> tuple[str, float] | None:
-        """Returns the id of the client that has the lock of a group's queue, and the seconds since it has locked or renewed it,
-        by the broker's clock; None if there is none."""
+        """Return the id of the client that has the lock of a group's queue, and the seconds since it has locked or renewed it,
+        by the broker's clock; None if there is none.
+        """
         return self.broker.state.locks.holding(group, queue, self.monotonic())
 
     def committed(self, group: str, queue: MessageQueue) -> int:
-        """Returns the offset that the running process keeps for a group, 0 for none."""
+        """Return the offset that the running process keeps for a group, 0 for none."""
         return max(self.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        """Returns the offset of the oldest message of a queue, and the one behind its newest; 0 and 0 for an unknown queue."""
+        """Return the offset of the oldest message of a queue, and the one behind its newest; 0 and 0 for an unknown queue."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         return (0, 0) if found is None else (found.oldest, found.max_offset)
 
     def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Returns the message at an offset; None if there is none."""
+        """Return the message at an offset; None if there is none."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         record = None if found is None else found.record(offset)
         return decode_messages(record).messages[0] if record else None
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> int:
-        """Deletes the messages of a queue below an offset; returns their number. See ``EmbeddedRocketMQ.expire``."""
+        """Delete the messages of a queue below an offset; return their number. See ``EmbeddedRocketMQ.expire``."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         records = [] if found is None else [found.record(offset) for offset in range(found.oldest, before)]
         gone = [each for record in records if record for each in decode_messages(record).messages]
@@ -218,7 +230,7 @@ class BrokerMachine(ServerMachine):
         return len(gone)
 
     def resize(self, topic: str, queues: int) -> tuple[int, int]:
-        """Gives a topic another number of queues; returns the number before, and the new one. Ignores an unknown topic."""
+        """Give a topic another number of queues; return the number before, and the new one. Ignore an unknown topic."""
         found = self.disk.topics.get(topic)
         if found is None:
             return queues, queues
@@ -227,19 +239,19 @@ class BrokerMachine(ServerMachine):
         return before, queues
 
     def lose_master(self) -> None:
-        """Makes it a replica whose master is gone, until ``elect_master``. Ignored unless it serves."""
+        """Make it a replica whose master is gone, until ``elect_master``. Ignored unless it serves."""
         if self.running and self.broker.listener.running:
             self.broker.lose_master()
 
     def elect_master(self) -> None:
-        """Makes it a master with all messages and no offset of any group, whether it runs or not."""
+        """Make it a master with all messages and no offset of any group, whether it runs or not."""
         self.disk.offsets.clear()
         self.disk.pop_offsets.clear()
         if self.running and self.broker.listener.running:
             self.broker.elect_master()
 
     def broker_made(self, broker: Broker) -> None:
-        """Does nothing; a subclass may watch the requests to each new broker, which has not started yet."""
+        """Do nothing; a subclass may watch the requests to each new broker, which has not started yet."""
 
     def process_ended(self) -> None:
         if hasattr(self, "broker"):  # the first process may end before it has begun to serve
@@ -275,8 +287,9 @@ class BrokerMachine(ServerMachine):
                 tasks.create_task(self._register(name, event), name=f"{self.name} registers with {name}")
 
     async def _register(self, name_server: str, changed: asyncio.Event) -> None:
-        """Registers with one name server: at once, after changes of topics, every ``REGISTER_EVERY`` seconds, and
-        ``REGISTER_AGAIN`` seconds after a failure."""
+        """Register with one name server: at once, after changes of topics, every ``REGISTER_EVERY`` seconds, and
+        ``REGISTER_AGAIN`` seconds after a failure.
+        """
         while True:
             with suppress(OSError, TimeoutError, EOFError, RemoteProtocolError):
                 async with asyncio.timeout(REGISTER_TIMEOUT):
@@ -303,7 +316,11 @@ class BrokerMachine(ServerMachine):
 
 
 async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> RemotingCommand:
-    """Returns the next command. Raises EOFError if the peer closes the connection before it."""
+    """Return the next command.
+
+    Raises:
+        EOFError: If the peer closes the connection before it.
+    """
     while True:
         data = await reader.read(READ_SIZE)
         if not data:

@@ -65,8 +65,13 @@ class Record(NamedTuple):
 class Simulation:
     """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
-    ``seed``: decides everything that is drawn. ``faults``: the faults of the cluster; default: ``Faults.swarm()``; None for none.
-    ``trace``: True prints each frame. Raises SimulationError for a number that is no int or out of range, and for other ``faults``.
+    Args:
+        seed: Decides everything that is drawn.
+        faults: The faults of the cluster; default: ``Faults.swarm()``; None for none.
+        trace: True prints each frame.
+
+    Raises:
+        SimulationError: For a number that is no int or out of range, and for other ``faults``.
     """
 
     def __init__(
@@ -137,7 +142,7 @@ class Simulation:
 
     @property
     def links(self) -> Sequence[Link]:
-        """Links over which something was sent or that ``link`` has returned, in the order of their first use."""
+        """Link over which something was sent or that ``link`` has returned, in the order of their first use."""
         return self.network.links
 
     @property
@@ -151,7 +156,7 @@ class Simulation:
         return len(self._history.calls)
 
     def run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
-        """Runs ``main(simulation)`` on a separate machine until it ends; returns its result or raises its error.
+        """Run ``main(simulation)`` on a separate machine until it ends; return its result or raise its error.
 
         Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine;
         also for a second call, inside an event loop, and for an object that is no function or returns no awaitable.
@@ -173,9 +178,10 @@ class Simulation:
                 setattr(library, name, value)
 
     def machine(self, name: str) -> Machine:
-        """Returns the machine of a name: a broker, a name server, or a client machine, which is made at the first request.
+        """Return the machine of a name: a broker, a name server, or a client machine, which is made at the first request.
 
-        Raises SimulationError outside of ``run``, and for a name that is no str, empty, "localhost", or of an unknown server.
+        Raises:
+            SimulationError: Outside of ``run``, and for a name that is no str, empty, "localhost", or of an unknown server.
         """
         if not self._running:
             raise SimulationError(f"machine({name!r}) was called outside of run(); call it in the function given to run()")
@@ -189,14 +195,19 @@ class Simulation:
         return self._add(Machine(name, self, self.network.host(name)))
 
     def link(self, a: str, b: str) -> Link:
-        """Returns the link of two machines. Raises SimulationError for a machine that does not exist; before ``run`` none does."""
+        """Return the link of two machines.
+
+        Raises:
+            SimulationError: For a machine that does not exist; before ``run`` none does.
+        """
         for name in (a, b):
             if not isinstance(name, str) or name not in self._machines:
                 raise SimulationError(f"there is no machine {name!r}; there are {', '.join(self._machines) or 'none yet'}")
         return self.network.link(a, b)
 
     def check(self) -> None:
-        """Raises SimulationError if violations were found during the run, or by the checkers at its end; its text lists at most 20.
+        """Raise SimulationError if violations were found during the run, or by the checkers at its end; its text lists at most
+        20.
 
         Also raises it before the end of the run, and after a run that failed, because then nothing was checked.
         """
@@ -209,16 +220,16 @@ class Simulation:
             raise SimulationError(f"seed {self.seed}: {len(self._violations)} violations\n{listed}")
 
     def number(self) -> int:
-        """Returns a number that no other call of this simulation has returned."""
+        """Return a number that no other call of this simulation has returned."""
         self._number += 1
         return self._number
 
     def violation(self, text: str) -> None:
-        """Adds a violation, for checks of the user; ``check`` raises it with the others."""
+        """Add a violation, for checks of the user; ``check`` raises it with the others."""
         self._violations.append(f"{text} ({self._current.name}, {self.now:.6f} s)")
 
     async def calm(self, seconds: float) -> None:
-        """Ends all drawn faults for good at the first call, and waits until that is ``seconds`` ago."""
+        """End all drawn faults for good at the first call, and wait until that is ``seconds`` ago."""
         if self._calm_from is None:
             if self._injector is not None:
                 self._injector.close()
@@ -238,14 +249,14 @@ class Simulation:
     # -- as machines and faults use it
 
     def connecting(self, machine: Machine, address: str) -> None:
-        """Does nothing; a subclass may count the connects that machines begin."""
+        """Do nothing; a subclass may count the connects that machines begin."""
 
     def generator(self, name: str) -> Random:
-        """Returns a new generator, seeded with the seed of the run and ``name``."""
+        """Return a new generator, seeded with the seed of the run and ``name``."""
         return seeded_generator(self.seed, name)
 
     def usual_drift(self, name: str) -> float:
-        """Returns the usual drift of a machine's clock; 0 for that of ``run``'s function: it runs at the simulation's speed."""
+        """Return the usual drift of a machine's clock; 0 for that of ``run``'s function: it runs at the simulation's speed."""
         return 0.0 if name == MAIN else self.generator(f"clock of {name}").uniform(-USUAL_DRIFT, USUAL_DRIFT)
 
     def entered(self, machine: Machine) -> None:
@@ -259,11 +270,11 @@ class Simulation:
         self._history.record(machine, what, **details)
 
     def lead(self, name: str, addresses: Sequence[str]) -> None:
-        """Makes a machine's name lead to these addresses, in this order; none: to its own again."""
+        """Make a machine's name lead to these addresses, in this order; none: to its own again."""
         self.network.lead(name, addresses)
 
     def look_ups(self, name: str) -> int:
-        """Returns the number of look-ups of a machine's name so far."""
+        """Return the number of look-ups of a machine's name so far."""
         return self.network.look_ups[name]
 
     def free_address(self) -> str:
@@ -365,7 +376,7 @@ class Simulation:
         return result
 
     def _check_history(self) -> None:
-        """Runs the checkers outside of a callback, because those of a long history take longer than a callback may."""
+        """Run the checkers outside of a callback, because those of a long history take longer than a callback may."""
         assert self._injector is not None
         self._violations += self.violations(
             Record(
@@ -400,22 +411,22 @@ class Simulation:
         ]
 
     def unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Adds a violation for an error of a loop that no code has handled."""
+        """Add a violation for an error of a loop that no code has handled."""
         what = f"{context.get('message')}: {context.get('exception')!r}"
         self._violations.append(f"unhandled: {self._current.name} at {self.now:.6f} s: {what}")
 
 
 def seeded_generator(seed: int, name: str) -> Random:
-    """Returns a new generator, the same for the same seed and name."""
+    """Return a new generator, the same for the same seed and name."""
     return Random(hashlib.sha256(f"{seed} {name}".encode()).digest())
 
 
 def drawn_faults(seed: int, faults: Faults) -> Faults:
-    """Returns the faults that a simulation of ``seed`` draws from ``faults``."""
+    """Return the faults that a simulation of ``seed`` draws from ``faults``."""
     return faults.draw(seeded_generator(seed, "faults"))
 
 
 def drawn_pop_settings(seed: int) -> PopSettings:
-    """Returns the store of popped messages and the names of retry topics that the brokers of a simulation of ``seed`` use."""
+    """Return the store of popped messages and the names of retry topics that the brokers of a simulation of ``seed`` use."""
     chance = seeded_generator(seed, "pop settings")
     return PopSettings("kv" if chance.random() < 0.3 else "log", chance.random() < 0.3)

@@ -33,10 +33,10 @@ class Clocks(Protocol):
     """Clocks and random sources of the process whose code runs."""
 
     def monotonic(self) -> float:
-        """Returns seconds of a clock that is never set."""
+        """Return seconds of a clock that is never set."""
 
     def time(self) -> float:
-        """Returns seconds since the epoch."""
+        """Return seconds since the epoch."""
 
     @property
     def random(self) -> Random:
@@ -101,7 +101,7 @@ class StandardLibrary:
 
 
 def _bound(modules: Iterable[ModuleType], by_id: dict[int, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
-    """Yields each name of the modules that is bound to an object of ``by_id``, with what it gives for it."""
+    """Yield each name of the modules that is bound to an object of ``by_id``, with what it gives for it."""
     for module in modules:
         values = vars(module)
         if not by_id.keys().isdisjoint(map(id, values.values())):  # few have any; without a step of Python per name
@@ -111,7 +111,7 @@ def _bound(modules: Iterable[ModuleType], by_id: dict[int, Any]) -> Iterator[tup
 
 
 def _modules() -> Iterator[ModuleType]:
-    """Yields the modules whose names are replaced: those that belong neither to the standard library nor to test tools."""
+    """Yield the modules whose names are replaced: those that belong neither to the standard library nor to test tools."""
     for full_name, module in list(sys.modules.items()):
         package = full_name.partition(".")[0]
         if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:
@@ -148,7 +148,7 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
     seed = Random.seed
 
     def seeded(self: Random, a: Any = None, version: int = 2) -> None:
-        """Seeds a generator; for None with a number from ``clocks.entropy``."""
+        """Seed a generator; for None with a number from ``clocks.entropy``."""
         seed(self, clocks.entropy.getrandbits(128) if a is None else a, version)
 
     names = [name for name in random.__all__ if hasattr(random, name) and not isinstance(getattr(random, name), type)]
@@ -173,8 +173,10 @@ class _Standing(type):
 
 
 def _datetime_classes(clocks: Clocks) -> tuple[type, type]:
-    """Returns the replacements of ``datetime.date`` and ``datetime.datetime``. They take the current time from the process, and
-    make objects of the replaced classes."""
+    """Return the replacements of ``datetime.date`` and ``datetime.datetime``.
+
+    They take the current time from the process, and make objects of the replaced classes.
+    """
     real_date: Any = datetime.date
     real: Any = datetime.datetime
 

@@ -24,7 +24,8 @@ _SIZE: Final = 16
 class Trace:
     """The digest of the frames that were delivered.
 
-    ``print_frames``: True prints a line for each frame that can be decoded. The state of a stream is kept until its end.
+    Args:
+        print_frames: True prints a line for each frame that can be decoded. The state of a stream is kept until its end.
     """
 
     def __init__(self, *, print_frames: bool = False) -> None:
@@ -34,12 +35,14 @@ class Trace:
         self._print = print_frames
 
     def __len__(self) -> int:
-        """Returns the number of streams that have delivered bytes and have not ended, each direction counted separately."""
+        """Return the number of streams that have delivered bytes and have not ended, each direction counted separately."""
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Adds bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes end it. Where the
-        decoder raises, the bytes themselves are digested."""
+        """Add bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes end it.
+
+        Where the decoder raises, the bytes themselves are digested.
+        """
         if not data:
             self._end(stream)
             return
@@ -64,7 +67,7 @@ class Trace:
         return whole.hexdigest()
 
     def _end(self, stream: str) -> None:
-        """Keeps the digest of a stream. A later stream with the same ports has the same name, and begins with a new frame."""
+        """Keep the digest of a stream. A later stream with the same ports has the same name, and begins with a new frame."""
         found = self._streams.pop(stream, None)
         if found is not None:
             self._ended.update(stream.encode() + found[0].digest())
@@ -78,8 +81,10 @@ def _line(time: int, stream: str, frame: Frame) -> bytes:
 
 
 def _body(command: RemotingCommand) -> bytes:
-    """Returns the body; a compressed one of a SEND_MESSAGE_V2 request decompressed, since its bytes differ between versions of
-    zlib."""
+    """Return the body.
+
+    A compressed one of a SEND_MESSAGE_V2 request decompressed, since its bytes differ between versions of zlib.
+    """
     body, fields = command.body or b"", command.ext_fields or {}
     if command.code != RequestCode.SEND_MESSAGE_V2 or command.is_response:
         return body

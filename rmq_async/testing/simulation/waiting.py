@@ -11,8 +11,11 @@ __all__ = ["place_of", "waiting_tasks"]
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """Returns file, line and function of the innermost frame of an unfinished task; those of its function's beginning before its
-    first step. What an async generator waits for is not known, only the line that uses the generator."""
+    """Return file, line and function of the innermost frame of an unfinished task.
+
+    Those of its function's beginning before its first step. What an async generator waits for is not known, only the line that
+    uses the generator.
+    """
     inner: Any = task.get_coro()
     place = "a place without a Python frame"
     while inner is not None:
@@ -24,7 +27,7 @@ def place_of(task: asyncio.Task[Any]) -> str:
 
 
 def waiting_tasks(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
-    """Returns a line for each unfinished task of the loops: its name, and the place at which it waits."""
+    """Return a line for each unfinished task of the loops: its name, and the place at which it waits."""
     return [
         f"{task.get_name()} waits at {place_of(task)}"
         for loop in loops
@@ -33,5 +36,5 @@ def waiting_tasks(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
 
 
 def _first(owner: object, *names: str) -> Any:
-    """Returns the first of the attributes that exists and is not None."""
+    """Return the first of the attributes that exists and is not None."""
     return next((found for name in names if (found := getattr(owner, name, None)) is not None), None)

@@ -1,5 +1,6 @@
 """Detects callbacks that do not end: a thread watches counters of calls and of moves of the time, and raises an error in the
-thread of the simulation when one of them stands still."""
+thread of the simulation when one of them stands still.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +28,14 @@ _start_thread = threading.Thread.start  # a simulation refuses it to all other c
 
 
 class Watchdog:
-    """Watches the thread that enters it. ``beats``: any value that each callback changes; ``moves``: a value that each move of
-    time changes.
+    """Watches the thread that enters it.
 
     After ``limit`` seconds without a beat, or ``STANDING`` CPU seconds without a move of the time, it keeps the stack of the thread
     in ``stack`` and raises Frozen in that thread.
+
+    Attributes:
+        beats: Any value that each callback changes.
+        moves: A value that each move of time changes.
     """
 
     def __init__(self, limit: float = LIMIT) -> None:
@@ -59,7 +63,7 @@ class Watchdog:
             self._take_pending()
 
     def _take_pending(self) -> None:
-        """Receives a last Frozen.
+        """Receive a last Frozen.
 
         A call with None would withdraw it, but CPython 3.11 keeps the flag of its evaluation loop then: each call looks at it,
         and under ``sys.setprofile`` the loop never continues.

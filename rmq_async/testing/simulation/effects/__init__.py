@@ -41,7 +41,7 @@ _LINKS: Final = {
 
 
 def beginnings(cluster: Cluster) -> dict[str, Begin]:
-    """Returns, by kind, the function that begins a fault."""
+    """Return, by kind, the function that begins a fault."""
     return {
         **{kind: on_some(lambda: cluster.brokers, strike) for kind, strike in (_ANSWERS | _POPS).items()},
         **{kind: links.on_link(cluster, strike) for kind, strike in _LINKS.items()},
@@ -54,7 +54,7 @@ def beginnings(cluster: Cluster) -> dict[str, Begin]:
 
 
 def expiry(cluster: Cluster, topic: str | None = None) -> Begin:
-    """Returns the function that deletes the oldest messages of a queue, of ``topic`` or of any topic of users."""
+    """Return the function that deletes the oldest messages of a queue, of ``topic`` or of any topic of users."""
     return on(lambda: cluster.brokers, partial(storage.expire, cluster, topic))
 
 

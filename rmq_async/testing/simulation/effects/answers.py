@@ -33,28 +33,28 @@ def error(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def delay(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays all answers by the same drawn time."""
+    """Delay all answers by the same drawn time."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(chance.choice((0.05, 0.5, 2.0)))
     return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
 
 
 def disorder(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes a broker serve waiting requests in any order."""
+    """Make a broker serve waiting requests in any order."""
     before, listener = machine.requests, machine.broker.listener
     listener.shuffle(Random(chance.getrandbits(64)))
     return Done(lambda: listener.shuffle(None), lambda: machine.requests != before)
 
 
 def jitter(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays each answer by a drawn time, so that answers may overtake each other."""
+    """Delay each answer by a drawn time, so that answers may overtake each other."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(0.0, chance.choice((0.01, 0.1, 1.0)), Random(chance.getrandbits(64)))
     return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
 
 
 def slices(chance: Random, machine: BrokerMachine) -> Effect:
-    """Splits answers into parts."""
+    """Split answers into parts."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.slices = Random(chance.getrandbits(64))
 
@@ -65,7 +65,7 @@ def slices(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def overload(chance: Random, machine: BrokerMachine) -> Effect:
-    """Refuses sends beyond a rate as busy; the rate may be that of a broker that has just started, and rise."""
+    """Refuse sends beyond a rate as busy; the rate may be that of a broker that has just started, and rise."""
     broker = machine.broker
     broker.throttle(*chance.choice(RATES))
     refused = 0
@@ -79,7 +79,7 @@ def overload(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes a broker refuse what consumers give back, or store it without an answer."""
+    """Make a broker refuse what consumers give back, or store it without an answer."""
     broker, code = machine.broker, chance.choice(NOT_TAKEN_BACK)
     before = broker.refused_give_backs + broker.unanswered_give_backs
     broker.refuse_give_backs(code)
@@ -93,7 +93,7 @@ def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:
-    """Refuses the next requests of a drawn kind with a response code."""
+    """Refuse the next requests of a drawn kind with a response code."""
     request, failures = chance.choice(REQUESTS), machine.broker.failures
     asked = chance.randint(1, MOST_REFUSED)
     failure = failures.add(code, asked, request)

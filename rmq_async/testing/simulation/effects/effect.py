@@ -36,19 +36,19 @@ class Cluster(Protocol):
 
     @property
     def links(self) -> Sequence[Link]:
-        """Links over which something was sent, or that were asked for."""
+        """Link over which something was sent, or that were asked for."""
 
     def free_address(self) -> str:
-        """Returns an address that no machine has and no earlier call has returned."""
+        """Return an address that no machine has and no earlier call has returned."""
 
     def lead(self, name: str, addresses: Sequence[str]) -> None:
-        """Makes a machine's name lead to these addresses, in this order; none: to its own again."""
+        """Make a machine's name lead to these addresses, in this order; none: to its own again."""
 
     def look_ups(self, name: str) -> int:
-        """Returns the number of look-ups of a machine's name so far."""
+        """Return the number of look-ups of a machine's name so far."""
 
     def record(self, machine: str, what: str, **details: object) -> None:
-        """Adds an event to the history."""
+        """Add an event to the history."""
 
 
 class Done(Effect):
@@ -66,12 +66,16 @@ class Done(Effect):
 
 
 def once(met: bool) -> Done:
-    """Returns a fault that is over when it has begun."""
+    """Return a fault that is over when it has begun."""
     return Done(lambda: None, lambda: met)
 
 
 def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None], *, paused: bool = True) -> Begin:
-    """Returns a function that begins a fault of one of those ``machines`` that run. ``paused``: whether it may be a paused one."""
+    """Return a function that begins a fault of one of those ``machines`` that run.
+
+    Args:
+        paused: Whether it may be a paused one.
+    """
 
     def begin(chance: Random, duration: float) -> Effect | None:
         machine = drawn(chance, [each for each in machines() if each.running and (paused or not each.paused)])
@@ -81,7 +85,7 @@ def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect
 
 
 def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None]) -> Begin:
-    """Returns a function that begins a fault of one of those ``machines`` that run, or the same fault of all of them."""
+    """Return a function that begins a fault of one of those ``machines`` that run, or the same fault of all of them."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         together, seed = chance.random() < ALL_SHARE, chance.getrandbits(64)
@@ -100,5 +104,5 @@ def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], E
 
 
 def drawn(chance: Random, targets: Sequence[T]) -> T | None:
-    """Draws one of ``targets``; None if there are none."""
+    """Draw one of ``targets``; None if there are none."""
     return chance.choice(targets) if targets else None

@@ -17,7 +17,7 @@ LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
 
 
 def on_link(cluster: Cluster, strike: Callable[[Random, Link], Effect]) -> Begin:
-    """Returns a function that begins a fault of a link, drawn from ``cluster.links``; links of a machine to itself are left out."""
+    """Return a function that begins a fault of a link, drawn from ``cluster.links``; links of a machine to itself are left out."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         link = drawn(chance, [link for link in cluster.links if link.a != link.b])

@@ -51,7 +51,7 @@ def pause(chance: Random, machine: Machine) -> Effect:
 
 
 def slow(chance: Random, machine: Machine) -> Effect:
-    """Slows a machine: each iteration of the event loop takes some time, during which data may arrive."""
+    """Slow a machine: each iteration of the event loop takes some time, during which data may arrive."""
     loop = machine.loop
     before = loop.turns
     machine.slow(chance.choice(TURNS))
@@ -64,7 +64,7 @@ def slow(chance: Random, machine: Machine) -> Effect:
 
 
 def no_threads(chance: Random, machine: Machine) -> Effect:
-    """Makes a machine refuse threads."""
+    """Make a machine refuse threads."""
     loop, before = machine.loop, machine.refused_threads
     machine.refuse_threads()
 
@@ -76,25 +76,25 @@ def no_threads(chance: Random, machine: Machine) -> Effect:
 
 
 def clock_jump(chance: Random, machine: Machine) -> Effect:
-    """Makes the wall clock jump, and back at the end."""
+    """Make the wall clock jump, and back at the end."""
     machine.skew(chance.uniform(-LARGEST_JUMP, LARGEST_JUMP))
     return Done(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_drift(chance: Random, machine: Machine) -> Effect:
-    """Makes the wall clock run too fast or too slowly; it is set right at the end."""
+    """Make the wall clock run too fast or too slowly; it is set right at the end."""
     machine.drift(chance.uniform(-LARGEST_DRIFT, LARGEST_DRIFT))
     return Done(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_rate(chance: Random, machine: Machine) -> Effect:
-    """Makes the monotonic clock, and with it all timeouts, run too fast or too slowly."""
+    """Make the monotonic clock, and with it all timeouts, run too fast or too slowly."""
     machine.drift_monotonic(chance.uniform(-LARGEST_RATE, LARGEST_RATE))
     return Done(lambda: machine.drift_monotonic(None), lambda: machine.running)
 
 
 def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
-    """Moves a server: it ends and starts again with another address."""
+    """Move a server: it ends and starts again with another address."""
     had = machine.traffic
     machine.crash()
 
@@ -106,8 +106,10 @@ def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
 
 
 def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
-    """Replaces a master by a replica with all messages and without the offsets of groups. Until it is elected, it serves reads; or
-    nothing serves, and then it has another address."""
+    """Replace a master by a replica with all messages and without the offsets of groups.
+
+    Until it is elected, it serves reads; or nothing serves, and then it has another address.
+    """
     had, reads = machine.traffic, chance.random() < 0.5
     cluster.record(machine.name, "lose master", replica=reads)
     if reads:
@@ -126,13 +128,13 @@ def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effec
 
 
 def redirect(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
-    """Makes the name of a name server lead to another one, while both run."""
+    """Make the name of a name server lead to another one, while both run."""
     other = drawn(chance, [each for each in cluster.name_servers if each is not machine])
     return None if other is None else _lead(cluster, machine, [other.address])
 
 
 def silent(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
-    """Makes the name of a name server lead to a server that accepts connections and stays silent, and then to its own address."""
+    """Make the name of a name server lead to a server that accepts connections and stays silent, and then to its own address."""
     other = drawn(chance, [each for each in cluster.name_servers if each is not machine and each.running and not each.paused])
     if other is None:
         return None
@@ -160,7 +162,7 @@ def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]
 
 
 def move_client(cluster: Cluster, machine: Machine) -> Effect:
-    """Moves a client: its address changes while it runs, and its connections become silent for both sides."""
+    """Move a client: its address changes while it runs, and its connections become silent for both sides."""
     streams = machine.streams
     machine.move(cluster.free_address())
     return once(streams > 0)

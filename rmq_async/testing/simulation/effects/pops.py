@@ -29,7 +29,7 @@ LATE: Final = (1.0, 10.0, 60.0)
 
 
 def empty(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes the next pops return at once without messages."""
+    """Make the next pops return at once without messages."""
     faults = machine.broker.popping.faults
     faults.empty = asked = chance.randint(1, MOST)
     left = asked
@@ -42,7 +42,7 @@ def empty(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes the next acknowledgements have no effect, although they are answered."""
+    """Make the next acknowledgements have no effect, although they are answered."""
     faults = machine.broker.popping.faults
     faults.lost_acks = asked = chance.randint(1, MOST)
     left = asked
@@ -55,7 +55,7 @@ def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes a broker serve requests of a drawn kind without answering them."""
+    """Make a broker serve requests of a drawn kind without answering them."""
     failures, request = machine.broker.failures, chance.choice(REQUESTS)
     asked = chance.randint(1, MOST)
     failures.lose(asked, request)
@@ -69,7 +69,7 @@ def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays the redelivery of popped messages."""
+    """Delay the redelivery of popped messages."""
     faults = machine.broker.popping.faults
     before = machine.broker.requests[RequestCode.POP_MESSAGE]
     faults.late_ms = round(1000 * chance.choice(LATE))  # the broker sets its own alarms, on its own loop
@@ -81,7 +81,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Makes a broker redeliver a popped message twice each time."""
+    """Make a broker redeliver a popped message twice each time."""
     faults = machine.broker.popping.faults
     before = machine.broker.popping.revived
     faults.copies = 2
@@ -93,7 +93,7 @@ def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def refused(chance: Random, machine: BrokerMachine) -> Effect:
-    """Answers requests of a drawn kind with an error."""
+    """Answer requests of a drawn kind with an error."""
     failures = machine.broker.failures
     asked = chance.randint(1, MOST)
     failure = failures.add(chance.choice(ERRORS), asked, chance.choice(REFUSED))

@@ -26,8 +26,9 @@ MOST_LATE: Final = 20
 
 
 def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
-    """Takes the newest messages from a broker, at once or after a time without a master: a replica that was behind becomes the
-    master, or a broker starts with an older store."""
+    """Take the newest messages from a broker, at once or after a time without a master: a replica that was behind becomes the
+    master, or a broker starts with an older store.
+    """
     away = chance.random() < 0.5
     if away:
         machine.crash()
@@ -40,8 +41,11 @@ def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect
 
 
 def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """Deletes the oldest messages of a queue; the minimum offset follows at once, or later. ``topic``: None for any topic
-    of users."""
+    """Delete the oldest messages of a queue; the minimum offset follows at once, or later.
+
+    Args:
+        topic: None for any topic of users.
+    """
     topics = _topics(machine) if topic is None else [topic]
     queue = drawn(chance, [queue for name in topics for queue in _queues(machine, name)])
     if queue is None:
@@ -53,7 +57,7 @@ def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerM
 
 
 def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """Resizes a topic: it has more queues, or fewer, for a while."""
+    """Resize a topic: it has more queues, or fewer, for a while."""
     topic = drawn(
         chance, [name for name in _topics(machine) if "+" not in name]
     )  # no administrator can name these retry topics
@@ -71,7 +75,7 @@ def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect |
 
 
 def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delays flushes, so that a power loss removes more messages, and answers up to ``MOST_LATE`` sends with FLUSH_DISK_TIMEOUT."""
+    """Delay flushes, so that a power loss removes more messages, and answers up to ``MOST_LATE`` sends with FLUSH_DISK_TIMEOUT."""
     log, failures = machine.log, machine.broker.failures
     before = log.appended
     log.flush_interval = chance.choice(SLOW_FLUSHES)
@@ -88,7 +92,7 @@ def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Makes a name server hide a broker and ignore its registrations."""
+    """Make a name server hide a broker and ignore its registrations."""
     known, broker = machine.registrations, chance.choice(cluster.brokers).name
     before = known.differences
     known.forgotten[broker] = None
@@ -97,7 +101,7 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
 
 
 def empty(cluster: Cluster, machine: NameServerMachine) -> Effect:
-    """Makes a name server know no broker and ignore all registrations, as for some seconds after a restart."""
+    """Make a name server know no broker and ignore all registrations, as for some seconds after a restart."""
     known, brokers = machine.registrations, [broker.name for broker in cluster.brokers]
     hidden = [name for name in brokers if name not in known.forgotten]
     before = known.differences
@@ -113,7 +117,7 @@ def empty(cluster: Cluster, machine: NameServerMachine) -> Effect:
 
 
 def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Makes a name server report more queues of topics than exist, or fewer, as if it had missed a change."""
+    """Make a name server report more queues of topics than exist, or fewer, as if it had missed a change."""
     known = machine.registrations
     before = known.differences
     known.more = chance.choice((-3, -1, 1, 4))
@@ -126,13 +130,13 @@ def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Ef
 
 
 def _topics(machine: BrokerMachine) -> Sequence[str]:
-    """Returns the names of the topics except the broker's own; retry topics of groups are among them."""
+    """Return the names of the topics except the broker's own; retry topics of groups are among them."""
     table = machine.disk.topics
     return [topic.config.topic_name for topic in table if not table.is_own(topic.config.topic_name)]
 
 
 def _queues(machine: BrokerMachine, topic: str) -> Sequence[MessageQueue]:
-    """Returns the queues of a topic that have messages; none of an unknown topic."""
+    """Return the queues of a topic that have messages; none of an unknown topic."""
     found = machine.disk.topics.get(topic)
     queues = () if found is None else found.queues()
     return [MessageQueue(topic, machine.name, queue.queue_id) for queue in queues if queue.oldest < queue.max_offset]

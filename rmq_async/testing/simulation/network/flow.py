@@ -42,13 +42,13 @@ class Sender(Protocol):
     attached: bool
 
     def writable(self) -> None:
-        """Runs when the kernel accepts more bytes."""
+        """Run when the kernel accepts more bytes."""
 
     def finished(self) -> None:
-        """Runs when the other kernel has received every byte and the end of the stream."""
+        """Run when the other kernel has received every byte and the end of the stream."""
 
     def fail(self, error: OSError) -> None:
-        """Runs when the kernel gives the stream up."""
+        """Run when the kernel gives the stream up."""
 
 
 class Receiver(Protocol):
@@ -57,19 +57,21 @@ class Receiver(Protocol):
     unread: int
 
     def arrive(self, kind: Segment, data: bytes) -> None:
-        """Takes a segment; they come in order."""
+        """Take a segment; they come in order."""
 
     def refuse(self) -> None:
-        """Answers a segment whose stream is gone with a reset."""
+        """Answer a segment whose stream is gone with a reset."""
 
     def unanswered(self) -> None:
-        """Runs when the reset that should have ended the receiver's side is lost."""
+        """Run when the reset that should have ended the receiver's side is lost."""
 
 
 class Flow:
     """The bytes of a stream in one direction.
 
-    ``way``: the direction of the link that carries it; ``back``: the other one, for the receiver's answers.
+    Args:
+        way: The direction of the link that carries it.
+        back: The other one, for the receiver's answers.
     """
 
     def __init__(self, scheduler: Scheduler, sender: Sender, receiver: Receiver, way: Way, back: Way) -> None:
@@ -122,11 +124,11 @@ class Flow:
     # -- the sender
 
     def open(self) -> None:
-        """Sends the last segment of a handshake."""
+        """Send the last segment of a handshake."""
         self._carry(Segment.OPEN, b"")
 
     def take(self, data: bytes | memoryview) -> int:
-        """Takes as many bytes as there is room for; returns their number."""
+        """Take as many bytes as there is room for; return their number."""
         size = min(self.room, len(data))
         if size <= 0:
             return 0
@@ -140,18 +142,18 @@ class Flow:
         return size
 
     def finish(self) -> None:
-        """Ends the stream after the accepted bytes."""
+        """End the stream after the accepted bytes."""
         self._finishing = True
         self._transmit()
 
     def reset(self) -> None:
-        """Drops accepted bytes that were not sent, and resets the other end."""
+        """Drop accepted bytes that were not sent, and reset the other end."""
         if not self._abandoned:
             self.abandon()
             self._carry(Segment.RESET, b"")
 
     def abandon(self) -> None:
-        """Stops sending and repeating. Segments in transit may still arrive."""
+        """Stop sending and repeating. Segments in transit may still arrive."""
         self._gap = self._gap or bool(self._lost)
         self._abandoned = True
         self._finishing = False
@@ -163,18 +165,18 @@ class Flow:
             self._question = None
 
     def end(self) -> None:
-        """Stops sending as ``abandon`` does, and drops the segments in transit too."""
+        """Stop sending as ``abandon`` does, and drop the segments in transit too."""
         self.abandon()
         self._over = True
         self._early.clear()
 
     def unanswered(self) -> None:
-        """Notes that an answer of the receiver is lost."""
+        """Note that an answer of the receiver is lost."""
         if self._sent != self._acknowledged:
             self._stall()
 
     def heal(self) -> None:
-        """Sends lost segments again, at the next time at which a kernel would do so."""
+        """Send lost segments again, at the next time at which a kernel would do so."""
         if self._stalled < 0 or self._repetition is not None:
             return
         at, interval = self._stalled + self._interval, self._interval
@@ -199,7 +201,7 @@ class Flow:
             self._question = self._scheduler.after(self._patience, self._ask)
 
     def _ask(self) -> None:
-        """Asks for room, in case the segment that offers it was lost, or there is no receiver any more."""
+        """Ask for room, in case the segment that offers it was lost, or there is no receiver any more."""
         self._question = None
         if self._outbox and self._sent == self._limit:
             self._patience = min(2 * self._patience, LONGEST_INTERVAL)
@@ -221,7 +223,7 @@ class Flow:
             self._expiry = self._scheduler.after(GIVE_UP, self._expire)
 
     def _answered(self) -> None:
-        """Ends a stall."""
+        """End a stall."""
         self._stalled = -1
         for call in (self._repetition, self._expiry):
             if call is not None:
@@ -278,7 +280,7 @@ class Flow:
     # -- the receiver
 
     def consumed(self) -> None:
-        """Offers the sender the room of bytes that the process has read, once it is a quarter of the window."""
+        """Offer the sender the room of bytes that the process has read, once it is a quarter of the window."""
         if self._received - self._receiver.unread + RECEIVE_WINDOW - self._offered >= RECEIVE_WINDOW // 4:
             self._acknowledge()
 

@@ -26,7 +26,7 @@ class Target(Side, Protocol):
     off: bool
 
     def listener(self, place: Place) -> Listener | None:
-        """Returns the listener at a place; None if there is none."""
+        """Return the listener at a place; None if there is none."""
 
 
 class Directory(Protocol):
@@ -36,13 +36,13 @@ class Directory(Protocol):
     observe: Observer | None
 
     def at(self, caller: Side, address: str) -> Target | None:
-        """Returns the machine that has an address now, as ``caller`` sees it; None if there is none."""
+        """Return the machine that has an address now, as ``caller`` sees it; None if there is none."""
 
     def link(self, a: str, b: str) -> Link:
-        """Returns the link of two machines."""
+        """Return the link of two machines."""
 
     def next_stream(self) -> int:
-        """Returns the number of a new stream."""
+        """Return the number of a new stream."""
 
 
 class Attempt:
@@ -61,7 +61,7 @@ class Attempt:
         self._request(0)
 
     def end(self) -> None:
-        """Gives the attempt up: later answers to it are dropped."""
+        """Give the attempt up: later answers to it are dropped."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -130,7 +130,7 @@ class Attempt:
 
 
 def _close(end: End) -> None:
-    """Ends a stream that was accepted: with a reset, or in order."""
+    """End a stream that was accepted: with a reset, or in order."""
     if end.out.way.flip():
         end.reset()
     else:

@@ -35,13 +35,17 @@ class Names(Directory, Protocol):
     """A network, as its machines see it."""
 
     def addresses_of(self, name: str) -> tuple[str, ...]:
-        """Returns the addresses that a name leads to; none for an unknown one."""
+        """Return the addresses that a name leads to; none for an unknown one."""
 
     def check_free(self, host: Host, address: str) -> None:
-        """Raises SimulationError for an address that another machine has."""
+        """Raise SimulationError for an address that another machine has."""
 
     def move(self, host: Host, address: str) -> None:
-        """Gives a machine another address. Raises SimulationError for one that is taken."""
+        """Give a machine another address.
+
+        Raises:
+            SimulationError: For one that is taken.
+        """
 
 
 class Host(Network):
@@ -75,7 +79,11 @@ class Host(Network):
     async def connect(
         self, loop: SimulatedLoop, factory: Factory, host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Connects to the address of ``host``. Raises OSError as connect() of a socket does."""
+        """Connect to the address of ``host``.
+
+        Raises:
+            OSError: As connect() of a socket does.
+        """
         address = (await self.resolve(loop, host, port))[0][4][0]
         if ":" in address:
             raise system_error(ENETUNREACH)
@@ -108,10 +116,13 @@ class Host(Network):
             del attempt, future  # else an error that it raises would be in a cycle: error, traceback, frame, future
 
     def listen(self, loop: SimulatedLoop, factory: Factory, host: str | None, port: int) -> asyncio.AbstractServer:
-        """Returns a server that listens on one address, or on all for None, "" and "0.0.0.0"; port 0 is a free one.
+        """Return a server that listens on one address, or on all for None, "" and "0.0.0.0"; port 0 is a free one.
 
-        A listener of one address is not reached by an address that the machine gets later. Raises OSError for an address that the
-        machine does not have and a port that is taken, OverflowError for a port outside 0-65535.
+        A listener of one address is not reached by an address that the machine gets later.
+
+        Raises:
+            OSError: For an address that the machine does not have and a port that is taken.
+            OverflowError: For a port outside 0-65535.
         """
         address = ANY if host in (None, "", ANY) else self._own(str(host))
         if not 0 <= port <= 65535:
@@ -125,7 +136,7 @@ class Host(Network):
         return SimulatedServer(loop, factory, (address, port), self.wakes, self.ports)
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolves a name after a drawn delay, as ``getaddrinfo`` does; an address without a delay.
+        """Resolve a name after a drawn delay, as ``getaddrinfo`` does; an address without a delay.
 
         Raises socket.gaierror for an unknown name.
         """
@@ -145,14 +156,14 @@ class Host(Network):
     # -- as other machines see it
 
     def listener(self, place: Place) -> Listener | None:
-        """Returns the listener that an address and port of this machine reach; None if there is none."""
+        """Return the listener that an address and port of this machine reach; None if there is none."""
         address, port = place
         return self.ports.get((ANY, port)) or self.ports.get((address, port))
 
     # -- what can befall it
 
     def crash(self) -> None:
-        """Ends the process: the kernel closes its streams, with a reset or in order, and ends its listeners."""
+        """End the process: the kernel closes its streams, with a reset or in order, and end its listeners."""
         self._end_process()
         for end in list(self.ends.values()):
             if not end.closed:
@@ -162,7 +173,7 @@ class Host(Network):
                     end.close()
 
     def power_off(self) -> None:
-        """Ends the process and the kernel: the machine does not answer, and peers notice it by their timeouts."""
+        """End the process and the kernel: the machine does not answer, and peers notice it by their timeouts."""
         self._end_process()
         self.off = True
         for end in list(self.ends.values()):
@@ -170,7 +181,7 @@ class Host(Network):
             self._dead.append(end)
 
     def power_on(self) -> None:
-        """Starts the kernel, which answers segments of earlier streams with a reset."""
+        """Start the kernel, which answers segments of earlier streams with a reset."""
         self.off = False
         dead, self._dead = self._dead, []
         for end in dead:
@@ -178,16 +189,19 @@ class Host(Network):
             end.peer.heal()
 
     def pause(self) -> None:
-        """Stops the process. Its kernel still completes handshakes and keeps bytes, as many of both as it has room for."""
+        """Stop the process. Its kernel still completes handshakes and keeps bytes, as many of both as it has room for."""
         self.wakes.pause()
 
     def resume(self) -> None:
-        """Wakes the process for data that arrived during the pause. Called before its timers run, as an event loop would
-        do."""
+        """Wake the process for data that arrived during the pause. Called before its timers run, as an event loop would do."""
         self.wakes.resume()
 
     def check_move(self, address: str) -> str:
-        """Returns the address as a text. Raises SimulationError for one to which the machine cannot move."""
+        """Return the address as a text.
+
+        Raises:
+            SimulationError: For one to which the machine cannot move.
+        """
         try:
             address = str(ipaddress.IPv4Address(str(address)))
         except ValueError:
@@ -198,9 +212,10 @@ class Host(Network):
         return address
 
     def move(self, address: str) -> None:
-        """Gives the machine another IPv4 address; streams of the old one are silent.
+        """Give the machine another IPv4 address; streams of the old one are silent.
 
-        Raises SimulationError for an address to which it cannot move.
+        Raises:
+            SimulationError: For an address to which it cannot move.
         """
         address = self.check_move(address)
         self._names.move(self, address)
@@ -243,5 +258,5 @@ class Host(Network):
 
 
 def is_local(address: str) -> bool:
-    """Returns whether an address is a loopback address, by which each machine reaches itself."""
+    """Return whether an address is a loopback address, by which each machine reaches itself."""
     return address.startswith("127.")

@@ -36,14 +36,18 @@ class Carried(Protocol):
     """One end of a stream, as the link that carries it sees it."""
 
     def fail(self, error: OSError) -> None:
-        """Closes the end with an error that its owner gets."""
+        """Close the end with an error that its owner gets."""
 
     def heal(self) -> None:
-        """Sends lost segments again, at the next time at which a kernel would do so."""
+        """Send lost segments again, at the next time at which a kernel would do so."""
 
 
 class Way:
-    """One direction of a link. ``name``: "sender->receiver"."""
+    """One direction of a link.
+
+    Args:
+        name: "sender->receiver".
+    """
 
     __slots__ = ("_busy_until", "_chance", "_local", "_scheduler", "carried", "cut", "extra", "held", "name")
 
@@ -61,7 +65,7 @@ class Way:
         self._busy_until = 0
 
     def latency(self) -> int:
-        """Draws the nanoseconds that a segment without data takes."""
+        """Draw the nanoseconds that a segment without data takes."""
         chance = self._chance.random
         if self._local:
             return int((FASTEST + SPREAD * chance()) * LOCAL_SHARE) + self.extra
@@ -71,29 +75,34 @@ class Way:
         return latency
 
     def send(self, size: int, arrive: Callable[..., None], *args: object) -> None:
-        """Calls ``arrive(*args)`` when a segment of ``size`` bytes has arrived at the other side."""
+        """Call ``arrive(*args)`` when a segment of ``size`` bytes has arrived at the other side."""
         now = self._scheduler.now
         self.carried += 1
         self._busy_until = max(self._busy_until, now) + size * BYTE_TIME
         self._scheduler.after(self._busy_until - now + self.latency(), arrive, *args)
 
     def segment(self, size: int) -> int:
-        """Draws how many of ``size`` bytes the next segment takes."""
+        """Draw how many of ``size`` bytes the next segment takes."""
         if size > 1 and self._chance.random() < CUT_SHARE:
             size = self._chance.randrange(1, size)
         return min(size, LARGEST_SEGMENT)
 
     def retransmission_timeout(self) -> int:
-        """Draws the nanoseconds after which a kernel sends a segment for the second time."""
+        """Draw the nanoseconds after which a kernel sends a segment for the second time."""
         return 200_000_000 + int(100_000_000 * self._chance.random())
 
     def flip(self) -> bool:
-        """Draws one of two outcomes."""
+        """Draw one of two outcomes."""
         return self._chance.random() < 0.5
 
 
 class Link:
-    """The connection between two machines (or of a machine to itself). ``a``, ``b``: names of the machines."""
+    """The connection between two machines (or of a machine to itself).
+
+    Args:
+        a: Names of the machines.
+        b: See ``a``.
+    """
 
     def __init__(self, a: str, b: str, scheduler: Scheduler, generator: Callable[[str], Random]) -> None:
         self.a, self.b = a, b
@@ -118,7 +127,8 @@ class Link:
     @property
     def held(self) -> int:
         """Number of segments of streams, in both directions, that did not arrive because of a cut, or because a machine was off or
-        had moved."""
+        had moved.
+        """
         return sum(way.held for way in self._ways.values())
 
     @property
@@ -127,34 +137,47 @@ class Link:
         return sum(way.carried for way in self._ways.values())
 
     def way(self, sender: str) -> Way:
-        """Returns the direction in which a machine sends. Raises SimulationError for a machine that is not at this link."""
+        """Return the direction in which a machine sends.
+
+        Raises:
+            SimulationError: For a machine that is not at this link.
+        """
         way = self._ways.get(sender)
         if way is None:
             raise SimulationError(f"{sender!r} is not at the link of {self.a!r} and {self.b!r}; name one of these machines")
         return way
 
     def cut(self, *, one_way: str | None = None) -> None:
-        """Loses all segments from now on. ``one_way``: the name of the machine whose segments are lost; those to it still
-        arrive.
+        """Lose all segments from now on.
 
         Kernels repeat lost segments, which arrive after ``heal``; after about 924 s without an answer they give a stream up
-        (ETIMEDOUT). Connects give up after 127 s. Raises SimulationError for a machine that is not at this link.
+        (ETIMEDOUT). Connect give up after 127 s.
+
+        Args:
+            one_way: The name of the machine whose segments are lost; those to it still arrive.
+
+        Raises:
+            SimulationError: For a machine that is not at this link.
         """
         for way in self._ways.values() if one_way is None else (self.way(one_way),):
             way.cut = True
 
     def heal(self) -> None:
-        """Ends a cut. Lost segments arrive when the kernels send them again: at the latest after the duration of the cut plus
-        0.3 s, or after 120 s if that is less."""
+        """End a cut.
+
+        Lost segments arrive when the kernels send them again: at the latest after the duration of the cut plus 0.3 s, or after
+        120 s if that is less.
+        """
         for way in self._ways.values():
             way.cut = False
         for end in list(self.ends.values()):
             end.heal()
 
     def slow(self, seconds: float) -> None:
-        """Sets the additional latency of both directions in seconds; 0 removes it.
+        """Set the additional latency of both directions in seconds; 0 removes it.
 
-        Raises SimulationError for anything but a finite number from 0 on.
+        Raises:
+            SimulationError: For anything but a finite number from 0 on.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
             raise SimulationError(f"a link must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
@@ -162,7 +185,7 @@ class Link:
             way.extra = nanoseconds(seconds)
 
     def drop(self) -> int:
-        """Resets each stream of the link, at both ends at once; returns their number. New connects work."""
+        """Reset each stream of the link, at both ends at once; return their number. New connects work."""
         streams = len({number // ENDS for number in self.ends})
         for end in list(self.ends.values()):
             end.fail(system_error(ECONNRESET))
@@ -170,19 +193,30 @@ class Link:
         return streams
 
     def hang(self, on: bool = True) -> None:
-        """Loses the requests for new connections, as a firewall does; existing streams continue. ``on``: False ends it."""
+        """Lose the requests for new connections, as a firewall does; existing streams continue.
+
+        Args:
+            on: False ends it.
+        """
         self.hanging = on
 
     def refuse(self, on: bool = True) -> None:
-        """Answers requests for new connections with a reset (ECONNREFUSED); existing streams continue. ``on``: False ends it."""
+        """Answer requests for new connections with a reset (ECONNREFUSED); existing streams continue.
+
+        Args:
+            on: False ends it.
+        """
         self.refusing = on
 
     def close_early(self, on: bool = True) -> None:
-        """Ends new connections as soon as they are accepted, as a balancer without a backend does; existing streams continue.
-        ``on``: False ends it."""
+        """End new connections as soon as they are accepted, as a balancer without a backend does; existing streams continue.
+
+        Args:
+            on: False ends it.
+        """
         self.closing = on
 
 
 def system_error(number: int, text: str = "") -> OSError:
-    """Returns the OSError of an errno, with the system's text unless ``text`` is given."""
+    """Return the OSError of an errno, with the system's text unless ``text`` is given."""
     return OSError(number, text or os.strerror(number))

@@ -23,7 +23,11 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Listener:
-    """A port on which a process listens. ``accept``: called when connections wait; while the process is paused, after the pause."""
+    """A port on which a process listens.
+
+    Args:
+        accept: Called when connections wait; while the process is paused, after the pause.
+    """
 
     def __init__(self, place: Place, wakes: Wakes, accept: Callable[[], None]) -> None:
         self.place = place
@@ -37,11 +41,11 @@ class Listener:
         return len(self.waiting) >= BACKLOG
 
     def serves(self, address: str) -> bool:
-        """Returns whether the listener is bound to ``address``, or to all addresses of the machine."""
+        """Return whether the listener is bound to ``address``, or to all addresses of the machine."""
         return self.place[0] in ("0.0.0.0", address)  # noqa: S104 - an address to compare with
 
     def accepted(self, end: End) -> None:
-        """Queues an end whose handshake is complete, for the process; resets it if too many wait."""
+        """Queue an end whose handshake is complete, for the process; reset it if too many wait."""
         if self.closed or len(self.waiting) >= MOST_WAITING:
             end.reset()
         else:
@@ -49,14 +53,18 @@ class Listener:
             self._wakes.wake(self._accept)
 
     def close(self) -> None:
-        """Resets the connections that wait for the process; from now on, each accepted one is reset."""
+        """Reset the connections that wait for the process; from now on, each accepted one is reset."""
         self.closed = True
         while self.waiting:
             self.waiting.popleft().reset()
 
 
 class SimulatedServer(asyncio.AbstractServer):
-    """The server that ``create_server`` returns. ``ports``: the listeners of the machine, among them its own while it is open."""
+    """The server that ``create_server`` returns.
+
+    Args:
+        ports: The listeners of the machine, among them its own while it is open.
+    """
 
     def __init__(self, loop: SimulatedLoop, factory: Factory, place: Place, wakes: Wakes, ports: dict[Place, Listener]) -> None:
         self._loop = loop
@@ -84,10 +92,14 @@ class SimulatedServer(asyncio.AbstractServer):
         return not self._listener.closed
 
     async def start_serving(self) -> None:
-        """Does nothing: it serves from the beginning."""
+        """Do nothing: it serves from the beginning."""
 
     async def serve_forever(self) -> None:
-        """Serves until it is cancelled, then closes. Raises RuntimeError for a server that is closed."""
+        """Serve until it is cancelled, then close.
+
+        Raises:
+            RuntimeError: For a server that is closed.
+        """
         if self._listener.closed:
             raise RuntimeError(f"server {self!r} is closed; make a new one by create_server()")
         try:
@@ -96,7 +108,7 @@ class SimulatedServer(asyncio.AbstractServer):
             self.close()
 
     def close(self) -> None:
-        """Stops listening. Accepted connections continue."""
+        """Stop listening. Accepted connections continue."""
         if not self._listener.closed and not self._loop.dead:
             self._ports.pop(self._listener.place, None)
             self._listener.close()
@@ -111,7 +123,7 @@ class SimulatedServer(asyncio.AbstractServer):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Waits until the server is closed and its connections are over, as asyncio's servers do from Python 3.12.1 on."""
+        """Wait until the server is closed and its connections are over, as asyncio's servers do from Python 3.12.1 on."""
         if not self._listener.closed or self._streams.transports:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)

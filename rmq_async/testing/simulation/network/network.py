@@ -23,10 +23,12 @@ FIRST_MOVED: Final = IPv4Address("10.1.0.1")
 
 
 class SimulatedNetwork:
-    """The network between the machines of a simulation. ``generator``: returns a new generator that is seeded with the seed of the
-    run and a name; each direction of a link and each machine has one.
+    """The network between the machines of a simulation.
 
-    ``observe``: gets the bytes that arrive in each direction of each stream, and its end.
+    Args:
+        generator: Returns a new generator that is seeded with the seed of the run and a name; each direction of a link and each
+            machine has one.
+        observe: Gets the bytes that arrive in each direction of each stream, and its end.
     """
 
     def __init__(self, scheduler: Scheduler, generator: Callable[[str], Random], observe: Observer | None = None) -> None:
@@ -48,10 +50,11 @@ class SimulatedNetwork:
         return tuple(self._links.values())
 
     def host(self, name: str) -> Host:
-        """Returns a new machine, with the next address from 10.0.0.1 on.
+        """Return a new machine, with the next address from 10.0.0.1 on.
 
-        Raises SimulationError for a name that is empty or taken ("localhost" always is), and if another machine has moved
-        to that address.
+        Raises:
+            SimulationError: For a name that is empty or taken ("localhost" always is), and if another machine has moved to that
+                address.
         """
         if not name or name in self._hosts or name == "localhost":
             text = f"there is a machine {name!r}; choose another name" if name else "the name of a machine must not be empty"
@@ -65,7 +68,11 @@ class SimulatedNetwork:
         return host
 
     def link(self, a: str, b: str) -> Link:
-        """Returns the link of two machines, or of one to itself. Raises SimulationError for an unknown machine."""
+        """Return the link of two machines, or of one to itself.
+
+        Raises:
+            SimulationError: For an unknown machine.
+        """
         first, second = sorted((a, b))
         link = self._links.get((first, second))
         if link is None:
@@ -76,7 +83,7 @@ class SimulatedNetwork:
         return link
 
     def free_address(self) -> str:
-        """Returns an address for a machine that moves: one that no machine has and no earlier call has returned."""
+        """Return an address for a machine that moves: one that no machine has and no earlier call has returned."""
         while True:
             address = str(FIRST_MOVED + self._moves)
             self._moves += 1
@@ -86,20 +93,22 @@ class SimulatedNetwork:
     # -- as its machines use it
 
     def at(self, caller: Side, address: str) -> Target | None:
-        """Returns the machine that has an address now, as ``caller`` sees it; None if there is none."""
+        """Return the machine that has an address now, as ``caller`` sees it; None if there is none."""
         if is_local(address) or address == ANY:
             return self._hosts[caller.name]
         return self._addresses.get(address)
 
     def addresses_of(self, name: str) -> tuple[str, ...]:
-        """Returns the addresses that a name leads to: that of its machine, unless ``lead`` has set others; none for an unknown
-        one. Counts the look-up."""
+        """Return the addresses that a name leads to: that of its machine, unless ``lead`` has set others.
+
+        None for an unknown one. Count the look-up.
+        """
         self.look_ups[name] += 1
         host = self._hosts.get(name)
         return self._leads.get(name) or (() if host is None else (host.address,))
 
     def lead(self, name: str, addresses: Sequence[str]) -> None:
-        """Makes a machine's name lead to these addresses, in this order; none: to its own again."""
+        """Make a machine's name lead to these addresses, in this order; none: to its own again."""
         self._leads[name] = tuple(addresses)
 
     def next_stream(self) -> int:
@@ -107,13 +116,17 @@ class SimulatedNetwork:
         return self._streams
 
     def check_free(self, host: Host, address: str) -> None:
-        """Raises SimulationError for an address that another machine has."""
+        """Raise SimulationError for an address that another machine has."""
         other = self._addresses.get(address)
         if other is not None and other is not host:
             raise SimulationError(f"{host.name} cannot move to {address}: {other.name} has it; choose another address")
 
     def move(self, host: Host, address: str) -> None:
-        """Gives a machine another address. Raises SimulationError for one that is taken."""
+        """Give a machine another address.
+
+        Raises:
+            SimulationError: For one that is taken.
+        """
         self.check_free(host, address)
         del self._addresses[host.address]
         self._addresses[address] = host

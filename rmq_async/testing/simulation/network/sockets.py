@@ -31,13 +31,17 @@ class SimulatedSocket:
         return self._local
 
     def getpeername(self) -> Place:
-        """Returns the address and port of the other end. Raises OSError for a listener."""
+        """Return the address and port of the other end.
+
+        Raises:
+            OSError: For a listener.
+        """
         if self._end is None:
             raise OSError(107, "Transport endpoint is not connected")
         return self._end.remote
 
     def setsockopt(self, level: int, name: int, value: int | bytes) -> None:
-        """Keeps an option for ``getsockopt``; it has no effect."""
+        """Keep an option for ``getsockopt``; it has no effect."""
         self._options[level, name] = value
 
     def getsockopt(self, level: int, name: int) -> int | bytes:

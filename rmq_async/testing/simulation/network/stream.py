@@ -26,10 +26,10 @@ class Owner(Protocol):
     """The reader and writer of an end: a transport of a process."""
 
     def readable(self) -> None:
-        """Runs when there are bytes, the end of the stream, or an error to read."""
+        """Run when there are bytes, the end of the stream, or an error to read."""
 
     def writable(self) -> None:
-        """Runs when the kernel accepts more bytes."""
+        """Run when the kernel accepts more bytes."""
 
 
 class Wakes:
@@ -55,7 +55,7 @@ class Wakes:
             call()
 
     def forget(self) -> None:
-        """Drops the wake-ups of a process that has ended."""
+        """Drop the wake-ups of a process that has ended."""
         self._paused = False
         self._held.clear()
 
@@ -63,7 +63,8 @@ class Wakes:
 class End:
     """One end of a stream.
 
-    ``tables``: those of the machine and of the link, which hold the end under its number as long as the kernel keeps it.
+    Args:
+        *tables: Those of the machine and of the link, which hold the end under its number as long as the kernel keeps it.
     """
 
     __slots__ = (
@@ -114,7 +115,11 @@ class End:
         return self.unread > 0 or self.eof or self.error is not None
 
     def read(self, most: int) -> bytes:
-        """Returns up to ``most`` bytes; none at the end of the stream. Raises OSError when the stream has failed."""
+        """Return up to ``most`` bytes; none at the end of the stream.
+
+        Raises:
+            OSError: When the stream has failed.
+        """
         inbox = self._inbox
         if not inbox:
             if self.error is not None:
@@ -133,19 +138,23 @@ class End:
         return data
 
     def send(self, data: bytes | memoryview) -> int:
-        """Gives bytes to the kernel; returns how many it has taken. Raises OSError when the stream has failed."""
+        """Give bytes to the kernel; return how many it has taken.
+
+        Raises:
+            OSError: When the stream has failed.
+        """
         if self.error is not None:
             error, self.error = self.error, system_error(EPIPE)
             raise error
         return self.out.take(data)
 
     def finish(self) -> None:
-        """Ends the sending of this end."""
+        """End the sending of this end."""
         if not self.gone:
             self.out.finish()
 
     def close(self) -> None:
-        """Ends the stream as close() of a socket does: in order, or with a reset where there are bytes that were not read."""
+        """End the stream as the close of a socket does: in order, or with a reset where there are bytes that were not read."""
         if self.closed:
             return
         self.closed = True
@@ -160,7 +169,7 @@ class End:
                 self._forget()
 
     def reset(self) -> None:
-        """Drops the stream and resets the other end."""
+        """Drop the stream and reset the other end."""
         self.closed = True
         if not self.gone:
             self.out.reset()
@@ -169,7 +178,7 @@ class End:
     # -- for the kernel and the link
 
     def fail(self, error: OSError) -> None:
-        """Ends the stream on this side; its owner gets ``error`` behind the bytes that have arrived."""
+        """End the stream on this side; its owner gets ``error`` behind the bytes that have arrived."""
         if not self.gone:
             self.error = error
             self.gone = True
@@ -179,12 +188,12 @@ class End:
             self.writable()
 
     def expect(self, accepted: Callable[[End], None], scheduler: Scheduler) -> None:
-        """Calls ``accepted`` at the end of the handshake; drops the stream if that does not come within ``HANDSHAKE``."""
+        """Call ``accepted`` at the end of the handshake; drop the stream if that does not come within ``HANDSHAKE``."""
         self.accepted = accepted
         self._handshake = scheduler.after(HANDSHAKE, self._drop)
 
     def vanish(self) -> None:
-        """Ends the stream on this side as a loss of power does: the other end learns nothing."""
+        """End the stream on this side as a loss of power does: the other end learns nothing."""
         self.attached = False
         self.closed = True
         self._drop()
@@ -193,7 +202,7 @@ class End:
         self.out.heal()
 
     def arrive(self, kind: Segment, data: bytes) -> None:
-        """Takes a segment off the link."""
+        """Take a segment off the link."""
         if self.gone:
             if kind is not Segment.RESET:
                 self.refuse()
@@ -217,7 +226,7 @@ class End:
             self._wake()
 
     def refuse(self) -> None:
-        """Answers with a reset that the other end gets, unless it is lost."""
+        """Answer with a reset that the other end gets, unless it is lost."""
         self.out.way.send(0, self._refused)
 
     def unanswered(self) -> None:
@@ -238,7 +247,7 @@ class End:
             self.peer._reset()  # noqa: SLF001
 
     def _reset(self) -> None:
-        """Fails as Linux does: with EPIPE if the other end had closed its side before, else with ECONNRESET."""
+        """Fail as Linux does: with EPIPE if the other end had closed its side before, else with ECONNRESET."""
         self.fail(system_error(EPIPE if self.eof else ECONNRESET))
 
     def _wake(self) -> None:
@@ -255,7 +264,7 @@ class End:
         self._forget()
 
     def _settle(self) -> None:
-        """Ends the wait for a handshake."""
+        """End the wait for a handshake."""
         self.accepted = None
         if self._handshake is not None:
             self._handshake.cancel()
@@ -280,7 +289,12 @@ class Side(Protocol):
 def connect_ends(
     scheduler: Scheduler, link: Link, stream: int, near: tuple[Side, Place], far: tuple[Side, Place], observe: Observer | None
 ) -> tuple[End, End]:
-    """Returns both ends of a new stream over ``link``. ``near``: machine and place that connect; ``far``: those that accept."""
+    """Return both ends of a new stream over ``link``.
+
+    Args:
+        near: Machine and place that connect.
+        far: Those that accept.
+    """
     (client, local), (server, remote) = near, far
     way, back = link.way(client.name), link.way(server.name)
     number = ENDS * stream

@@ -25,14 +25,17 @@ class Streams:
         self.transports: dict[int, SimulatedTransport] = {}
 
     def lost(self, number: int) -> None:
-        """Removes the transport of a stream that has ended."""
+        """Remove the transport of a stream that has ended."""
         self.transports.pop(number, None)
 
 
 class SimulatedTransport(asyncio.Transport):
-    """The transport of a stream. It buffers bytes that the kernel does not accept, and pauses the protocol above a limit.
+    """The transport of a stream.
 
-    ``made``: gets None when the protocol has its connection.
+    It buffers bytes that the kernel does not accept, and pauses the protocol above a limit.
+
+    Args:
+        made: Gets None when the protocol has its connection.
     """
 
     def __init__(
@@ -80,8 +83,9 @@ class SimulatedTransport(asyncio.Transport):
             self._end.owner = self
 
     def _begin_reading(self) -> None:
-        """Begins to read after ``connection_made`` and after the calls that wait for it, as asyncio's loops read a socket after
-        both."""
+        """Begin to read after ``connection_made`` and after the calls that wait for it, as asyncio's loops read a socket after
+        both.
+        """
         if not self._closing:
             self._reading = True
             self.readable()
@@ -89,8 +93,9 @@ class SimulatedTransport(asyncio.Transport):
     # -- what it is
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Returns ``peername``, ``sockname``, ``socket``, ``unread`` (the number of bytes in the kernel's receive queue), or
-        else ``default``."""
+        """Return ``peername``, ``sockname``, ``socket``, ``unread`` (the number of bytes in the kernel's receive queue), or
+        else ``default``.
+        """
         match name:
             case "peername":
                 return self._end.remote
@@ -122,7 +127,7 @@ class SimulatedTransport(asyncio.Transport):
             self.readable()
 
     def readable(self) -> None:
-        """Schedules a read if the kernel has bytes, the end of the stream or an error, unless reading is paused."""
+        """Schedule a read if the kernel has bytes, the end of the stream or an error, unless reading is paused."""
         if self._reading and not self._read_paused and not self._reads and self._end.ready:
             self._reads = True
             self._loop.call_soon(self._read, context=self._context)
@@ -209,7 +214,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._end.finish()
 
     def writable(self) -> None:
-        """Schedules a write of the buffered bytes, because the kernel accepts more."""
+        """Schedule a write of the buffered bytes, because the kernel accepts more."""
         if self._buffer and not self._writes:
             self._writes = True
             self._loop.call_soon(self._write, context=self._context)
@@ -261,7 +266,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._lose(None)
 
     def abort(self) -> None:
-        """Drops bytes that the kernel has not accepted, and closes at once: the other end gets the rest and the end of the
+        """Drop bytes that the kernel has not accepted, and close at once: the other end gets the rest and the end of the
         stream.
 
         It gets a reset instead if bytes for this end were not read, or arrive later, as with real sockets.
@@ -305,7 +310,11 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
-    """Passes bytes to a protocol that has its own buffer. Raises RuntimeError for one without room."""
+    """Pass bytes to a protocol that has its own buffer.
+
+    Raises:
+        RuntimeError: For one without room.
+    """
     left = memoryview(data)
     while left:
         buffer = memoryview(protocol.get_buffer(len(left)))
