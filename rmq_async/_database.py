@@ -10,24 +10,31 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import DateTime, Dialect, Float, TypeDecorator
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
 from rmq_protocol.errors import shown
 
+from ._text import type_name
 from .errors import ConfigError
 
 __all__ = [
     "DIALECTS",
+    "Session",
     "UtcDateTime",
     "check_dialect",
     "check_engine",
     "check_transactional",
+    "checked_session",
+    "dialect_of",
     "seconds_from_now",
     "seconds_since",
     "split_table_name",
 ]
+
+Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
+"""What adds a row in the transaction of its user."""
 
 DIALECTS: Final = ("postgresql", "sqlite")
 _LONGEST_NAME: Final = 40
@@ -63,6 +70,25 @@ def check_dialect(name: str, owner: str) -> None:
     """
     if name not in DIALECTS:
         raise ConfigError(f"{owner} needs PostgreSQL or SQLite, not {shown(name)}")
+
+
+def checked_session(session: Session) -> AsyncSession | AsyncConnection:
+    """Return the object that executes statements: the session of a scope, else ``session`` itself.
+
+    Raises:
+        TypeError: For another object.
+    """
+    if isinstance(session, async_scoped_session):
+        session = session()
+    if not isinstance(session, AsyncSession | AsyncConnection):
+        kind = type_name(session)
+        raise TypeError(f"session must be an AsyncSession, an async_scoped_session or an AsyncConnection, not {kind}")
+    return session
+
+
+def dialect_of(session: AsyncSession | AsyncConnection) -> str:
+    """Return the name of the dialect of the session's database."""
+    return (session if isinstance(session, AsyncConnection) else session.get_bind()).dialect.name
 
 
 def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> None:

@@ -37,13 +37,22 @@ from sqlalchemy import (
     literal_column,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageExt
 from rmq_protocol.validation import plain
 
-from ._database import check_dialect, check_engine, check_transactional, seconds_from_now, split_table_name
+from ._database import (
+    Session,
+    check_dialect,
+    check_engine,
+    check_transactional,
+    checked_session,
+    dialect_of,
+    seconds_from_now,
+    split_table_name,
+)
 from ._functions import check_plain
 from ._text import type_name
 from ._threads import naming_refusals
@@ -54,8 +63,6 @@ __all__ = ["Inbox"]
 
 LONGEST_KEY: Final = 255
 """Maximum number of characters of a key. With the group they fit into an index entry of PostgreSQL, which holds 2704 bytes."""
-
-Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
 
 class Inbox:
@@ -119,7 +126,8 @@ class Inbox:
             ConfigError: For a session of another database than PostgreSQL or SQLite, or at the isolation level AUTOCOMMIT.
             TypeError: For another object than a session, a connection or a MessageExt.
         """
-        target, dialect = _target(session)
+        target = checked_session(session)
+        dialect = dialect_of(target)
         statement = self._first.get(dialect)
         if statement is None:
             check_dialect(dialect, "an inbox")
@@ -143,7 +151,8 @@ class Inbox:
             TypeError: For another object than a session or a connection.
         """
         check_seconds("older_than", older_than, zero=True)
-        target, dialect = _target(session)
+        target = checked_session(session)
+        dialect = dialect_of(target)
         check_dialect(dialect, "an inbox")
         result = await target.execute(self._purge, {"group": self.group, "age": older_than})
         return cast("CursorResult[Any]", result).rowcount
@@ -189,15 +198,3 @@ def _insert(insert: Callable[[Table], Any], table: Table) -> Any:
 def _purge(table: Table) -> Delete:
     group, before = bindparam("group", type_=String), seconds_from_now(-bindparam("age", type_=Float))
     return delete(table).where(table.c.consumer_group == group, table.c.created <= before)
-
-
-def _target(session: Session) -> tuple[AsyncSession | AsyncConnection, str]:
-    """Return the session or connection that executes statements, and the name of its database's dialect."""
-    if isinstance(session, async_scoped_session):
-        session = session()
-    if isinstance(session, AsyncConnection):
-        return session, session.dialect.name
-    if isinstance(session, AsyncSession):
-        return session, session.get_bind().dialect.name
-    kind = type_name(session)
-    raise TypeError(f"session must be an AsyncSession, an async_scoped_session or an AsyncConnection, not {kind}")

@@ -17,7 +17,7 @@ from rmq_protocol.message import Message
 
 from .. import machine
 from .._asyncio import Startable
-from .._database import check_transactional
+from .._database import Session, check_transactional, checked_session
 from .._functions import check_plain
 from .._loops import Turns
 from .._text import type_name
@@ -145,15 +145,14 @@ class Outbox(Startable):
             self._store.check_is_there(error)
             raise
 
-    async def _add(self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection, message: Message) -> int:
-        if isinstance(session, async_scoped_session):
-            session = session()
+    async def _add(self, session: Session, message: Message) -> int:
+        session = checked_session(session)
         relay = self._relay
         until = machine.monotonic() + self._settings.lease
         now = machine.time()
         values = row_of(message, self._ids.of_thread.next(), now, self._producer.config.max_message_size)
         statements = self._store.statements
-        check_transactional(_checked(session), "an outbox")
+        check_transactional(session, "an outbox")
         if relay is None or not isinstance(session, AsyncSession) or not relay.takes(message.topic, session):
             return _id_of(await session.execute(statements.add_pending, values))
         values |= {"owner": self._me, "lease_seconds": self._settings.lease}
@@ -292,13 +291,6 @@ class _Ids(threading.local):
         # The producer's ids begin with an address that is known once it is connected. These have 24 random bits in that place, of
         # the network of loopback addresses, beside the process id and the 32 random bits that every such id has.
         self.of_thread = UniqueIds(b"\x7f" + machine.entropy.randbytes(3))
-
-
-def _checked(session: object) -> AsyncSession | AsyncConnection:
-    if not isinstance(session, AsyncSession | AsyncConnection):
-        kind = type_name(session)
-        raise TypeError(f"session must be an AsyncSession, an async_scoped_session or an AsyncConnection, not {kind}")
-    return session
 
 
 def _id_of(result: Any) -> int:
