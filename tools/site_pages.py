@@ -33,6 +33,7 @@ WEIGHTS: Final = {
 """How much a hit counts in the search, by the beginning of the page's path; 1 for the others, 0 leaves the page out."""
 LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 MODULES: Final = re.compile(r"^<!-- modules of (protocol/([\w/]+)) except ([\w, ]+) -->$", re.MULTILINE)
+ERROR: Final = re.compile(r"^(::: rmq_async\.errors\.(?!RocketMQError$)\w+)$", re.MULTILINE)
 FENCED: Final = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 
 
@@ -66,6 +67,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = MODULES.sub(
         lambda found: directives(ROOT / found[1], found[2].replace("/", "."), found[3].split(", ")), markdown
     )
+    if uri == "reference/errors.md":  # each class has its own attributes, and the bases by which it is caught
+        markdown = ERROR.sub(r"\1\n    options: {inherited_members: false, show_bases: true}", markdown)
     own = uri if page.file.generated_by else f"{DOCS}/{uri}"
     here = posixpath.dirname(uri)
 
