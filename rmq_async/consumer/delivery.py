@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
@@ -14,18 +14,127 @@ from rmq_protocol.message import MessageExt
 from .. import machine
 from ..errors import ClientStateError
 from ..timeouts import checked_timeout
-from .outcome import Marks, Outcome
+from .outcome import DeadLetter, Marks, Outcome, RetryLater
 from .subscription import Subscription
 
-__all__ = ["CURRENT", "Delivery", "current_delivery", "cut_off", "delivery_of"]
+__all__ = ["CURRENT", "Call", "Delivery", "call_of", "current_delivery", "finish_all", "mark_at"]
+
+_SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
 
 def _now() -> float:
     return machine.monotonic()
 
 
-class Delivery(Struct, eq=False, weakref=True):
-    """One call of a handler, or the messages that one step of reading by hand has returned.
+class Call(Struct, eq=False, weakref=True):
+    """One call of a handler, or the messages that one step of reading by hand has returned: its state, for the library."""
+
+    subscription: Subscription
+    messages: tuple[MessageExt, ...]
+    attempt: int
+    began: float = field(default_factory=_now)
+    deadline: float | None = None
+    moved: Callable[[Call], object] | None = None
+    """A function that is called when the deadline has moved, from any thread."""
+    task: asyncio.Task[Any] | None = None
+    """The task that makes the call, or gives messages of a step back; None before its first step and after its end."""
+    marks: Marks | None = None
+    """The marks of a batch; None for a handler that takes a message and no batch."""
+    taken_away: Callable[[Call], object] | None = None
+    """A function that is called when messages that were handed out by hand are cut off; None for a call."""
+    state: Literal["running", "settling", "finished"] = "running"
+    outcome: Outcome | None = None
+    elapsed: float | None = None
+    error: BaseException | None = None
+    timed_out: bool = False
+    cut: bool = False
+    """Whether a cancellation of its task ends the call: its queue is given up, lost or moved, the consumer stops, or a tool has
+    requested the call."""
+    values: dict[object, Any] | None = None
+    """What hooks keep; None before the first one asks."""
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.messages) - 1} more" if len(self.messages) > 1 else ""
+        return f"<Delivery of {self.messages[0].msg_id}{more} of {self.topic}, attempt {self.attempt}, {self.state}>"
+
+    @property
+    def topic(self) -> str:
+        """The topic that was subscribed to."""
+        return self.subscription.topic
+
+    @property
+    def age(self) -> float:
+        """Seconds since the call began, also after its end."""
+        return machine.monotonic() - self.began
+
+    # -- transitions: running, settling, finished
+
+    def run_in(self, task: asyncio.Task[Any] | None) -> None:
+        """Note the task that makes the call."""
+        self.task = task
+
+    def lend(self, task: asyncio.Task[Any] | None) -> None:
+        """Run in a task that is not the call's own, and that others cancel."""
+        self.task, self.cut = task, True
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadline, as ``Delivery.extend`` does."""
+        seconds = checked_timeout(seconds, "seconds")
+        if self.state != "running" or self.timed_out:
+            raise ClientStateError(
+                f"the delivery of message {self.messages[0].msg_id} has ended or timed out; call extend() while it runs"
+            )
+        self.deadline = machine.monotonic() + seconds
+        if self.moved is not None:
+            self.moved(self)
+
+    def expire(self) -> None:
+        """Note that the deadline has passed while the handler ran."""
+        self.timed_out = True
+
+    def cut_off(self) -> None:
+        """Abandon the call, or the messages of a step of reading by hand: cancel its task, and settle nothing."""
+        self.cut = True
+        if self.taken_away is not None:
+            self.taken_away(self)
+        if self.task is not None:
+            self.task.cancel()
+
+    def measure(self) -> None:
+        """Note how long the handler has taken, or messages have been in hand."""
+        self.elapsed = machine.monotonic() - self.began
+
+    def settle(self, outcome: Outcome | None = None) -> None:
+        """Note that the handler has ended. ``outcome``: that of all messages; None while it is not known."""
+        self.state, self.outcome, self.elapsed = "settling", outcome, machine.monotonic() - self.began
+
+    def finish(self) -> None:
+        """Note that all messages have their outcomes, or none is to come."""
+        self.state = "finished"
+
+    def leave_task(self, *, finished: bool) -> None:
+        """Note the end of the task. ``finished``: whether all messages have their outcomes, or none is to come."""
+        self.task = None
+        if finished:
+            self.state = "finished"
+
+    def note_outcome(self, outcome: Outcome) -> None:
+        """Note the outcome of a message, unless that of another one is worse."""
+        if self.outcome is None or _SEVERITY[outcome] > _SEVERITY[self.outcome]:
+            self.outcome = outcome
+
+    def note_error(self, error: BaseException) -> None:
+        self.error = error
+
+
+def finish_all(calls: Iterable[Call], ends: Iterable[float]) -> None:
+    """End calls of one message whose handlers have returned, at the monotonic times ``ends``: one call of a function for many."""
+    for call, end in zip(calls, ends, strict=True):
+        call.state, call.outcome, call.task, call.elapsed = "finished", Outcome.DONE, None, end - call.began
+
+
+class Delivery(Struct, frozen=True, weakref=True):
+    """One call of a handler, or the messages that one step of reading by hand has returned, as users and hooks see it.
 
     ``messages``: the messages of this call. ``topic``: the subscribed topic, also for a message that is delivered again.
     ``attempt``: number of the attempt from 1, of several messages the highest. ``began``: monotonic time at which the call
@@ -38,103 +147,117 @@ class Delivery(Struct, eq=False, weakref=True):
     RetryLater, DeadLetter or HandlerTimeoutError with which messages were given back last.
     """
 
-    subscription: Subscription
-    messages: tuple[MessageExt, ...]
-    attempt: int
-    began: float = field(default_factory=_now)
-    deadline: float | None = None
-    moved: Callable[[Delivery], object] | None = None
-    """A function that is called when the deadline has moved, from any thread."""
-    task: asyncio.Task[Any] | None = None
-    """The task that makes the call, or gives messages of a step back; None before its first step and after its end."""
-    state: Literal["running", "settling", "finished"] = "running"
-    outcome: Outcome | None = None
-    elapsed: float | None = None
-    error: BaseException | None = None
-    _values: dict[object, Any] | None = None
-    marks: Marks | None = None
-    """The marks of a batch; None for a handler that takes a message and no batch."""
-    timed_out: bool = False
-    cut: bool = False
-    """Whether a cancellation of its task ends the call: its queue is given up, lost or moved, the consumer stops, or a tool has
-    requested the call."""
-    taken_away: Callable[[Delivery], object] | None = None
-    """A function that is called when messages that were handed out by hand are cut off; None for a call."""
+    # Two of one call are equal, and have one hash. A call keeps none of them, or it would be a cycle of references.
+    _call: Call
 
     def __repr__(self) -> str:
-        more = f" and {len(self.messages) - 1} more" if len(self.messages) > 1 else ""
-        return f"<Delivery of {self.messages[0].msg_id}{more} of {self.topic}, attempt {self.attempt}, {self.state}>"
+        return repr(self._call)
+
+    @property
+    def subscription(self) -> Subscription:
+        return self._call.subscription
+
+    @property
+    def messages(self) -> tuple[MessageExt, ...]:
+        return self._call.messages
 
     @property
     def topic(self) -> str:
         """The topic that was subscribed to."""
-        return self.subscription.topic
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the call was abandoned or has timed out; True also for a call that a tool has requested."""
-        return self.cut or self.timed_out
-
-    @property
-    def age(self) -> float:
-        """Seconds since the call began, also after its end."""
-        return machine.monotonic() - self.began
-
-    @property
-    def values(self) -> dict[object, Any]:
-        """A dict in which hooks keep values from ``before_consume`` to ``after_consume``."""
-        if self._values is None:
-            self._values = {}
-        return self._values
+        return self._call.subscription.topic
 
     @property
     def group(self) -> str:
         """The name of the consumer group, without the namespace."""
-        return self.subscription.group
+        return self._call.subscription.group
 
     @property
     def namespace(self) -> str:
         """The namespace of the client's settings; "" for none."""
-        return self.subscription.namespace
+        return self._call.subscription.namespace
+
+    @property
+    def attempt(self) -> int:
+        return self._call.attempt
+
+    @property
+    def began(self) -> float:
+        return self._call.began
+
+    @property
+    def deadline(self) -> float | None:
+        return self._call.deadline
+
+    @property
+    def age(self) -> float:
+        """Seconds since the call began, also after its end."""
+        return self._call.age
+
+    @property
+    def state(self) -> Literal["running", "settling", "finished"]:
+        return self._call.state
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self._call.outcome
+
+    @property
+    def elapsed(self) -> float | None:
+        return self._call.elapsed
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._call.error
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the deadline has passed while the handler ran."""
+        return self._call.timed_out
+
+    @property
+    def values(self) -> dict[object, Any]:
+        """A dict in which hooks keep values from ``before_consume`` to ``after_consume``."""
+        call = self._call
+        if call.values is None:
+            call.values = {}
+        return call.values
 
     def extend(self, seconds: float) -> None:
-        """Moves the deadline to ``seconds`` from now.
+        """Move the deadline to ``seconds`` from now.
 
         Raises TypeError if ``seconds`` is not a number, ValueError if it is not above 0, and ClientStateError when the handler
         has ended or has timed out.
         """
-        seconds = checked_timeout(seconds, "seconds")
-        if self.state != "running" or self.timed_out:
-            raise ClientStateError(
-                f"the delivery of message {self.messages[0].msg_id} has ended or timed out; call extend() while it runs"
-            )
-        self.deadline = machine.monotonic() + seconds
-        if self.moved is not None:
-            self.moved(self)
+        self._call.extend(seconds)
 
 
-def delivery_of(subscription: Subscription, messages: tuple[MessageExt, ...], attempt: int) -> Delivery:
-    """Returns the delivery of a call that begins now, with its deadline."""
+def call_of(
+    subscription: Subscription,
+    messages: tuple[MessageExt, ...],
+    attempt: int,
+    marks: Marks | None = None,
+    taken_away: Callable[[Call], object] | None = None,
+    moved: Callable[[Call], object] | None = None,
+) -> Call:
+    """Return a call that begins now, with its deadline."""
     began, timeout = machine.monotonic(), subscription.timeout
-    return Delivery(subscription, messages, attempt, began, None if timeout is None else began + timeout)
+    deadline = None if timeout is None else began + timeout
+    return Call(subscription, messages, attempt, began, deadline, moved, None, marks, taken_away)
 
 
-def cut_off(delivery: Delivery) -> None:
-    """Abandons a call, or the messages of a step of reading by hand: cancels its task, and settles nothing."""
-    delivery.cut = True
-    if delivery.taken_away is not None:
-        delivery.taken_away(delivery)
-    if delivery.task is not None:
-        delivery.task.cancel()
+def mark_at(delivery: Delivery, place: int) -> RetryLater | DeadLetter | None:
+    """Return the mark of the message at ``place``; None without one."""
+    marks = delivery._call.marks  # noqa: SLF001 - of this module; users see no marks
+    return None if marks is None else marks.by_place.get(place)
 
 
-CURRENT: ContextVar[Delivery] = ContextVar("rmq_async_delivery")
+CURRENT: ContextVar[Call] = ContextVar("rmq_async_delivery")
 
 
 def current_delivery() -> Delivery:
     """Returns the delivery of the handler that runs in this context (of ``contextvars``), also in tasks that the handler has
     started. Raises LookupError in other contexts, also in reading by hand."""
-    delivery = CURRENT.get(None)
-    if delivery is None:
+    call = CURRENT.get(None)
+    if call is None:
         raise LookupError("no handler runs in this context; call current_delivery() in a handler, or in a task that it starts")
-    return delivery
+    return Delivery(call)

@@ -21,7 +21,7 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from .. import machine
 from ..reading import is_at, place_of
 from ..transport import Connection
-from .delivery import Delivery
+from .delivery import Call
 from .subscription import Subscription
 
 __all__ = ["HeldQueue", "Progress", "QueueState", "Waiting"]
@@ -214,7 +214,7 @@ class HeldQueue:
         """A lock that is held while a commit is under way."""
         self.end: int | None = None
         self.mean_size: float | None = None
-        self.running: dict[Waiting, Delivery] = {}
+        self.running: dict[Waiting, Call] = {}
         """Messages of this queue in calls that run, or that are being settled."""
         self.returning: set[Returning] = set()
         """Messages that are being given back."""

@@ -10,7 +10,7 @@ from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from ..health import Problem, ProblemCode
-from .delivery import Delivery
+from .delivery import Call, Delivery
 from .group import Conflicts
 from .handling import Block
 from .supervisor import Supervisor
@@ -103,7 +103,7 @@ class ConsumerHealth:
     oldest_unfinished: Delivery | None
 
 
-def stuck_problems(oldest: Delivery | None, after: float) -> list[Problem]:
+def stuck_problems(oldest: Call | None, after: float) -> list[Problem]:
     """Returns a problem if a call has run, or messages have been in hand, for more than ``after`` seconds."""
     if oldest is None or oldest.age <= after:
         return []
@@ -115,7 +115,7 @@ def stuck_problems(oldest: Delivery | None, after: float) -> list[Problem]:
     return [Problem(ProblemCode.HANDLER_STUCK, text)]
 
 
-def hangs(delivery: Delivery) -> bool:
+def hangs(delivery: Call) -> bool:
     """Returns whether a plain function has run for more than twice its time, extensions included, and runs on."""
     deadline = delivery.deadline
     runs_on = delivery.state == "running" and not delivery.subscription.is_async

@@ -42,6 +42,7 @@ from ..hooks import request_hooks
 from ..transport import not_supported
 from .by_hand import ByHand
 from .config import ConsumerConfig
+from .delivery import Delivery
 from .group import ClosedQueues, Conflicts
 from .handling import Block, CallHooks, ConsumeTracer, Dispatcher, Find, GiveBacks, HandlerCalls, LoopWatch, SettledLog
 from .outcome import DeadLetter, RetryLater
@@ -418,7 +419,7 @@ class MemberSession(ABC):
             ready=blocked is None and self.is_ready,
             problems=tuple(problems),
             last_progress_age=None if progress is None else max(now - progress, 0.0),
-            oldest_unfinished=oldest,
+            oldest_unfinished=None if oldest is None else Delivery(oldest),
         )
 
     def oldest_age(self, clocks: BrokerClocks) -> float | None:

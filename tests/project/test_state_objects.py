@@ -10,9 +10,10 @@ from typing import Final
 import pytest
 
 CONSUMER: Final = Path(__file__).parents[2] / "rmq_async/consumer"
-OWNERS: Final = {"HeldQueue": "held_queue.py", "LockState": "group/lock_state.py"}
+OWNERS: Final = {"HeldQueue": "held_queue.py", "Call": "delivery.py", "LockState": "group/lock_state.py"}
 OTHERS: Final = {
-    "HeldQueue": {"backlog", "delivery", "dispatcher", "_dispatcher", "hand", "item", "lease", "self", "source"},
+    "HeldQueue": {"backlog", "call", "delivery", "dispatcher", "_dispatcher", "hand", "item", "lease", "self", "source"},
+    "Call": {"hand", "held", "item", "lease", "self"},
     "LockState": {"self"},
 }
 """Names of objects of other classes that have fields of the same names."""

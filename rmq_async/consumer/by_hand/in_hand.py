@@ -1,7 +1,7 @@
 """Messages that iterators and ``receive()`` have handed out, in place of handler calls."""
 
 # A message is handed out when the user asks for it, and is "in hand" until it is settled, given back, abandoned, or put back
-# into the buffer. The messages of one step have one Delivery, so that deadlines, health and drains treat them as a call. A step
+# into the buffer. The messages of one step have one Call, so that deadlines, health and drains treat them as a call. A step
 # takes its messages in the same turn of the loop in which it returns them: a step that is cancelled while it waits has taken
 # none.
 
@@ -20,10 +20,10 @@ from ... import machine
 from ..._asyncio import WaitTable
 from ...errors import HandlerTimeoutError
 from ...transport import check_not_forked, generation
-from ..delivery import Delivery, delivery_of
+from ..delivery import Call, call_of
 from ..handling import CallDeadlines, CallHooks, Dispatcher, Settling
 from ..held_queue import HeldQueue, Waiting
-from ..outcome import Batch, DeadLetter, Marks, RetryLater
+from ..outcome import Batch, DeadLetter, Marks, Outcome, RetryLater
 from ..subscription import Subscription
 
 __all__ = ["ByHand", "HandDispatcher", "InHand"]
@@ -73,7 +73,7 @@ class InHand:
 
     __slots__ = ("delivery", "error", "iterated", "left", "returning", "task", "watched")
 
-    def __init__(self, delivery: Delivery, taken: tuple[Waiting, ...], *, iterated: bool) -> None:
+    def __init__(self, delivery: Call, taken: tuple[Waiting, ...], *, iterated: bool) -> None:
         self.delivery = delivery
         self.left = dict.fromkeys(taken)
         self.returning = 0
@@ -90,7 +90,7 @@ class InHand:
 class ByHand:
     """The messages that a user takes by hand.
 
-    ``running``: by Delivery, the steps whose messages are in hand. ``owns``: returns whether this member
+    ``running``: by Call, the steps whose messages are in hand. ``owns``: returns whether this member
     may write the offset of a queue.
     """
 
@@ -110,7 +110,7 @@ class ByHand:
         self._hurries = 0
         """Number of calls of ``hasten``, which end waits for full batches."""
         self._places: dict[Place, tuple[InHand, Waiting]] = {}
-        self.running: dict[Delivery, InHand] = {}
+        self.running: dict[Call, InHand] = {}
         self._deadlines = CallDeadlines(self.running, self._expire)
         self.hooks: CallHooks | None = None
         """The hooks for steps; None where no hook defines a method for calls."""
@@ -170,9 +170,9 @@ class ByHand:
         check_not_forked(self._generation)
 
     def _hand_out(self, subscription: Subscription, taken: tuple[Waiting, ...], *, iterated: bool) -> InHand:
-        delivery = delivery_of(subscription, tuple([item.message for item in taken]), max([item.attempt for item in taken]))
-        delivery.marks = Marks(None if iterated else REFUSED)
-        delivery.taken_away = self._taken_away
+        messages, attempt = tuple([item.message for item in taken]), max([item.attempt for item in taken])
+        marks = Marks(None if iterated else REFUSED)
+        delivery = call_of(subscription, messages, attempt, marks, self._taken_away, self._deadlines.moved)
         hand = self.running[delivery] = InHand(delivery, taken, iterated=iterated)
         if self.hooks is not None:
             hand.watched = copy_context()
@@ -180,7 +180,6 @@ class ByHand:
         for item in taken:
             item.held.running[item] = delivery
             self._places[item.message.queue, item.message.queue_offset] = hand, item
-        delivery.moved = self._deadlines.moved
         if delivery.deadline is not None:
             self._deadlines.look_at(delivery.deadline)
         self._dispatcher.running += 1
@@ -296,7 +295,8 @@ class ByHand:
         owned = [item for item in items if self._is_owned(item)]
         if owned:
             self._forget(hand, owned)
-            hand.delivery.elapsed = hand.delivery.age
+            hand.delivery.measure()
+            hand.delivery.note_outcome(Outcome.DONE)  # others of the step may have a worse one
             self._settling.done(hand.delivery, owned)
             self._ended(hand)
         if len(owned) < len(items):
@@ -324,8 +324,8 @@ class ByHand:
         if hand.left:
             return
         if delivery.state != "finished":
-            delivery.state = "finished"
-            delivery.elapsed = delivery.age
+            delivery.finish()
+            delivery.measure()
             delivery.marks.refused = MARKED_LATE  # type: ignore[union-attr]
             del self.running[delivery]
             self._dispatcher.running -= 1
@@ -354,9 +354,9 @@ class ByHand:
         self._settling.carry_out(hand.delivery, self._settling.judge(hand.delivery, causes, shared), taken)
         self._ended(hand)
 
-    def _expire(self, delivery: Delivery) -> None:
+    def _expire(self, delivery: Call) -> None:
         """Gives back the messages of a step whose time is over; abandons those that are no longer this member's."""
-        delivery.timed_out = True
+        delivery.expire()
         hand = self.running[delivery]
         error = HandlerTimeoutError(
             f"a message of topic {delivery.topic} was in hand for {delivery.age:.6g} s, and neither settled nor given back; "
@@ -367,7 +367,7 @@ class ByHand:
         if owned:
             self._return(hand, dict.fromkeys(owned, error), error)
 
-    def _taken_away(self, delivery: Delivery) -> None:
+    def _taken_away(self, delivery: Call) -> None:
         """Abandons the messages in hand whose queues do not stay, and all of them while the consumer stops."""
         hand = self.running.get(delivery)
         if hand is not None:

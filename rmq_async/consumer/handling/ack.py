@@ -20,7 +20,7 @@ from ... import machine
 from ..._functions import error_text
 from ...tracebacks import without_frames
 from ..config import Retry
-from ..delivery import Delivery
+from ..delivery import Call, finish_all
 from ..held_queue import HeldQueue, Waiting
 from ..outcome import DeadLetter, Outcome, RetryLater
 from ..subscription import Subscription
@@ -79,7 +79,7 @@ class SettledLog:
         self._look()
         self._changed.set()
 
-    def add_done(self, calls: Sequence[Delivery]) -> None:
+    def add_done(self, calls: Sequence[Call]) -> None:
         """Adds the messages of calls that have returned, one of each."""
         if self._full:
             self.handled += len(calls)
@@ -111,7 +111,6 @@ class SettledLog:
 
 TRACEBACK_EVERY: Final = 10.0
 """Seconds between two tracebacks of one handler in the log."""
-_SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
 Decided = dict[Waiting, tuple[Decision, BaseException]]
 """Messages of a call that are not settled yet, and for each the decision about it and its error."""
@@ -147,10 +146,8 @@ class Settling:
         self._reported: dict[Subscription, float] = {}
         """Subscription -> monotonic time at which the last traceback of its handler was logged."""
 
-    def done(self, delivery: Delivery, taken: Collection[Waiting]) -> None:
+    def done(self, delivery: Call, taken: Collection[Waiting]) -> None:
         """Settles the messages of a call that returned."""
-        if delivery.outcome is None:
-            delivery.outcome = Outcome.DONE  # by hand, others of the step may have a worse one
         elapsed = delivery.elapsed or 0.0
         for item in taken:
             held, message = item.held, item.message
@@ -159,13 +156,13 @@ class Settling:
             self._ended(item, Outcome.DONE)
             self._settled.add(message, Outcome.DONE, None, elapsed)
 
-    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
-        """Settles one message of each of ``calls``, which have returned, and ends the calls."""
+    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Call], ends: Sequence[float]) -> None:
+        """Settles one message of each of ``calls``, which have returned at the monotonic times ``ends``, and ends the calls."""
         if not taken:
             return
         by_queue: dict[HeldQueue, list[int]] = {}
-        for item, delivery in zip(taken, calls, strict=True):
-            delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
+        finish_all(calls, ends)
+        for item in taken:
             held = item.held
             offsets = by_queue.get(held)
             if offsets is None:
@@ -177,7 +174,7 @@ class Settling:
         self._all_done(by_queue, taken)
         self._settled.add_done(calls)
 
-    def decide(self, delivery: Delivery, taken: Collection[Waiting], error: BaseException | None) -> Decided:
+    def decide(self, delivery: Call, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decides about the messages of a call, and logs the decisions. Settles those that are done; returns the others.
 
         ``error``: the error that the handler raised, None if it returned; marks of a batch win over it.
@@ -189,14 +186,14 @@ class Settling:
             self.done(delivery, done)
         return self.judge(delivery, {item: cause for item, cause in causes.items() if cause is not None}, error)
 
-    def judge(self, delivery: Delivery, causes: Mapping[Waiting, BaseException], shared: BaseException | None) -> Decided:
+    def judge(self, delivery: Call, causes: Mapping[Waiting, BaseException], shared: BaseException | None) -> Decided:
         """Decides about messages that are not done, and logs the decisions. ``shared``: the error of the whole call, if any;
         other causes are those of single messages."""
         decided: Decided = {item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items()}
         self._log(delivery, decided, shared)
         return decided
 
-    def carry_out(self, delivery: Delivery, decided: Decided, over: Callable[[bool], None] = _nothing) -> bool:
+    def carry_out(self, delivery: Call, decided: Decided, over: Callable[[bool], None] = _nothing) -> bool:
         """Begins to give the messages back, or puts them back to be handled again here. Returns whether all of them have their
         outcomes already.
 
@@ -209,7 +206,7 @@ class Settling:
             nonlocal left, all_taken
             left -= 1
             all_taken &= outcome is not Outcome.ABANDONED
-            _count(delivery, outcome)
+            delivery.note_outcome(outcome)
             self._settled.add(item.message, outcome, decided[item][1], delivery.age)
             if not left:
                 over(all_taken)
@@ -229,7 +226,7 @@ class Settling:
             report(item, decision.outcome)
         return not left
 
-    def leave(self, delivery: Delivery, left: Collection[Waiting], *, closing: bool) -> None:
+    def leave(self, delivery: Call, left: Collection[Waiting], *, closing: bool) -> None:
         """Ends a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.
 
         ``closing``: True abandons all.
@@ -239,13 +236,13 @@ class Settling:
             if is_here and not closing and item.held.stays:
                 self._again(delivery.subscription, item, 0.0)
             else:
-                _count(delivery, Outcome.ABANDONED)
+                delivery.note_outcome(Outcome.ABANDONED)
                 self._ended(item, Outcome.ABANDONED)
 
     def _retry_of(self, subscription: Subscription) -> Retry:
         return subscription.retry if subscription.retry is not None else self._retry
 
-    def _decide(self, delivery: Delivery, item: Waiting, error: BaseException) -> Decision:
+    def _decide(self, delivery: Call, item: Waiting, error: BaseException) -> Decision:
         subscription = delivery.subscription
         retry = self._retry_of(subscription)
         held_for = 0.0 if item.held_since is None else machine.monotonic() - item.held_since
@@ -266,7 +263,7 @@ class Settling:
 
     # -- log
 
-    def _log(self, delivery: Delivery, decided: Decided, error: BaseException | None) -> None:
+    def _log(self, delivery: Call, decided: Decided, error: BaseException | None) -> None:
         """Logs each delay that was cut and each dead letter; of the other messages, those that share the error of the call in
         one line, and those with marks in another."""
         retried: list[Waiting] = []
@@ -289,7 +286,7 @@ class Settling:
                 decision, cause = decided[items[0]]
                 self._log_retried(delivery, items, cause, decision.in_place)
 
-    def _log_retried(self, delivery: Delivery, retried: list[Waiting], error: BaseException, in_place: float | None) -> None:
+    def _log_retried(self, delivery: Call, retried: list[Waiting], error: BaseException, in_place: float | None) -> None:
         subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)
         now = machine.monotonic()
         with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
@@ -316,12 +313,6 @@ def _plain(error: BaseException) -> BaseException:
     if isinstance(error, DeadLetter):
         return DeadLetter()
     return RetryLater() if isinstance(error, RetryLater) else error
-
-
-def _count(delivery: Delivery, outcome: Outcome) -> None:
-    """Notes the outcome of a message in its delivery, unless that of another one is worse."""
-    if delivery.outcome is None or _SEVERITY[outcome] > _SEVERITY[delivery.outcome]:
-        delivery.outcome = outcome
 
 
 def _reason(decision: Decision, cause: BaseException) -> str:

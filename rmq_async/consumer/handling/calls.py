@@ -28,9 +28,9 @@ from ..._functions import handler_name
 from ...errors import HandlerTimeoutError
 from ...health import Problem
 from ...tracebacks import drop_frames
-from ..delivery import CURRENT, Delivery, cut_off, delivery_of
+from ..delivery import CURRENT, Call, call_of
 from ..held_queue import Waiting
-from ..outcome import Batch, Marks, check_returned, outcome_in
+from ..outcome import Batch, Marks, Outcome, check_returned, outcome_in
 from ..subscription import Handler, Subscription
 from .ack import Settling
 from .dispatch import Dispatcher
@@ -54,7 +54,7 @@ class CallDeadlines:
     # has an earlier one only if its timeout is shorter: so a call costs a comparison.
     __slots__ = ("_expired", "_loop", "_running", "_timer", "moved", "next_look")
 
-    def __init__(self, running: Iterable[Delivery], expired: Callable[[Delivery], None]) -> None:
+    def __init__(self, running: Iterable[Call], expired: Callable[[Call], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._running = running
         self._expired = expired
@@ -62,7 +62,7 @@ class CallDeadlines:
         """Monotonic time for which the timer is set; ``inf`` without one."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = self._moved
-        """The function for ``Delivery.moved``: called when a deadline has moved, from any thread."""
+        """The function for ``Call.moved``: called when a deadline has moved, from any thread."""
 
     def look_at(self, deadline: float) -> None:
         """Checks the calls at ``deadline`` at the latest."""
@@ -74,10 +74,10 @@ class CallDeadlines:
             self._timer.cancel()
             self._timer = None
 
-    def _moved(self, delivery: Delivery) -> None:
+    def _moved(self, delivery: Call) -> None:
         self._loop.call_soon_threadsafe(self._look_again, delivery, context=Context())
 
-    def _look_again(self, delivery: Delivery) -> None:
+    def _look_again(self, delivery: Call) -> None:
         if delivery.state == "running" and delivery.deadline is not None:
             self.look_at(delivery.deadline)
 
@@ -90,7 +90,7 @@ class CallDeadlines:
     def _due(self) -> None:
         self._timer, self.next_look = None, inf
         now, next_at = machine.monotonic(), inf
-        over: list[tuple[float, Delivery]] = []
+        over: list[tuple[float, Call]] = []
         for delivery in self._running:
             deadline = delivery.deadline
             if deadline is None or delivery.state != "running" or delivery.timed_out:
@@ -105,7 +105,7 @@ class CallDeadlines:
             self._arm(max(next_at, now + LEAST_PAUSE))
 
 
-def _deadline(entry: tuple[float, Delivery]) -> float:
+def _deadline(entry: tuple[float, Call]) -> float:
     return entry[0]
 
 
@@ -137,9 +137,9 @@ class HandlerCalls:
         self._closing = False
         self.hooks: CallHooks | None = None
         """The hooks for calls; None where no hook defines a method for calls."""
-        self.running: dict[Delivery, Collection[Waiting]] = {}
+        self.running: dict[Call, Collection[Waiting]] = {}
         """Calls whose handlers have not ended, and their messages."""
-        self._reporting: dict[Delivery, None] = {}
+        self._reporting: dict[Call, None] = {}
         """Calls whose hooks wait for the outcomes of their messages."""
         self._deadlines = CallDeadlines(self.running, self._expire)
 
@@ -168,11 +168,11 @@ class HandlerCalls:
             call = self._run(delivery, taken)
         self._start(call, delivery, taken)
 
-    def _start(self, call: Coroutine[Any, Any, None], delivery: Delivery, taken: tuple[Waiting, ...]) -> None:
+    def _start(self, call: Coroutine[Any, Any, None], delivery: Call, taken: tuple[Waiting, ...]) -> None:
         task = self._loop.create_task(call, name=delivery.subscription.task_name, context=self._context.copy())
         task.add_done_callback(partial(self._begin_again, delivery, taken))
 
-    def _begin_again(self, delivery: Delivery, taken: tuple[Waiting, ...], _: object) -> None:
+    def _begin_again(self, delivery: Call, taken: tuple[Waiting, ...], _: object) -> None:
         """Starts a new task for a call if other code has cancelled its task before the first step: such a call would keep its
         slot, and one that holds back all others of its subscription until ``let_go`` would keep them all."""
         if delivery.task is not None or delivery not in self.running or self.ending():
@@ -183,19 +183,18 @@ class HandlerCalls:
 
     def _begun(
         self, subscription: Subscription, taken: tuple[Waiting, ...], began: float, task: asyncio.Task[Any] | None = None
-    ) -> Delivery:
+    ) -> Call:
         """Returns the delivery of a call that began at the monotonic time ``began``. ``task``: the task that makes it, if that
         runs already."""
         deadlines, timeout = self._deadlines, subscription.timeout
         deadline = None if timeout is None else began + timeout
         if subscription.batch_size is None:
             (item,) = taken
-            delivery = Delivery(subscription, (item.message,), item.attempt, began, deadline, deadlines.moved, task)
+            delivery = Call(subscription, (item.message,), item.attempt, began, deadline, deadlines.moved, task)
             item.held.running[item] = delivery
         else:
             messages, attempt = tuple([item.message for item in taken]), max([item.attempt for item in taken])
-            delivery = Delivery(subscription, messages, attempt, began, deadline, deadlines.moved, task)
-            delivery.marks = Marks()
+            delivery = Call(subscription, messages, attempt, began, deadline, deadlines.moved, task, Marks())
             for item in taken:
                 item.held.running[item] = delivery
         self.running[delivery] = taken
@@ -214,11 +213,9 @@ class HandlerCalls:
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
         """Calls a handler outside of the slots, and settles nothing; returns its error, None where it returned."""
-        delivery = delivery_of(subscription, (message,), message.reconsume_times + 1)
-        if subscription.batch_size is not None:
-            delivery.marks = Marks()
-        delivery.cut = True  # the task is not the call's own, and cancelled by others
-        delivery.task = asyncio.current_task()
+        marks = None if subscription.batch_size is None else Marks()
+        delivery = call_of(subscription, (message,), message.reconsume_times + 1, marks)
+        delivery.lend(asyncio.current_task())
         token = CURRENT.set(delivery)
         hooks, error = self.hooks, None
         if hooks is not None:
@@ -227,10 +224,11 @@ class HandlerCalls:
             error = await self._call(delivery)
             return error
         finally:
-            delivery.state, delivery.elapsed = "finished", delivery.age
+            delivery.settle()
+            delivery.finish()
             if hooks is not None:
                 hooks.end(delivery, error, None if error is None else error.__traceback__)
-            delivery.task = None
+            delivery.leave_task(finished=True)
             CURRENT.reset(token)
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
@@ -260,7 +258,7 @@ class HandlerCalls:
                 name,
             )
         for delivery in left:
-            cut_off(delivery)
+            delivery.cut_off()
         tasks = [delivery.task for delivery in left if delivery.task is not None]
         await asyncio.sleep(0)  # calls that had not made their first step have ended
         if tasks:
@@ -271,13 +269,13 @@ class HandlerCalls:
         self._deadlines.close()
         self.threads.close()
 
-    async def _make_calls(self, delivery: Delivery, item: Waiting, pace: Pace, *, holds: bool) -> None:
+    async def _make_calls(self, delivery: Call, item: Waiting, pace: Pace, *, holds: bool) -> None:
         """Makes up to ``pace.length`` calls of one subscription, of which only the last one may wait, fail or be cancelled.
         ``holds``: whether the dispatcher starts no other call of the subscription until this task releases it."""
         subscription = delivery.subscription
         row = Row(pace.length)
         self._make_first_steps(row, delivery, item)
-        self._settling.done_all(row.settled, row.done)
+        self._settling.done_all(row.settled, row.done, row.ends)
         if holds:
             self.dispatcher.let_go(subscription)
         if row.under_way is None:
@@ -293,13 +291,14 @@ class HandlerCalls:
         del row
         await call
 
-    def _make_first_steps(self, row: Row, delivery: Delivery, item: Waiting) -> None:
+    def _make_first_steps(self, row: Row, delivery: Call, item: Waiting) -> None:
         """Makes calls up to the first one that waits, fails or is cancelled; begins none after LONGEST_RUN seconds."""
-        handler, subscription, settled, done = delivery.subscription.handler, delivery.subscription, row.settled, row.done
+        handler, subscription = delivery.subscription.handler, delivery.subscription
+        settled, done, ends = row.settled, row.done, row.ends
         task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
         until, running = clock() + LONGEST_RUN, self.running
         assert task is not None
-        delivery.task = task
+        delivery.run_in(task)
         while not (delivery.cut or delivery.timed_out):
             context = copy()
             try:
@@ -312,7 +311,7 @@ class HandlerCalls:
             if task.cancelling():
                 return row.stop(delivery, item, returned())
             now = clock()
-            delivery.elapsed = now - delivery.began
+            ends.append(now)
             del running[delivery]
             settled.append(item)
             done.append(delivery)
@@ -325,14 +324,14 @@ class HandlerCalls:
 
     async def _run(
         self,
-        delivery: Delivery,
+        delivery: Call,
         taken: tuple[Waiting, ...],
         begun: Awaitable[object] | None = None,
     ) -> None:
         """Runs a call to its outcome. ``begun``: awaited instead of the handler, as for a coroutine that has made a step."""
-        delivery.task = asyncio.current_task()
+        delivery.run_in(asyncio.current_task())
         CURRENT.set(delivery)
-        if begun is None and delivery.is_over:
+        if begun is None and (delivery.cut or delivery.timed_out):
             begun = cut_short(delivery)
         hooks = self.hooks
         error: BaseException | None = None
@@ -346,10 +345,12 @@ class HandlerCalls:
                 frames = error.__traceback__
             if delivery.task.cancelling():  # type: ignore[union-attr]
                 await self._go_on(delivery)
-            delivery.state, delivery.elapsed = "settling", machine.monotonic() - delivery.began
-            if delivery.marks is not None:
-                delivery.marks.refused = MARKED_LATE
-            if error is None and (delivery.marks is None or not delivery.marks.by_place):
+            marks = delivery.marks
+            is_done = error is None and (marks is None or not marks.by_place)
+            delivery.settle(Outcome.DONE if is_done else None)
+            if marks is not None:
+                marks.refused = MARKED_LATE
+            if is_done:
                 self._settling.done(delivery, taken)
             else:
                 reported = self._settle(delivery, taken, error)
@@ -358,37 +359,36 @@ class HandlerCalls:
         finally:
             self._ended(delivery, taken, holds_lines=reported is not None)
             if hooks is not None:
+                if reported is None:
+                    delivery.finish()
                 await self._until_reported(delivery, reported)
                 hooks.end(delivery, error, frames)
             if error is not None:
                 drop_frames(error)  # it is kept for ``wait_settled``, and its causes with it
-            delivery.task = None
+            delivery.leave_task(finished=reported is None)
             del error, frames, reported
 
-    def _ended(self, delivery: Delivery, taken: tuple[Waiting, ...], *, holds_lines: bool) -> None:
+    def _ended(self, delivery: Call, taken: tuple[Waiting, ...], *, holds_lines: bool) -> None:
         """Ends a call whose handler has ended. ``holds_lines``: whether messages have no outcome yet."""
-        delivery.state = "settling" if holds_lines else "finished"
         self.running.pop(delivery, None)
         if not delivery.subscription.is_async:
             self.threads.ended(delivery)
         self.dispatcher.ended(delivery.subscription, taken, holds_lines=holds_lines)
 
-    def _leave(self, delivery: Delivery) -> None:
+    def _leave(self, delivery: Call) -> None:
         """Leaves the messages of a cancelled call without an outcome."""
         if delivery.state == "running":
-            delivery.elapsed = delivery.age
+            delivery.measure()
         self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
 
-    def _settle(
-        self, delivery: Delivery, taken: tuple[Waiting, ...], error: BaseException | None
-    ) -> asyncio.Future[None] | None:
+    def _settle(self, delivery: Call, taken: tuple[Waiting, ...], error: BaseException | None) -> asyncio.Future[None] | None:
         """Decides about the messages of a call that has ended, and begins to give back those that are not done. Returns a future
         that resolves when all have their outcomes; None if they have them."""
         reported: asyncio.Future[None] = self._loop.create_future()
         ended = False
 
         def over(_: bool) -> None:
-            delivery.state = "finished"
+            delivery.finish()
             reported.set_result(None)
             if ended:
                 self.dispatcher.release(delivery.subscription, taken)
@@ -399,7 +399,7 @@ class HandlerCalls:
         ended = True
         return reported
 
-    async def _until_reported(self, delivery: Delivery, reported: asyncio.Future[None] | None) -> None:
+    async def _until_reported(self, delivery: Call, reported: asyncio.Future[None] | None) -> None:
         """Waits until the messages of a call have their outcomes, or the consumer ends. ``reported``: None if they have."""
         if reported is None:
             return
@@ -415,7 +415,7 @@ class HandlerCalls:
         finally:
             del self._reporting[delivery]
 
-    async def _go_on(self, delivery: Delivery) -> None:
+    async def _go_on(self, delivery: Call) -> None:
         """Undoes the cancellation of a call by the user's code. Raises CancelledError for a cancellation by the consumer, and
         when the event loop ends."""
         task = delivery.task
@@ -429,7 +429,7 @@ class HandlerCalls:
         if delivery.cut or self.ending():
             raise asyncio.CancelledError
 
-    async def _call(self, delivery: Delivery, begun: Awaitable[object] | None = None) -> BaseException | None:
+    async def _call(self, delivery: Call, begun: Awaitable[object] | None = None) -> BaseException | None:
         """Returns None for a success, otherwise the error of the handler or HandlerTimeoutError. Raises CancelledError where
         the consumer cancels the call or the loop ends, and SystemExit or KeyboardInterrupt of the handler."""
         subscription, marks = delivery.subscription, delivery.marks
@@ -464,7 +464,7 @@ class HandlerCalls:
                 return _timeout(delivery)
         return None
 
-    async def _call_in_thread(self, delivery: Delivery, given: MessageExt | Batch) -> object:
+    async def _call_in_thread(self, delivery: Call, given: MessageExt | Batch) -> object:
         """Calls a plain function, and waits until it returns, the consumer cancels the call, or the event loop ends."""
         handler = delivery.subscription.handler
         future: asyncio.Future[object]
@@ -481,8 +481,8 @@ class HandlerCalls:
                     raise
         return future.result()
 
-    def _expire(self, delivery: Delivery) -> None:
-        delivery.timed_out = True
+    def _expire(self, delivery: Call) -> None:
+        delivery.expire()
         if delivery.subscription.is_async:
             if delivery.task is not None:
                 delivery.task.cancel("the handler timed out")
@@ -511,13 +511,13 @@ def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
         raise RuntimeError(f"{raised}, which cannot leave its thread; raise another exception") from error
 
 
-def _timeout(delivery: Delivery) -> HandlerTimeoutError:
+def _timeout(delivery: Call) -> HandlerTimeoutError:
     return HandlerTimeoutError(
         f"handler {delivery.subscription.name} did not end within {_time_allowed(delivery):.6g} s; set a longer timeout of its "
         "subscription, or call current_delivery().extend()"
     )
 
 
-def _time_allowed(delivery: Delivery) -> float:
+def _time_allowed(delivery: Call) -> float:
     """Returns the seconds from the beginning of a call to its deadline, which may have moved; 0 without a deadline."""
     return 0.0 if delivery.deadline is None else delivery.deadline - delivery.began

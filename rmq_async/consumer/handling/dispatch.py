@@ -229,7 +229,8 @@ class Dispatcher:
                 elif subscription.is_async or self.has_thread():
                     break
             else:
-                self._wake_at(next_at)
+                if next_at != self._at:
+                    self._wake_at(next_at)
                 return
             self._backlogs.move_to_end(subscription)
             backlog.running += 1
@@ -365,8 +366,6 @@ class Dispatcher:
             self.pump()
 
     def _wake_at(self, at: float) -> None:
-        if at == self._at:
-            return
         if self._timer is not None:
             self._timer.cancel()
         self._at, self._timer = at, None

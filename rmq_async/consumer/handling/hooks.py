@@ -10,7 +10,7 @@ from typing import Any
 from ...hooks import defining
 from ...tracebacks import without_frames
 from ...transport import report
-from ..delivery import Delivery
+from ..delivery import Call, Delivery
 
 __all__ = ["CallHooks"]
 
@@ -36,28 +36,30 @@ class CallHooks:
     def __bool__(self) -> bool:
         return bool(self._before or self._after)
 
-    def begin(self, delivery: Delivery) -> None:
+    def begin(self, call: Call) -> None:
+        delivery = Delivery(call)
         for before in self._before:
             try:
                 before(delivery)
             except BaseException as error:  # noqa: BLE001 - reported; the message is handled all the same
                 self._report(before, error)
 
-    def end(self, delivery: Delivery, error: BaseException | None, frames: TracebackType | None) -> None:
+    def end(self, call: Call, error: BaseException | None, frames: TracebackType | None) -> None:
         """Calls the hooks after a handler.
 
         ``error``: the error of the call; None without one. ``frames``: the traceback that it had when the handler ended; hooks
         see both, and the delivery does not keep the frames.
         """
         if error is not None:
-            delivery.error = error.with_traceback(frames)
+            call.note_error(error.with_traceback(frames))
+        delivery = Delivery(call)
         for after in self._after:
             try:
                 after(delivery)
             except BaseException as raised:  # noqa: BLE001 - reported; the outcome stays
                 self._report(after, raised)
         if error is not None:
-            delivery.error = without_frames(error)
+            call.note_error(without_frames(error))
 
     def _report(self, method: _Method, error: BaseException) -> None:
         count = self._errors[method] = self._errors.get(method, 0) + 1

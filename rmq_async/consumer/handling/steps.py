@@ -12,7 +12,7 @@ from contextvars import Context
 from types import CoroutineType, coroutine
 from typing import Any, Final
 
-from ..delivery import CURRENT, Delivery
+from ..delivery import CURRENT, Call
 from ..held_queue import Waiting
 from ..outcome import check_returned
 
@@ -59,24 +59,26 @@ class Pace:
 
 class Row:
     """Calls that one task makes, one after the other. ``most``: maximum number of calls. ``settled``, ``done``: messages and
-    deliveries of calls that have returned. ``under_way``: the call that has not returned, with its message; None if all have.
-    ``rest``: an awaitable that ends as that call does. ``has_waited``: whether its handler waits."""
+    calls that have returned. ``ends``: monotonic times at which they did. ``under_way``: the call that has not returned, with
+    its message; None if all have. ``rest``: an awaitable that ends as that call does. ``has_waited``: whether its handler
+    waits."""
 
-    __slots__ = ("done", "has_waited", "most", "rest", "settled", "under_way")
+    __slots__ = ("done", "ends", "has_waited", "most", "rest", "settled", "under_way")
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.settled: list[Waiting] = []
-        self.done: list[Delivery] = []
-        self.under_way: tuple[Delivery, tuple[Waiting]] | None = None
+        self.done: list[Call] = []
+        self.ends: list[float] = []
+        self.under_way: tuple[Call, tuple[Waiting]] | None = None
         self.rest: Awaitable[object] | None = None
         self.has_waited = False
 
-    def stop(self, delivery: Delivery, item: Waiting, rest: Awaitable[object]) -> None:
+    def stop(self, delivery: Call, item: Waiting, rest: Awaitable[object]) -> None:
         self.under_way, self.rest = (delivery, (item,)), rest
 
 
-def first_step(handler: Callable[..., Any], delivery: Delivery) -> Started | None:
+def first_step(handler: Callable[..., Any], delivery: Call) -> Started | None:
     """Calls the handler in the current context, and makes the first step of its coroutine; returns None if that was the
     last step."""
     CURRENT.set(delivery)
@@ -138,7 +140,7 @@ class _Cancelled:
         raise asyncio.CancelledError
 
 
-def cut_short(delivery: Delivery) -> Awaitable[object]:
+def cut_short(delivery: Call) -> Awaitable[object]:
     """Ends a call that was abandoned, or whose deadline passed, before its first step; returns an awaitable in place of its
     coroutine. The task of an abandoned call is cancelled."""
     if delivery.cut and delivery.task is not None:

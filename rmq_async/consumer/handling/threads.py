@@ -11,7 +11,7 @@ from ... import machine
 from ..._backoff import Backoff
 from ..._threads import FreeThread, ThreadPool, what_to_do
 from ...health import Problem, ProblemCode
-from ..delivery import Delivery
+from ..delivery import Call
 
 __all__ = ["HandlerThreads"]
 
@@ -33,7 +33,7 @@ class HandlerThreads:
         self._again = again
         self._next: FreeThread | None = None
         """The thread of the next call."""
-        self._kept: dict[Delivery, FreeThread] = {}
+        self._kept: dict[Call, FreeThread] = {}
         """The threads of calls that have not reached them."""
         self._timer: asyncio.TimerHandle | None = None
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
@@ -61,17 +61,17 @@ class HandlerThreads:
                 self._wait()
         return self._next is not None
 
-    def take(self, delivery: Delivery) -> None:
+    def take(self, delivery: Call) -> None:
         """Gives a call the thread that ``has_next`` has kept."""
         if self._next is not None:
             self._kept[delivery], self._next = self._next, None
 
-    def ended(self, delivery: Delivery) -> None:
+    def ended(self, delivery: Call) -> None:
         """Gives back the thread of a call that has not reached it."""
         if (thread := self._kept.pop(delivery, None)) is not None:
             thread.release()
 
-    def of(self, delivery: Delivery) -> FreeThread | ThreadPool:
+    def of(self, delivery: Call) -> FreeThread | ThreadPool:
         """Returns the thread of a call; all of them for a call that did not ``take`` one."""
         return self._kept.pop(delivery, None) or self._pool
 

@@ -17,7 +17,7 @@ from rmq_protocol.trace import TRACE_TOPIC, TraceBean, TraceContext, TraceType
 from ... import machine
 from ...client import ClientInstance, TraceRecords, send_trace
 from ...errors import HandlerTimeoutError
-from ..delivery import Delivery
+from ..delivery import Delivery, mark_at
 from ..outcome import DeadLetter, Outcome, RetryLater
 
 __all__ = ["ConsumeTracer"]
@@ -105,8 +105,8 @@ def _bean(message: MessageExt) -> TraceBean:
 
 def _context_code(delivery: Delivery, place: int) -> ContextCode:
     """Returns how the message at ``place`` ended: a mark of a batch wins over the error of the call."""
-    marks = delivery.marks
-    error: BaseException | None = delivery.error if marks is None else marks.by_place.get(place, delivery.error)
+    mark = mark_at(delivery, place)
+    error: BaseException | None = delivery.error if mark is None else mark
     if error is None:
         return ContextCode.EXCEPTION if delivery.outcome is Outcome.ABANDONED else ContextCode.SUCCESS
     if isinstance(error, HandlerTimeoutError):

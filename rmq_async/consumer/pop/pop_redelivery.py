@@ -15,7 +15,7 @@ from rmq_protocol.pop import real_topic
 from ... import machine
 from ...client import ClientInstance
 from ..config import Retry
-from ..delivery import Delivery
+from ..delivery import Call, finish_all
 from ..handling import DEAD, Decision, GiveBack, Outcomes, Report, SettledLog, Settling
 from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
@@ -106,11 +106,11 @@ class PopSettling(Settling):
         super().__init__(retry, outcomes, settled, ended, _never_again, all_done)
         self._limit = limit
 
-    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Delivery]) -> None:
+    def done_all(self, taken: Sequence[Waiting], calls: Sequence[Call], ends: Sequence[float]) -> None:
         if not taken:
             return
-        for item, delivery in zip(taken, calls, strict=True):
-            delivery.state, delivery.outcome, delivery.task = "finished", Outcome.DONE, None
+        finish_all(calls, ends)
+        for item in taken:
             item.held.running.pop(item, None)
         self._all_done((), taken)  # no queue has a progress here
         self._settled.add_done(calls)

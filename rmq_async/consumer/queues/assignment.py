@@ -22,11 +22,9 @@ from ... import machine
 from ..._ordered import OrderedSet
 from ...client import ClientInstance
 from ...reading import FirstLook
-from ..delivery import cut_off
 from ..group import Commits, MemberLocks, Takeover
 from ..handling import Dispatcher, Outcomes
 from ..held_queue import HeldQueue, QueueState, Waiting
-from ..outcome import Outcome
 from ..subscription import Subscription
 from ..supervisor import Supervisor
 from .callbacks import AssignmentCallbacks, Event, EventKind
@@ -75,7 +73,7 @@ def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
     running = [each for each in dict.fromkeys(held.running.values()) if each.subscription.is_async]
     for delivery in running:
         if delivery.state == "running":
-            cut_off(delivery)
+            delivery.cut_off()
     return [each.task for each in running if each.task is not None]
 
 
@@ -328,10 +326,10 @@ class Assignment:
         of its drain, if any, is not over."""
         return held.is_owned and not held.ends and self.locks.is_sure(held.queue) and not self.pauses.covers(held)
 
-    def note(self, item: Waiting, outcome: Outcome) -> None:
-        """Keeps an abandoned message of an unordered queue that leaves this member, to give it back."""
+    def note_abandoned(self, item: Waiting) -> None:
+        """Keep an abandoned message of an unordered queue that leaves this member, to give it back."""
         held = item.held
-        if outcome is Outcome.ABANDONED and held in self.leaving and not held.is_ordered:
+        if held in self.leaving and not held.is_ordered:
             self._abandoned.setdefault(held, []).append(item.message)
 
     async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:

@@ -489,7 +489,8 @@ class PullSession(MemberSession):
 
     def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
         self.budget.give(1, len(item.message.body))
-        self.assignment.note(item, outcome)
+        if outcome is Outcome.ABANDONED:
+            self.assignment.note_abandoned(item)
         item.held.note_outcome(is_ready=not item.held.squeezed or self.dispatcher.has_ready(item.held))
 
     def _all_done(self, queues: Iterable[HeldQueue], items: Sequence[Waiting]) -> None:
@@ -526,8 +527,8 @@ class PullSession(MemberSession):
             self.budget.give(1, len(back.message.body))
 
     def _given_back(self, back: GiveBack, outcome: Outcome) -> None:
-        if back.item is not None:
-            self.assignment.note(back.item, outcome)
+        if back.item is not None and outcome is Outcome.ABANDONED:
+            self.assignment.note_abandoned(back.item)
         back.held.note_outcome(is_ready=not back.held.squeezed or self.dispatcher.has_ready(back.held))
 
     async def _is_stored(self, back: GiveBack) -> bool:

@@ -267,11 +267,12 @@ class Pulling:
             else:
                 if held.error is not None:
                     held.recover()
+                    pauses.reset()
                 reported = pause = 0.0
-                pauses.reset()
                 if held.cursor != offset or machine.monotonic() - held.pulled_at >= HELD_FOR:
-                    idle = 0
-                    rests.reset()
+                    if idle:
+                        idle = 0
+                        rests.reset()
                 else:  # the broker does not hold pulls
                     idle += 1
                     pause = rests.next() if idle >= IDLE_ANSWERS else 0.0

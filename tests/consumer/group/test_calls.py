@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from rmq_async import Consumer, HandlerTimeoutError, MessageExt, MessageQueue, Outcome, Retry, current_delivery
+from rmq_async.consumer.delivery import CURRENT
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode
@@ -57,7 +58,7 @@ async def test_handler_cancelled_by_code_of_its_own_while_its_message_is_given_b
         tasks: list[asyncio.Task[None]] = []
 
         async def handler(message: MessageExt) -> None:
-            task = current_delivery().task
+            task = CURRENT.get().task
             assert task is not None
             tasks.append(task)
             if not message.reconsume_times:
@@ -86,7 +87,7 @@ async def test_plain_handler_whose_task_is_cancelled_by_code_of_its_own() -> Non
         release = threading.Event()
 
         def handler(message: MessageExt) -> None:
-            task = current_delivery().task
+            task = CURRENT.get().task
             assert task is not None
             loop.call_soon_threadsafe(task.cancel)
             running.append(message.body)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmq_async import MessageExt, MessageQueue, Outcome, machine
-from rmq_async.consumer.delivery import Delivery
+from rmq_async.consumer.delivery import Call
 from rmq_async.consumer.group import handover
 from rmq_async.consumer.group.commits import Commits, Doubts
 from rmq_async.consumer.group.handover import Takeover
@@ -39,7 +39,7 @@ async def test_settle_of_a_call_from_before_the_queue_was_moved() -> None:
     held = HeldQueue(QUEUE, QUEUE, subscription, 3)
     held.progress.enter(3)
     item = Waiting(held, MessageExt("T", b"", queue=QUEUE, queue_offset=3))
-    held.running[item] = Delivery(subscription, (item.message,), 1)
+    held.running[item] = Call(subscription, (item.message,), 1)
     held.restart(3)
     held.progress.enter(3)
     outcomes, reported = Outcomes(NO_INSTANCE, "g"), list[Outcome]()

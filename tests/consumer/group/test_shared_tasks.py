@@ -22,7 +22,7 @@ from rmq_async import (
     Retry,
     current_delivery,
 )
-from rmq_async.consumer.delivery import cut_off
+from rmq_async.consumer.delivery import CURRENT, Call
 from rmq_async.consumer.handling.steps import MOST_CALLS, Pace
 from rmq_async.embedded import EmbeddedRocketMQ
 
@@ -51,6 +51,7 @@ async def handle_all(count: int, handler: Callable[[MessageExt], Any], *, queues
 async def test_calls_that_do_not_wait_share_tasks_and_nothing_else() -> None:
     tasks: set[asyncio.Task[Any]] = set()
     deliveries: list[Delivery] = []
+    calls: list[Call] = []
 
     async def handler(message: MessageExt) -> None:
         assert MARK.get() == b""
@@ -60,14 +61,15 @@ async def test_calls_that_do_not_wait_share_tasks_and_nothing_else() -> None:
         assert (delivery.state, delivery.outcome) == ("running", None)
         task = asyncio.current_task()
         assert task is not None
-        assert delivery.task is task
+        assert CURRENT.get().task is task
+        calls.append(CURRENT.get())
         tasks.add(task)
         deliveries.append(delivery)
 
     await handle_all(300, handler)
     assert len(deliveries) == 300
     assert len(tasks) < 100  # 64 begin before the first one has ended
-    assert {(each.state, each.outcome, each.task) for each in deliveries} == {("finished", Outcome.DONE, None)}
+    assert {(each.state, each.outcome, each.task) for each in calls} == {("finished", Outcome.DONE, None)}
     assert all(each.elapsed is not None and 0 <= each.elapsed < 60 for each in deliveries)
 
 
@@ -218,7 +220,7 @@ async def test_call_that_is_cut_off_before_its_first_step_gives_its_slot_back() 
                 begin(*given)
                 if cut < 2:
                     cut += 1
-                    cut_off([*session.calls.running][-1])
+                    [*session.calls.running][-1].cut_off()
 
             dispatcher["_begin"] = begin_and_cut
             await send(server.namesrv, b"1", b"2")
@@ -280,7 +282,7 @@ async def test_call_with_a_broken_key_that_is_cut_off_leaves_no_coroutine() -> N
                 begin(*given)
                 if not cut:
                     cut += 1
-                    cut_off([*session.calls.running][-1])
+                    [*session.calls.running][-1].cut_off()
 
             vars(session.dispatcher)["_begin"] = begin_and_cut
             await send(server.namesrv, b"1")

@@ -25,6 +25,7 @@ from rmq_async import (
     RetryLater,
 )
 from rmq_async.client import Names
+from rmq_async.consumer.delivery import Call
 from rmq_async.consumer.handling.trace import ConsumeTracer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trace
@@ -171,7 +172,7 @@ async def test_messages_of_brokers_that_want_no_traces_have_none(trace_on: str |
     message = MessageExt(topic="T", body=b"x", properties=properties, queue=MessageQueue("T", "broker-a", 0))
     instance: Any = SimpleNamespace(names=Names(None), unique_ids=SimpleNamespace(next=lambda: "0" * 32))
     tracer = ConsumeTracer(instance, "g", True)
-    delivery = Delivery(Consumer("g", namesrv="127.0.0.1:1").subscribe("T", Seen()), (message,), 1)
+    delivery = Delivery(Call(Consumer("g", namesrv="127.0.0.1:1").subscribe("T", Seen()), (message,), 1))
     tracer.before_consume(delivery)
     tracer.after_consume(delivery)
     tracer.end()
