@@ -24,8 +24,6 @@ from ._ordered import OrderedSet
 from .errors import ClientStateError, RocketMQError
 from .tracebacks import own_copy, without_frames
 
-__all__ = ["Flight", "SingleFlight", "Startable", "StopScope", "WaitFor", "WaitTable", "for_each", "wait_until"]
-
 BLOCKED_AFTER: Final = 0.1
 GRACE: Final = 0.02
 SCAN_GRAIN: Final = 0.005

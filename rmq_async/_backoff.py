@@ -9,8 +9,6 @@ from typing import Final
 
 from . import machine
 
-__all__ = ["Backoff", "pause_after"]
-
 SPREAD: Final = 0.2
 """The largest share by which a pause is shortened at random."""
 MOST_DOUBLINGS: Final = 64

@@ -19,20 +19,6 @@ from rmq_protocol.errors import shown
 from ._text import type_name
 from .errors import ConfigError
 
-__all__ = [
-    "DIALECTS",
-    "Session",
-    "UtcDateTime",
-    "check_dialect",
-    "check_engine",
-    "check_transactional",
-    "checked_session",
-    "dialect_of",
-    "seconds_from_now",
-    "seconds_since",
-    "split_table_name",
-]
-
 Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
 """What adds a row in the transaction of its user."""
 

@@ -11,8 +11,6 @@ from rmq_protocol.errors import printable, shown
 
 from .errors import ConfigError
 
-__all__ = ["check_arguments", "check_plain", "error_text", "handler_name", "is_async", "is_generator"]
-
 
 def check_arguments(name: str, function: Callable[..., object], *given: str) -> None:
     """Raise TypeError for a function that cannot be called with positional arguments: each of its calls would fail; and for a

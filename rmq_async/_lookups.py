@@ -24,8 +24,6 @@ from typing import Any, Final, NamedTuple
 
 from ._threads import NoThreadError, ThreadPool
 
-__all__ = ["MAX_THREADS", "is_ip", "load", "look_up"]
-
 MAX_THREADS: Final = 16
 """Maximum number of threads of the process that look up names, each a name of its own."""
 MAX_UNDER_WAY: Final = 1024

@@ -7,8 +7,6 @@ from collections.abc import Collection, Coroutine
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-__all__ = ["Turns", "close_servers", "run"]
-
 
 class Turns:
     """A lock for an object that may be used on several event loops, one after the other: ``async with turns.here()``.

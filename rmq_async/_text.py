@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rmq_protocol.errors import printable
-
-__all__ = ["is_power_of_two", "printable", "type_name", "without_faq"]
+from rmq_protocol.errors import printable as printable
 
 _FAQ: Final = "See http"
 

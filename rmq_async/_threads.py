@@ -27,8 +27,6 @@ from rmq_protocol.errors import printable
 from . import machine
 from .errors import ClientStateError
 
-__all__ = ["FreeThread", "NoThreadError", "ThreadPool", "naming_refusals", "start_thread", "what_to_do"]
-
 _REFUSAL: Final = re.compile("can't (start|create) new thread|cannot schedule new futures")
 """The errors of ``threading`` and ``concurrent.futures`` where no thread is granted, or none any more."""
 

@@ -6,8 +6,6 @@ from rmq_protocol.constants import ResponseCode
 
 from .errors import AuthenticationError, BrokerError, NotEnoughReplicasError, PermissionDeniedError, QueueNotExistError
 
-__all__ = ["broker_error", "is_busy", "is_unreplicated"]
-
 
 def _subclasses(cls: type[BrokerError]) -> list[type[BrokerError]]:
     return [cls, *(found for sub in cls.__subclasses__() for found in _subclasses(sub))]

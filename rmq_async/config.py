@@ -23,24 +23,6 @@ from .errors import ConfigError, InvalidGroupError
 from .options import suggests_keywords, unexpected_keyword
 from .timeouts import LONG_INTERVAL, warn_of_milliseconds
 
-__all__ = [
-    "ClientConfig",
-    "ClientOptions",
-    "canonical_host",
-    "check_flag",
-    "check_group",
-    "check_int",
-    "check_seconds",
-    "check_text",
-    "check_topic_option",
-    "check_trace",
-    "checked_tags",
-    "client_options",
-    "host_and_port",
-    "name_servers",
-    "plain_text",
-]
-
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
 LARGEST_FRAME_SIZE: Final = 8 * MAX_FRAME_SIZE
 """The highest ``max_frame_size``."""

@@ -7,8 +7,6 @@ from rmq_protocol.signing import SessionCredentials
 
 from .errors import ConfigError
 
-__all__ = ["Credentials"]
-
 
 class Credentials(SessionCredentials, frozen=True):
     """The keys that requests are signed with.

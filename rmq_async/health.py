@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from rmq_protocol.message import MessageQueue
 
-__all__ = ["BrokerHealth", "Problem", "ProblemCode"]
-
 
 class ProblemCode(StrEnum):
     """The kinds of problems.

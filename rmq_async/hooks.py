@@ -20,8 +20,6 @@ from ._functions import check_arguments, is_async, is_generator
 from .errors import ConfigError
 from .results import BatchSendResult, SendResult
 
-__all__ = ["Hook", "RequestHook", "SendContext", "checked_hooks", "defining", "request_hooks"]
-
 METHODS: Final = {
     "before_send": ("context",),
     "after_send": ("context",),

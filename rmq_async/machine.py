@@ -15,8 +15,6 @@ from concurrent.futures import Future
 from random import Random, SystemRandom
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-__all__ = ["Jobs", "address", "entropy", "executor", "instance_name", "monotonic", "process_id", "random", "time"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ from typing import Any, Final, TypeVar
 
 from rmq_protocol.errors import shown
 
-__all__ = ["lists_options", "suggests_keywords", "unexpected_keyword"]
-
 LONGEST_DEFAULT: Final = 40
 """Maximum number of characters of a default that is shown; for a longer one its type is shown."""
 

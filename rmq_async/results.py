@@ -9,16 +9,6 @@ import msgspec
 from rmq_protocol.errors import CorruptMessageError
 from rmq_protocol.message import MessageExt, MessageQueue
 
-__all__ = [
-    "BatchSendResult",
-    "PullResult",
-    "PullStatus",
-    "SendResult",
-    "SendStatus",
-    "TransactionSendResult",
-    "TransactionStatus",
-]
-
 
 class SendStatus(Enum):
     """Status of a message that the broker stored; all but SEND_OK mean that flushing or replicating it was not confirmed."""

@@ -10,8 +10,6 @@ from typing import Any, Final, cast
 
 from rmq_protocol.errors import shown
 
-__all__ = ["FOR_EVER", "LONG_INTERVAL", "checked_timeout", "stop_budget", "warn_of_milliseconds"]
-
 FOR_EVER: Final = 10 * 365 * 86400.0
 """Seconds, 10 years: longer timeouts, infinity included, are cut to this."""
 

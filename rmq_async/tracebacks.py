@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from .errors import RocketMQError
 
-__all__ = ["drop_frames", "own_copy", "without_frames"]
-
 Error = TypeVar("Error", bound=BaseException)
 
 

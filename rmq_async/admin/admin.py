@@ -41,8 +41,6 @@ from .results import (
     TopicStats,
 )
 
-__all__ = ["Admin"]
-
 _MAX_QUEUES: Final = 65535
 _PERMISSIONS: Final = (Perm.WRITE, Perm.READ, Perm.READ | Perm.WRITE)
 _MAX_FOUND: Final = 65535

@@ -18,8 +18,6 @@ from ..errors import GroupNotOnlineError
 from .requests import brokers_of, check, cluster_info, everywhere, masters_of
 from .results import ClientConnection, ConsumerConnections, QueueStats, TopicStats
 
-__all__ = ["consumers", "producers", "stats"]
-
 _NO_SUCH_PRODUCERS: Final = "not exist"
 """In the remark of SYSTEM_ERROR with which a broker says that no producer of the group is connected."""
 

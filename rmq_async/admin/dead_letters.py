@@ -43,8 +43,6 @@ from ..client import (
 )
 from ..errors import CorruptMessageError, RocketMQError, TopicNotFoundError
 
-__all__ = ["Skipped", "forget", "read", "resend"]
-
 logger = logging.getLogger(__name__)
 
 PULL_SIZE: Final = 32

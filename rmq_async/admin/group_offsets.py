@@ -51,8 +51,6 @@ from .groups import check_exists, check_offline, is_online
 from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
 from .results import ConsumerConnections, GroupLag, OffsetChange, QueueLag
 
-__all__ = ["Target", "clone", "lag", "look_pauses", "reset"]
-
 logger = logging.getLogger(__name__)
 
 Target = int | Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]

@@ -44,20 +44,6 @@ from .clients import consumers
 from .requests import ask_at, check, cluster_info, everywhere, masters_of
 from .results import GroupMember
 
-__all__ = [
-    "GroupSettings",
-    "check_exists",
-    "check_offline",
-    "consume_directly",
-    "create",
-    "delete",
-    "group_config",
-    "is_online",
-    "list_groups",
-    "members",
-    "running_info",
-]
-
 
 class GroupSettings(TypedDict, total=False):
     """Settings of a consumer group; their meanings and defaults are those of SubscriptionGroupConfig."""

@@ -37,8 +37,6 @@ from ..errors import BrokerSystemError, FrameTooLargeError, QueryNotFoundError, 
 from ..tracebacks import without_frames
 from .requests import ask_at, brokers_of, cluster_info
 
-__all__ = ["by_key", "view"]
-
 logger = logging.getLogger(__name__)
 
 DECODE_IN_THREAD: Final = 64 * 1024

@@ -37,8 +37,6 @@ from .requests import ask_at, check, cluster_info
 from .results import BrokerOverview, GroupLag, GroupOverview, Overview, QueueLag, QueueStats
 from .topics import is_wanted, settings_of
 
-__all__ = ["Wanted", "overview"]
-
 T = TypeVar("T")
 
 AT_ONCE: Final = 8

@@ -18,17 +18,6 @@ from ..broker_answers import broker_error
 from ..client import ClientInstance
 from ..errors import BrokerNotFoundError, ConfigError, RocketMQError
 
-__all__ = [
-    "ask_at",
-    "ask_every_name_server",
-    "brokers_of",
-    "check",
-    "cluster_info",
-    "everywhere",
-    "masters_of",
-    "outcomes",
-]
-
 
 async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo:
     """Return the clusters and brokers that the name servers know.

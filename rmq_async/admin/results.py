@@ -11,21 +11,6 @@ from rmq_protocol.heartbeat import SubscriptionData
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfig
 
-__all__ = [
-    "BrokerOverview",
-    "ClientConnection",
-    "ConsumerConnections",
-    "GroupLag",
-    "GroupMember",
-    "GroupOverview",
-    "OffsetChange",
-    "Overview",
-    "QueueLag",
-    "QueueStats",
-    "SyncedTopic",
-    "TopicStats",
-]
-
 
 class QueueStats(msgspec.Struct, frozen=True):
     """The offsets of one queue.

@@ -37,19 +37,6 @@ from ..errors import ConfigError, NameServerError, RequestTimeoutError, RocketMQ
 from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of, outcomes
 from .results import SyncedTopic
 
-__all__ = [
-    "attribute_changes",
-    "check_new_topic",
-    "create",
-    "creation_header",
-    "delete",
-    "delete_at",
-    "grow",
-    "is_wanted",
-    "settings_of",
-    "sync",
-]
-
 logger = logging.getLogger(__name__)
 
 SHOWN_EVERY: Final = 0.05

@@ -22,8 +22,6 @@ from rmq_async import ConfigError, InvalidMessageError, RocketMQError
 from . import INTERRUPTED, missing_package
 from .options import FAILED, WRONG_USE, needs_command
 
-__all__ = ["rmq", "run_command"]
-
 TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 COMMANDS: Final = MappingProxyType(

@@ -26,8 +26,6 @@ from .output import Output, Printer
 from .records import body_bytes, fields_of, headline
 from .signals import exit_code_of, signals_handled
 
-__all__ = ["CANNOT_RUN", "DEAD_LETTER", "Commands", "ConsumeOptions", "consume", "consume_messages", "facts_of"]
-
 # The options of ``rmq consume``.
 
 

@@ -22,8 +22,6 @@ from .options import json_option, namesrv_option, run, timeout_option
 from .output import Output, plain_table
 from .security import security_given, security_options, security_settings
 
-__all__ = ["demo"]
-
 TIME_LIMIT: Final = 8.5
 """Seconds for everything except the start of the interpreter and an orderly end."""
 SHARE: Final = 0.1

@@ -9,8 +9,6 @@ import click
 
 from .options import WRONG_USE
 
-__all__ = ["is_installed", "needs_extra"]
-
 
 def needs_extra(extra: str, packages: Iterable[str]) -> None:
     """Raise ClickException where one of the packages is not installed. None of them is imported."""

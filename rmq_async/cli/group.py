@@ -23,8 +23,6 @@ from .output import Output, plain_table
 from .records import fields_of, headline, moment, visible
 from .topic import with_admin
 
-__all__ = ["group"]
-
 Target = int | Literal["earliest", "latest"] | datetime
 _NAME: Final = click.argument("name", metavar="GROUP")
 _YES: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")

@@ -15,8 +15,6 @@ from typing import Final
 
 from .._threads import start_thread
 
-__all__ = ["lines_of"]
-
 CHUNK: Final = 64 * 1024
 AHEAD: Final = 4
 """Maximum number of chunks that are read before they are used."""

@@ -14,8 +14,6 @@ from .output import Output
 from .records import described, fields_of
 from .topic import with_admin
 
-__all__ = ["message"]
-
 
 @click.group(invoke_without_command=True, short_help="Find messages by id or key.")
 @click.pass_context

@@ -23,29 +23,6 @@ from rmq_async.config import LONGEST, NAMESRV_ENVIRONMENT, name_servers
 from .security import security_options, security_settings
 from .signals import end_at_once, signals_handled
 
-__all__ = [
-    "AGE",
-    "FAILED",
-    "MOMENT",
-    "PROPERTY",
-    "QUEUE",
-    "TIME",
-    "WRONG_USE",
-    "ClientOptions",
-    "Interrupted",
-    "Seconds",
-    "client_config",
-    "client_options",
-    "json_option",
-    "moment_help",
-    "namesrv_option",
-    "needs_command",
-    "pass_options",
-    "run",
-    "time_help",
-    "timeout_option",
-]
-
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:

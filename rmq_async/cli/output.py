@@ -20,8 +20,6 @@ from rich.table import Table
 
 from .._threads import NoThreadError, start_thread
 
-__all__ = ["Output", "Printer", "plain_table"]
-
 _WIDEST: Final = 100_000
 """Width, in characters, of a table that is printed to a pipe or file."""
 

@@ -28,8 +28,6 @@ from .options import (
 from .output import Output
 from .records import body_bytes, fields_of, headline
 
-__all__ = ["pull"]
-
 Place = str | datetime | Mapping[MessageQueue, int]
 
 _MISSING: Final = "rmq_async.reading.reader"

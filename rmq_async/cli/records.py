@@ -18,19 +18,6 @@ from rmq_protocol.forwarding import holdable
 
 from .output import Output
 
-__all__ = [
-    "LONGEST_LINE",
-    "LeftOut",
-    "Queues",
-    "body_bytes",
-    "described",
-    "fields_of",
-    "headline",
-    "moment",
-    "read_record",
-    "visible",
-]
-
 
 def fields_of(message: MessageExt) -> dict[str, object]:
     """Return the fields for ``--json``. The body is text if it is UTF-8, else ``body_base64``."""

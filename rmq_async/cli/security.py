@@ -14,8 +14,6 @@ import click
 
 from rmq_async import Credentials
 
-__all__ = ["SECRET_KEY", "security_given", "security_options", "security_settings"]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 ACCESS_KEY: Final = "RMQ_ACCESS_KEY"

@@ -37,8 +37,6 @@ from .options import PROPERTY, QUEUE, ClientOptions, Seconds, client_config, cli
 from .output import Output
 from .records import LONGEST_LINE, LeftOut, Queues, read_record
 
-__all__ = ["send"]
-
 GROUP: Final = "rmq_cli"
 IN_FLIGHT: Final = 256
 """The producer's credits."""

@@ -16,8 +16,6 @@ from .options import json_option, pass_options
 from .output import Output
 from .signals import ended_by_signal
 
-__all__ = ["server"]
-
 MAX_MEGABYTES: Final = 1 << 20
 DESCRIPTORS: Final = 65_536
 QUEUES: Final = 4

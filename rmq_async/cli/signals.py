@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["end_at_once", "ended_by_signal", "exit_code_of", "signals_handled"]
-
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 

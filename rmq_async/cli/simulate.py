@@ -25,8 +25,6 @@ from rmq_async.testing.simulation import GROUP_KINDS, KINDS, POP_KINDS, Outcome,
 from .options import FAILED, json_option, pass_options
 from .output import Output
 
-__all__ = ["simulate"]
-
 DEFAULT_SEEDS: Final = 100
 MAX_JOBS: Final = 256
 MAX_SEEDS: Final = 1 << 32

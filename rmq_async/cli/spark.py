@@ -13,8 +13,6 @@ import click
 from .extras import is_installed, needs_extra
 from .options import needs_command
 
-__all__ = ["needs_spark", "spark"]
-
 PIPELINES: Final = {
     "archive": "A topic into partitioned Parquet, exactly once.",
     "replay": "An archive back into a topic.",

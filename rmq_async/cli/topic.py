@@ -17,8 +17,6 @@ from .options import PROPERTY, ClientOptions, client_config, client_options, nee
 from .output import Output, plain_table
 from .records import moment
 
-__all__ = ["topic", "with_admin"]
-
 
 @click.group(invoke_without_command=True, short_help="List, create, look at, copy and delete topics.")
 @click.pass_context

@@ -30,65 +30,8 @@ from .pull_sizes import end_in, next_offset_in, too_large_frame
 from .replication import Replication
 from .reply_table import PushedReply
 from .retry_requests import body_as_stored, broker_of_message, retry_brokers, send_back, send_copy
-from .route_table import RouteTable, TopicRoute
-from .topic_route import first_port, malformed_addresses, vip_address
+from .route_table import RouteTable
+from .topic_route import TopicRoute, first_port, malformed_addresses, vip_address
 from .trace_records import TRACE_TIMEOUT, TraceRecords
 from .trace_requests import send_trace
 from .unique_ids import UniqueIds, longest_id
-
-__all__ = [
-    "TOOLS_GROUP",
-    "TRACE_TIMEOUT",
-    "BrokerClocks",
-    "ClientInstance",
-    "ClientUser",
-    "GroupListener",
-    "GroupRequests",
-    "LifeCycle",
-    "LifeState",
-    "NameServers",
-    "Names",
-    "PushedReply",
-    "Replication",
-    "RouteTable",
-    "TopicRoute",
-    "TraceRecords",
-    "UniqueIds",
-    "body_as_stored",
-    "broker_of_message",
-    "broker_time_in",
-    "brokers_of",
-    "check_queue",
-    "commit_offset",
-    "committed_offset",
-    "earliest_store_time_ms",
-    "end_in",
-    "epoch_ms",
-    "first_port",
-    "group_members",
-    "has_master",
-    "has_no_members",
-    "is_masterless",
-    "is_silent",
-    "known_master",
-    "known_queue",
-    "last_success_age",
-    "longest_id",
-    "look_at_clock",
-    "loop_problem",
-    "lost_offsets",
-    "malformed_addresses",
-    "max_offset",
-    "min_offset",
-    "name_server_problem",
-    "next_offset_in",
-    "retry_brokers",
-    "search_offset",
-    "send_back",
-    "send_copy",
-    "send_trace",
-    "store_time_ms",
-    "too_large_frame",
-    "until_readable",
-    "vip_address",
-]

@@ -14,8 +14,6 @@ from typing import Final
 
 from .. import machine
 
-__all__ = ["BrokerClock", "BrokerClocks", "broker_time_in"]
-
 WINDOW: Final = 60.0
 """Seconds of a window. Answers of the current and the last window count: clocks drift, and are set."""
 SET_BACK: Final = 50.0

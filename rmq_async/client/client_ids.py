@@ -18,8 +18,6 @@ from rmq_protocol.client_id import build_client_id
 
 from .. import machine
 
-__all__ = ["give_back", "take"]
-
 
 class _Taken:
     """The ids in use, with the loops of their clients, which may run in several threads."""

@@ -15,8 +15,6 @@ from ..errors import RocketMQError
 from .broker_clock import broker_time_in
 from .instance import ClientInstance
 
-__all__ = ["look_at_clock"]
-
 logger = logging.getLogger(__name__)
 
 

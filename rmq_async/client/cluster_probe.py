@@ -32,8 +32,6 @@ from ..config import host_and_port
 from ..errors import NameServerError
 from .name_servers import COMPARED_WITHIN, NameServers
 
-__all__ = ["ClusterProbe", "local_address"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.05

@@ -13,8 +13,6 @@ from .instance import ClientInstance
 from .loop_monitor import LATE_AFTER
 from .topic_route import vip_address
 
-__all__ = ["brokers_of", "is_silent", "last_success_age", "loop_problem", "name_server_problem"]
-
 _TEXT_LIMIT = 500
 """Maximum characters of a reason in a problem's text."""
 

@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable
 from .._asyncio import wait_until
 from ..errors import RequestTimeoutError
 
-__all__ = ["FirstCommits"]
-
 
 class _Table:
     """A broker's table of offsets, while commits to it are under way.

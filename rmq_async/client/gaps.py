@@ -14,8 +14,6 @@ from rmq_protocol.topics import TopicConfigAndQueueMapping
 
 from .. import machine
 
-__all__ = ["GapTable", "is_compacted"]
-
 FRESH: Final = 10.0
 """Seconds for which settings are used; those of a static topic are requested for each gap."""
 MAX_TOPICS: Final = 1024

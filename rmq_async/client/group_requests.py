@@ -17,8 +17,6 @@ from .._text import printable
 from ..errors import ConfigError
 from ..transport import Connection, RequestHandler, report
 
-__all__ = ["GroupListener", "GroupRequests"]
-
 logger = logging.getLogger(__name__)
 
 _GROUP_FIELDS: Final = {

@@ -32,8 +32,6 @@ from .._text import printable
 from ..errors import ConfigError, RequestTimeoutError, RocketMQError
 from ..transport import CloseReason, Connection, ConnectionPool
 
-__all__ = ["FormerConnections", "Heartbeats"]
-
 # Former connections to a broker: when the broker notices the end of one, it removes the client's id.
 #
 # A broker removes the id of a client when a connection ends on which the client sent a heartbeat, even if the client uses a new

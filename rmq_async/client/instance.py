@@ -60,11 +60,9 @@ from .names import Names
 from .pull_sizes import PullSizes
 from .replication import Replication
 from .reply_table import ReplyTable
-from .route_table import RouteTable, TopicRoute
-from .topic_route import first_port
+from .route_table import RouteTable
+from .topic_route import TopicRoute, first_port
 from .unique_ids import UniqueIds, packed_ip
-
-__all__ = ["ClientInstance"]
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,6 @@ from ..tracebacks import own_copy
 from ..transport import check_not_forked, generation
 from .instance import ClientInstance
 
-__all__ = ["ClientUser", "LifeCycle", "LifeState"]
-
 _TEXT_LIMIT: Final = 500
 """Maximum characters of an error in a problem's text."""
 

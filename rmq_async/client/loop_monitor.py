@@ -8,8 +8,6 @@ from typing import Final
 
 from .. import machine
 
-__all__ = ["INTERVAL", "LATE_AFTER", "LoopMonitor"]
-
 INTERVAL: Final = 1.0
 """Seconds between two runs of the timer."""
 

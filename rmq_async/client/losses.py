@@ -24,8 +24,6 @@ from ..tracebacks import without_frames
 from .gaps import is_compacted
 from .instance import ClientInstance
 
-__all__ = ["has_master", "is_masterless", "known_master", "lost_offsets"]
-
 # Checks whether a broker has a master now.
 #
 # A message that a master lacks was deleted; one that a replica lacks may still exist.

@@ -11,8 +11,6 @@ from rmq_protocol.json_body import decode_body
 from ..broker_answers import broker_error
 from .instance import ClientInstance
 
-__all__ = ["group_members", "has_no_members"]
-
 
 async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
     """Return the members' client ids in no order, one for each connection: a client with an old connection that the broker has

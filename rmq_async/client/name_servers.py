@@ -42,8 +42,6 @@ from ..errors import (
 from ..tracebacks import without_frames
 from ..transport import ConnectionPool
 
-__all__ = ["COMPARED_WITHIN", "Answers", "NameServerWatch", "NameServers", "NoUsableAnswerError", "listed_brokers"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.namespace import has_namespace, with_namespace, without_namespace
 from rmq_protocol.validation import is_system_topic, plain
 
-__all__ = ["Names"]
-
 
 class Names:
     """The names of topics and groups as users and as brokers write them.

@@ -41,23 +41,7 @@ from .._text import printable
 from ..broker_answers import broker_error
 from ..errors import BrokerError, BrokerNotFoundError, ConfigError, QueryNotFoundError, SubscriptionGroupNotExistError
 from .instance import ClientInstance
-from .route_table import TopicRoute
-
-__all__ = [
-    "EXACT_FROM",
-    "TOOLS_GROUP",
-    "check_queue",
-    "commit_offset",
-    "committed_offset",
-    "earliest_store_time_ms",
-    "epoch_ms",
-    "first_at_or_after",
-    "known_queue",
-    "max_offset",
-    "min_offset",
-    "search_offset",
-    "store_time_ms",
-]
+from .topic_route import TopicRoute
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from rmq_protocol.message import MessageQueue
 
 from ..errors import ConnectionLostError, RocketMQError
 
-__all__ = ["PullSizes", "end_in", "next_offset_in", "too_large_frame"]
-
 MOST_QUEUES: Final = 4096
 
 

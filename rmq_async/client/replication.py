@@ -19,8 +19,6 @@ from .._asyncio import SingleFlight
 from ..errors import ClientStateError, RocketMQError
 from ..transport import Connection
 
-__all__ = ["Replication"]
-
 _WITHOUT_DLEDGER: Final = re.compile(rb"^\s*enableDLegerCommitLog\s*=\s*false\s*$", re.MULTILINE)
 
 

@@ -22,8 +22,6 @@ from .. import machine
 from .._text import is_power_of_two, printable
 from ..transport import Connection
 
-__all__ = ["PushedReply", "ReplyTable"]
-
 logger = logging.getLogger(__name__)
 
 UNROUTED_FOR: Final = 5.0

@@ -35,8 +35,6 @@ from ..broker_answers import broker_error
 from ..errors import RequestTimeoutError, RocketMQError
 from .instance import ClientInstance
 
-__all__ = ["body_as_stored", "broker_of_message", "retry_brokers", "send_back", "send_copy"]
-
 # The bodies of messages that a client sends again.
 
 

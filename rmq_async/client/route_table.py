@@ -37,8 +37,6 @@ from ..errors import NameServerError, RocketMQError, TopicNotFoundError
 from .name_servers import COMPARED_WITHIN, Answers, NameServers, NoUsableAnswerError, listed_brokers
 from .topic_route import BrokerLists, TopicRoute, malformed_addresses, queue_counts, topic_route
 
-__all__ = ["UNKNOWN_POLLS", "UNUSED_POLLS", "RouteTable", "TopicRoute", "TopicUse"]
-
 # The use of topics, by which a route table drops unused ones.
 #
 # Sends do not mark their topic, because that would take time for each message. Instead each producer reports, once per poll of

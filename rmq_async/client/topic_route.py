@@ -19,8 +19,6 @@ from rmq_protocol.route import BrokerData, TopicRouteData, is_address, publish_q
 
 from .._text import printable
 
-__all__ = ["BrokerLists", "TopicRoute", "first_port", "malformed_addresses", "queue_counts", "topic_route", "vip_address"]
-
 MAX_LISTS: Final = 64
 """Broker lists that are kept for sharing; topics of one cluster have few different ones."""
 MAX_BROKERS: Final = 1024

@@ -23,8 +23,6 @@ from .. import machine
 from .._ordered import OrderedSet
 from .._text import printable
 
-__all__ = ["TRACE_TIMEOUT", "TraceRecords"]
-
 DELAY: Final = 1.0
 """Seconds after which a waiting record is due, also in a message that is not full."""
 RECORDS: Final = 100

@@ -16,8 +16,6 @@ from ..errors import RocketMQError, TopicNotFoundError
 from .instance import ClientInstance
 from .trace_records import TRACE_TIMEOUT
 
-__all__ = ["send_trace"]
-
 STORED: Final = frozenset(
     {
         ResponseCode.SUCCESS,

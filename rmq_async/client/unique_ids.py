@@ -20,8 +20,6 @@ from rmq_protocol.send_codec import ID_LENGTH
 
 from .. import machine
 
-__all__ = ["UniqueIds", "longest_id", "packed_ip"]
-
 _PER_MILLISECOND: Final = 0x10000
 _HEX: Final = tuple(f"{number:02X}" for number in range(256))
 

@@ -30,8 +30,6 @@ from .service import Handler, Refused, fields_of, header_of
 from .state import BrokerState
 from .topics import FAQ
 
-__all__ = ["AckProcessor"]
-
 _NO_REMARK: Final = "not set any response code"
 """Remark of the answer to a change that is not refused: Java creates its responses with it."""
 

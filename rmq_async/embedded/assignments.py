@@ -26,8 +26,6 @@ from .server import Connection
 from .service import Handler, Refused
 from .state import BrokerState
 
-__all__ = ["POP", "PULL", "AssignmentProcessor", "RequestModeProcessor", "allocate", "allocate_for_pops", "mode_of"]
-
 # The modes of consumption, pull or pop, of groups that ask the broker for their queues (400).
 #
 # Requests set (401) and list them (402).

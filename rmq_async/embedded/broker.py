@@ -43,8 +43,6 @@ from .topics import MAX_QUEUES
 from .transactions import CheckSettings, Transactions
 from .writer import MessageWriter
 
-__all__ = ["Broker", "BrokerSettings", "stored_messages"]
-
 _JSON: Final = 0
 _REPLICA_ID: Final = 1
 _FIRST_OFFSETS: Final = 2

@@ -16,8 +16,6 @@ from rmq_protocol.constants import ONEWAY_FLAG
 
 from .server import Connection
 
-__all__ = ["ClientCalls", "Failure", "OnAnswer"]
-
 CALL_TIMEOUT: Final = 10.0
 """Seconds that a client has for its answer (``Broker2Client.callClient``)."""
 MAX_CALLS: Final = 8192

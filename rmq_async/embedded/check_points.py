@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final, NamedTuple
 
-__all__ = ["MAX_IN_FLIGHT", "CheckPoint", "CheckPoints", "Handle"]
-
 MAX_IN_FLIGHT: Final = 200_000
 """Maximum number of messages in the check points of one broker."""
 _SWEEP_FROM: Final = 1024

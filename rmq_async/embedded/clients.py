@@ -17,8 +17,6 @@ from .. import machine
 from .server import Connection
 from .service import Refused
 
-__all__ = ["EXPIRY", "Client", "ClientTable", "ConsumerGroup"]
-
 EXPIRY: Final = 120.0
 """Seconds without a heartbeat after which a client is removed (``channelExpiredTimeout``)."""
 MAX_GROUPS_PER_CONNECTION: Final = 4096

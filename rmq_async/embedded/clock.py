@@ -17,8 +17,6 @@ from typing import Final, Protocol
 
 from .. import machine
 
-__all__ = ["Alarm", "Clock", "ManualClock", "SystemClock", "Timer"]
-
 MAX_WAIT: Final = 3600.0
 """Seconds that a timer of the event loop waits at most: the machine's clock, which may be set, is read again then."""
 _TURNS: Final = 3

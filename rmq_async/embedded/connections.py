@@ -36,8 +36,6 @@ from .service import Handler, Refused, header_of
 from .state import BrokerState
 from .topics import UNIT_SUBSCRIBED
 
-__all__ = ["ClientProcessor"]
-
 
 class ClientProcessor:
     """Serves the requests of clients about groups.

@@ -12,8 +12,6 @@ from .. import machine
 from .server import Connection
 from .topics import CLUSTER
 
-__all__ = ["EXPIRY", "BrokerDirectory", "Holder", "Registration", "Registrations"]
-
 EXPIRY: Final = 120.0
 """Seconds without a registration after which a name server removes a broker
 (``RouteInfoManager.DEFAULT_BROKER_CHANNEL_EXPIRED_TIME``)."""

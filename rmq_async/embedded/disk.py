@@ -19,8 +19,6 @@ from .offsets import SavedOffsets
 from .store import CommitLog, Queue
 from .topics import CLUSTER, TopicTable
 
-__all__ = ["BrokerDisk", "DiskLog", "ScheduleProgress", "TransactionProgress"]
-
 
 class ScheduleProgress(NamedTuple):
     """The progress of delayed messages, for the disk.

@@ -22,8 +22,6 @@ from rmq_protocol.errors import shown
 
 from .arguments import check_count, check_number, check_span
 
-__all__ = ["LONGEST_WAIT", "THROTTLED", "FailureScript", "Gate", "SendQueue", "drawn"]
-
 T = TypeVar("T")
 
 _NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNREGISTER_CLIENT)})

@@ -13,8 +13,6 @@ from .service import Refused
 from .sql92 import Condition, ConditionError, compile_condition
 from .store import tag_code
 
-__all__ = ["MIN_SCAN", "Filter", "check_condition", "filter_of"]
-
 MIN_SCAN: Final = 800
 """Maximum number of records that one pull looks at (16,000 bytes of consume queue, with 20 bytes an entry)."""
 _LEAST_SCAN: Final = 32

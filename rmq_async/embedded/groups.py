@@ -24,8 +24,6 @@ from .server import Connection
 from .service import Handler, Refused, header_of
 from .topics import FAQ
 
-__all__ = ["GroupProcessor", "SubscriptionGroups"]
-
 MAX_GROUPS: Final = 10_000
 """Maximum number of groups besides the broker's own."""
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024

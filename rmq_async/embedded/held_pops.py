@@ -17,8 +17,6 @@ from .clock import Clock, SystemClock, Timer
 from .filters import Filter
 from .server import Connection
 
-__all__ = ["ANY_QUEUE", "MAX_HELD", "MAX_HELD_PER_KEY", "HeldPops", "Pop", "PopKey"]
-
 ANY_QUEUE: Final = -1
 MAX_HELD_PER_KEY: Final = 1024
 """Number of held pops of one topic, group and queue above which no more are held (``popPollingSize``)."""

@@ -8,8 +8,6 @@ from .broker import Broker
 from .directory import Holder
 from .server import Connection
 
-__all__ = ["LiveBrokers"]
-
 
 class LiveBrokers:
     """The directory of the brokers of one process.

@@ -16,8 +16,6 @@ from .. import machine
 from .server import Connection
 from .service import Handler, Refused
 
-__all__ = ["LockProcessor", "QueueLocks"]
-
 LOCK_LIFE: Final = 60.0
 """Seconds that a lock lasts without renewal (``RebalanceLockManager``)."""
 MAX_LOCKS: Final = 100_000

@@ -17,8 +17,6 @@ from .service import Handler, Refused, header_of, without_content
 from .state import BrokerState
 from .store import key_hash
 
-__all__ = ["LookupProcessor"]
-
 MAX_FOUND: Final = 64
 """Largest number of messages in one answer (``maxMsgsNumBatch``)."""
 DEFAULT_FOUND: Final = 32

@@ -15,8 +15,6 @@ from rmq_protocol.constants import (
 from rmq_protocol.message import is_blank
 from rmq_protocol.validation import broker_group_remark, broker_topic_remark
 
-__all__ = ["group_refusal", "topic_refusal"]
-
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SHOWN: Final = 300
 """Maximum number of characters of the name in a remark."""

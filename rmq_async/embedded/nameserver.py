@@ -33,8 +33,6 @@ from .server import Connection
 from .service import BaseService, Refused, header_of
 from .topics import CLUSTER, FAQ
 
-__all__ = ["NAME", "NameServer"]
-
 NAME: Final = "namesrv"
 MAX_SETTINGS: Final = 10_000
 MAX_SETTINGS_SIZE: Final = 8 * 1024 * 1024

@@ -13,8 +13,6 @@ from rmq_protocol.constants import ResponseCode
 
 from .service import Refused
 
-__all__ = ["OffsetTable", "SavedOffsets"]
-
 MAX_OFFSETS: Final = 200_000
 """Maximum number of committed offsets, offsets of pulls and pending resets of one table together."""
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from .clock import Alarm, Clock
 
-__all__ = ["OrderedQueue", "OrderedQueues"]
-
 
 class OrderedQueue(NamedTuple):
     group: str

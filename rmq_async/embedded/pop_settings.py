@@ -6,8 +6,6 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from .arguments import check_delay, check_one_of
 
-__all__ = ["NO_POPS", "PopFaults", "PopSettings", "PopStore", "checked_settings"]
-
 PopStore = Literal["log", "kv"]
 
 LOG_DELAY: Final = 2.0

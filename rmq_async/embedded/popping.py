@@ -23,8 +23,6 @@ from .service import Handler
 from .state import BrokerState
 from .writer import MessageWriter
 
-__all__ = ["Popping"]
-
 _MS: Final = 1000
 
 

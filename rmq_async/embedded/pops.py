@@ -34,8 +34,6 @@ from .state import BrokerState
 from .store import Queue
 from .topics import FAQ, Topic
 
-__all__ = ["ORDERED_REVIVE_QUEUE", "PopProcessor", "PopReader", "Taken"]
-
 # The reading of one pop: its queues, its offsets, and the fields of its answer (``popMsgFromQueue``,
 # ``PopConsumerService``).
 

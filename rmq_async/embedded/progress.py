@@ -29,8 +29,6 @@ from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
 
-__all__ = ["ProgressProcessor", "QueryProcessor"]
-
 
 class ProgressProcessor:
     """The answers about offsets of groups.

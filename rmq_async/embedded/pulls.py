@@ -26,8 +26,6 @@ from .state import BrokerState
 from .store import Queue
 from .topics import FAQ
 
-__all__ = ["HeldPulls", "PullMessageProcessor"]
-
 MAX_RECORDS: Final = 32
 MAX_BYTES: Final = 256 * 1024
 """Largest numbers of messages and bytes that one pull gets (``maxTransferCountOnMessageInMemory``,

@@ -19,18 +19,6 @@ from rmq_protocol.ids import format_host, pack_host
 from rmq_protocol.properties import decode_properties
 from rmq_protocol.stored import encode_stored
 
-__all__ = [
-    "Content",
-    "Draft",
-    "keys_of",
-    "pack_record",
-    "physical_offset",
-    "properties_of",
-    "queue_offset",
-    "read_record",
-    "stored_ms",
-]
-
 _HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 _HEAD_SIZE: Final = _HEAD.size
 _pack_head = _HEAD.pack

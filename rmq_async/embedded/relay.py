@@ -25,8 +25,6 @@ from .server import Connection
 from .service import ExtFields, Handler, Refused, Reply, header_of, without_content
 from .state import BrokerState
 
-__all__ = ["RelayProcessor"]
-
 _FIRST_VERSION: Final = 62
 """``MQVersion.V3_1_8_SNAPSHOT``: older clients do not know these requests."""
 

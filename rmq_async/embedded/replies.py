@@ -21,8 +21,6 @@ from .server import Connection
 from .service import ExtFields, Handler, Reply, header_of, without_content
 from .state import REGION, BrokerState
 
-__all__ = ["ReplyProcessor"]
-
 
 class ReplyProcessor:
     def __init__(self, state: BrokerState, calls: ClientCalls, sends: SendMessageProcessor, reply: Reply) -> None:

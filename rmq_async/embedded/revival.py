@@ -19,8 +19,6 @@ from .service import Refused
 from .state import BrokerState
 from .writer import MessageWriter
 
-__all__ = ["Revival"]
-
 logger = logging.getLogger("rmq_async.embedded")
 
 _BATCH: Final = 256

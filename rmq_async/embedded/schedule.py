@@ -38,17 +38,6 @@ from .state import REGION, BrokerState
 from .store import Queue
 from .writer import MessageWriter, Place
 
-__all__ = [
-    "DELAY_LEVELS",
-    "DELAY_NAMES",
-    "MAX_DELAY_MS",
-    "SCHEDULE_TOPIC",
-    "TIMER_TOPIC",
-    "RecallProcessor",
-    "Schedule",
-    "recall_handle",
-]
-
 logger = logging.getLogger("rmq_async.embedded")
 
 DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

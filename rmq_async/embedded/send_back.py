@@ -22,8 +22,6 @@ from .service import SENDS, Handler, Refused, header_of
 from .state import BrokerState
 from .topics import FAQ, UNIT_SUBSCRIBED
 
-__all__ = ["SendBackProcessor"]
-
 _FIRST_LEVEL: Final = 3
 """Delay level of the first retry if the client gives none; each further retry has the next level."""
 _WRITE: Final = int(Perm.WRITE)

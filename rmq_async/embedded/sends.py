@@ -52,8 +52,6 @@ from .topics import CLUSTER, Topic, describe
 from .transactions import Transactions
 from .writer import ILLEGAL, MessageWriter, utf8
 
-__all__ = ["SendFrame", "SendMessageProcessor", "decode_send"]
-
 MAX_BATCH: Final = 65_536
 """Maximum number of messages in one batch."""
 _ADDED: Final = {"CLUSTER": CLUSTER, "MSG_REGION": REGION, "TRACE_ON": "true"}

@@ -27,8 +27,6 @@ from .._loops import close_servers
 from .faults import Gate, drawn
 from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 
-__all__ = ["Connection", "Listener", "Service", "SlicedWriter"]
-
 # Answers that are written in slices, as a network may deliver them.
 
 PAUSE: Final = 0.001

@@ -21,18 +21,6 @@ from rmq_protocol.headers import REQUEST_HEADERS, Header, from_ext, to_ext
 from .faults import FailureScript
 from .server import Connection, Listener, Parts
 
-__all__ = [
-    "BaseService",
-    "ExtFields",
-    "Handler",
-    "Refused",
-    "Reply",
-    "fields_of",
-    "header_of",
-    "not_supported",
-    "without_content",
-]
-
 logger = logging.getLogger("rmq_async.embedded")
 
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]

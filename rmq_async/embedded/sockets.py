@@ -12,18 +12,6 @@ from typing import Any, Final
 from .._lookups import look_up
 from .arguments import check_whole, check_within
 
-__all__ = [
-    "MAX_PORT",
-    "SECOND_BELOW",
-    "IpAddress",
-    "broker_ports",
-    "descriptor_limit",
-    "endpoint",
-    "endpoint_text",
-    "listen",
-    "numeric_host",
-]
-
 SECOND_BELOW: Final = 2
 """Distance from a broker's second port up to its first one (``MixAll.brokerVIPChannel``)."""
 PORT_STEP: Final = 10

@@ -18,47 +18,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-__all__ = [
-    "MAX_DEPTH",
-    "MAX_LENGTH",
-    "Condition",
-    "ConditionError",
-    "EvaluationError",
-    "Kind",
-    "Lexer",
-    "Long",
-    "Node",
-    "Properties",
-    "Shape",
-    "Value",
-    "Word",
-    "as_condition",
-    "between",
-    "both",
-    "compare",
-    "compile_condition",
-    "constant",
-    "contains",
-    "either",
-    "equal",
-    "equality",
-    "floating",
-    "inequality",
-    "is_null",
-    "member",
-    "minus",
-    "negate",
-    "not_between",
-    "opposite",
-    "order",
-    "ordered",
-    "parse",
-    "property_of",
-    "read_floating",
-    "read_whole",
-    "whole",
-]
-
 # Errors of a condition: when it is parsed, and when it is evaluated.
 
 

@@ -11,8 +11,6 @@ from .disk import BrokerDisk
 from .locks import QueueLocks
 from .offsets import OffsetTable
 
-__all__ = ["REGION", "BrokerState"]
-
 REGION: Final = "DefaultRegion"
 
 

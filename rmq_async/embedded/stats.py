@@ -33,8 +33,6 @@ from .service import Handler, Refused, header_of
 from .state import BrokerState
 from .topics import Topic
 
-__all__ = ["StatisticsProcessor"]
-
 MAX_QUEUES_SHOWN: Final = 65_536
 """Maximum number of queues in one answer."""
 

@@ -22,8 +22,6 @@ from rmq_protocol.heartbeat import java_hash
 
 from .records import keys_of, physical_offset, stored_ms
 
-__all__ = ["ENTRY_SIZE", "CommitLog", "KeyIndex", "Queue", "key_hash", "tag_code"]
-
 # The index of keys for QUERY_MESSAGE.
 #
 # Queries, not sends, add its entries.

@@ -21,8 +21,6 @@ from .server import Connection
 from .service import Handler, Refused, header_of
 from .state import BrokerState
 
-__all__ = ["TopicProcessor"]
-
 
 class TopicProcessor:
     def __init__(self, state: BrokerState, held: HeldPulls, popping: Popping) -> None:

@@ -21,8 +21,6 @@ from .names import topic_refusal
 from .service import Refused
 from .store import Queue
 
-__all__ = ["CLUSTER", "MAX_QUEUES", "MAX_TOPICS", "UNIT_MODE", "UNIT_SUBSCRIBED", "Topic", "TopicTable", "describe"]
-
 CLUSTER: Final = "DefaultCluster"
 UNIT_MODE: Final = 1
 """topicSysFlag of a topic that a sender in unit mode created."""

@@ -33,8 +33,6 @@ from .service import Handler, Refused, header_of
 from .state import BrokerState
 from .writer import MessageWriter, Place
 
-__all__ = ["CHECK_MAX_TOPIC", "HALF_TOPIC", "CheckSettings", "Transactions"]
-
 logger = logging.getLogger("rmq_async.embedded")
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -15,8 +15,6 @@ from .state import BrokerState
 from .store import tag_code
 from .topics import FAQ, Topic
 
-__all__ = ["ILLEGAL", "MessageWriter", "Place", "utf8"]
-
 ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     f"msg body length limit {MAX_BODY_SIZE}B, msg properties length limit 32KB."

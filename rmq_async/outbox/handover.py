@@ -14,8 +14,6 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from .rows import Held
 
-__all__ = ["Additions"]
-
 _KEY: Final = "rmq_async.outbox"
 
 

@@ -32,8 +32,6 @@ from .settings import Settings
 from .store import OutboxStatus, Store
 from .table import outbox_table
 
-__all__ = ["Outbox"]
-
 
 class Outbox(Startable):
     """Sends messages after the commit of the transaction in which they were added; none whose transaction is rolled back.

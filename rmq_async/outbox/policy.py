@@ -11,8 +11,6 @@ from .._backoff import pause_after
 from .._text import printable
 from ..errors import MessageIllegalError, SendError
 
-__all__ = ["FailedTopics", "error_text", "given_up", "pause_before"]
-
 LONGEST_PAUSE: Final = 15.0
 """Longest pause between two attempts of one message, in seconds."""
 LONGEST_PROBE_PAUSE: Final = 5.0

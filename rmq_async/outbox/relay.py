@@ -29,8 +29,6 @@ from .sending import Outcomes, Sending
 from .settings import Settings
 from .store import DATABASE_ERRORS, OutboxStatus, Store, reason_of
 
-__all__ = ["Relay", "is_owned", "relay_once"]
-
 logger = logging.getLogger("rmq_async.outbox")
 
 _PROBES: Final = 8

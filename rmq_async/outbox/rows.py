@@ -15,8 +15,6 @@ from rmq_protocol.validation import check_message
 
 from .._text import type_name
 
-__all__ = ["LONGEST_ID", "SMALL_BODY", "Held", "StuckMessage", "as_added", "message_of", "row_of"]
-
 LONGEST_ID: Final = 255
 SMALL_BODY: Final = 64 * 1024
 """Maximum number of bytes of a body that is held with its row; a larger one is read when it is sent."""

@@ -24,8 +24,6 @@ from .policy import FailedTopics, error_text, given_up, pause_before
 from .rows import Held
 from .store import DATABASE_ERRORS, Failure, Sent, Store, reason_of
 
-__all__ = ["KeyOrder", "KeyOrders", "Outcomes", "Sending", "batches"]
-
 # Decides which rows may be sent now: rows of one sharding key one after the other, small rows without a key in batches.
 #
 # A key order holds the rows of one key that this process has taken. It breaks when a row is not sent: the rows behind it go back

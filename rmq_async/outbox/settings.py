@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ..config import check_int, check_seconds, plain_fields
 
-__all__ = ["Settings"]
-
 _MAX_BATCH = 10_000
 
 

@@ -55,9 +55,6 @@ from .._database import UtcDateTime, seconds_from_now, seconds_since
 from .rows import LONGEST_ID, SMALL_BODY
 from .table import FAILED, PENDING, SENDING, SENT
 
-__all__ = ["Statements"]
-
-
 _MESSAGE: Final = (
     "topic", "tags", "keys", "body", "properties", "sharding_key", "flag", "wait_store", "delay_level", "deliver_at", "unique_id",
 )  # fmt: skip

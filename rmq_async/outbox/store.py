@@ -37,8 +37,6 @@ except ImportError:  # SQLite alone, or another driver
 else:
     _DRIVER_ERRORS = (InterfaceError, PostgresError)  # SQLAlchemy 2.0 passes on what asyncpg raises while it connects
 
-__all__ = ["DATABASE_ERRORS", "Failure", "OutboxStatus", "Sent", "Store", "reason_of"]
-
 logger = logging.getLogger("rmq_async.outbox")
 
 DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (

@@ -27,8 +27,6 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from .._database import split_table_name
 
-__all__ = ["FAILED", "PENDING", "SENDING", "SENT", "STATES", "outbox_table"]
-
 PENDING: Final = "PENDING"
 SENDING: Final = "SENDING"
 SENT: Final = "SENT"

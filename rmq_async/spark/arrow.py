@@ -34,8 +34,6 @@ from rmq_protocol.properties import decode_properties
 
 from .schema import SOURCE_COLUMNS
 
-__all__ = ["BYTES", "ROWS", "Rows", "arrow_schema", "record_batches"]
-
 ROWS: Final = 10_000
 """Maximum number of rows of a record batch, as many as Spark itself puts into one."""
 BYTES: Final = 16 * 1024 * 1024

@@ -47,8 +47,6 @@ from .positions import key_of
 from .renewal import forget
 from .worker import SparkReader, worker
 
-__all__ = ["Cluster", "Extents"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

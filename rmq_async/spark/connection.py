@@ -16,8 +16,6 @@ from ..credentials import Credentials
 from ..errors import ConfigError
 from .mistakes import Mistakes
 
-__all__ = ["Access", "AccessOptions", "access_of", "client_config"]
-
 NAMESRV_ENVIRONMENT = "NAMESRV_ADDR"
 _NO_SERVERS: Final[tuple[str, ...]] = ()
 _NO_KEYS: Final[tuple[str | None, str | None, str | None]] = (None, None, None)

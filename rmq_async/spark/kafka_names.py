@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["option_of_kafka", "read_column_of_kafka", "sink_column_of_kafka"]
-
 PREFIX: Final = "kafka."
 _CAST: Final = ": cast() columns in place of it"
 _OPTIONS: Final[Mapping[str, str]] = {

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
         StreamingQueryProgress,
     )
 
-__all__ = ["LagListener", "QueryLag", "TopicLag", "lag_of"]
-
 logger = logging.getLogger(__name__)
 
 METER: Final = "rmq_async.spark"

@@ -22,8 +22,6 @@ from .options import ReadOptions
 from .planning import Loss, Range
 from .positions import key_of
 
-__all__ = ["Losses"]
-
 logger = logging.getLogger(__name__)
 
 DELETED: Final = "messages were deleted before they were read"

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError
 
-__all__ = ["Mistakes", "SeveralMistakesError"]
-
 T = TypeVar("T")
 
 

@@ -23,23 +23,6 @@ from .mistakes import Mistakes
 from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
 
-__all__ = [
-    "DEFAULT_GROUP",
-    "DEFAULT_PRODUCER_GROUP",
-    "OPTIONS",
-    "STREAM_ONLY",
-    "Option",
-    "OptionTexts",
-    "ReadOptions",
-    "Use",
-    "WriteOptions",
-    "chosen_columns",
-    "group_of_query",
-    "read_options",
-    "read_options_of_either",
-    "write_options",
-]
-
 # The table of all options of ``format("rocketmq")``, and the texts of one query's options, each read as its type.
 #
 # An option that does not exist, or does not belong to the use, raises an error that names it; Spark itself would ignore it. Most

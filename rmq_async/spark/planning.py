@@ -19,23 +19,6 @@ from ..errors import ConfigError, OffsetRangeError
 from .options import ReadOptions
 from .positions import EARLIEST, LATEST, Positions, Start, Times, key_of, named_queues, queue_of
 
-__all__ = [
-    "EndOffset",
-    "Loss",
-    "OffsetLookup",
-    "Range",
-    "Step",
-    "advance",
-    "cut",
-    "ends_of_options",
-    "find_losses",
-    "find_odd",
-    "limited",
-    "raise_losses",
-    "starts_of",
-    "starts_of_options",
-]
-
 Offsets = Mapping[MessageQueue, int]
 VERSION = 1
 

@@ -22,11 +22,6 @@ from rmq_protocol.validation import check_topic
 
 from ..errors import ConfigError
 
-__all__ = [
-    "EARLIEST", "LAST_MOMENT", "LATEST", "KafkaFormError", "Positions", "Start", "Times", "key_of", "named_queues",
-    "parse_positions", "parse_queues", "parse_times", "queue_of",
-]  # fmt: skip
-
 EARLIEST: Final = -2
 LATEST: Final = -1
 LAST_MOMENT: Final = 253_402_300_799_999

@@ -42,8 +42,6 @@ from .planning import Range
 from .positions import key_of
 from .worker import SparkReader, Worker
 
-__all__ = ["Patience", "Puller"]
-
 # Waits of a task for a queue without messages, or for a broker that does not respond.
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,6 @@ from rmq_protocol.stored import parse_tags
 
 from .positions import LAST_MOMENT
 
-__all__ = ["SLACK_MS", "PushedFilters", "push_down"]
-
 SLACK_MS: Final = 60_000
 
 

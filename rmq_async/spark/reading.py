@@ -51,8 +51,6 @@ from .short_errors import short_errors, short_errors_iterated
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchReader", "PushingReader", "RefusedStream", "Slice", "StreamReader"]
-
 logger = logging.getLogger(__name__)
 
 ASKED_FOR_TIMES: Final = 64

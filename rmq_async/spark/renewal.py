@@ -27,8 +27,6 @@ from ..credentials import Credentials
 from ..errors import ConfigError
 from .connection import Access
 
-__all__ = ["current", "forget"]
-
 logger = logging.getLogger(__name__)
 
 PROVIDED_FOR: Final = 30.0

@@ -23,8 +23,6 @@ from ..errors import InvalidMessageError
 from ..producer import select_by_hash
 from .options import WriteOptions
 
-__all__ = ["DROPPED_PROPERTIES", "ID_PROPERTY", "Block", "Part", "blocks_of"]
-
 ID_PROPERTY: Final = "RMQ_SPARK_ID"
 """Property that every copy of a row has, with <query or job>:<micro-batch>:<partition>:<row> or the text of ``idColumn``."""
 

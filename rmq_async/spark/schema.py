@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["SINK_COLUMNS", "SOURCE_COLUMNS", "source_ddl", "source_schema"]
-
 SOURCE_COLUMNS: Final[Mapping[str, str]] = {
     "topic": "string",
     "brokerName": "string",

@@ -43,8 +43,6 @@ from .positions import key_of, named_queues
 from .rows import Block, Part
 from .worker import Worker
 
-__all__ = ["Sending", "cuts", "sink_request"]
-
 # The requests of one task of the sink: several rows of one topic as a batch, or one row by itself, encoded once.
 
 

@@ -14,8 +14,6 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 
 from ..errors import RocketMQError
 
-__all__ = ["sentence", "short_errors", "short_errors_iterated"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

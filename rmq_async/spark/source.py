@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-__all__ = ["RocketMQDataSource"]
-
 OLDEST: Final = (4, 2)
 """The oldest version of pyspark that is accepted. Earlier ones have no read limits for streams of Python sources: a run of
 AvailableNow would read one micro-batch and end as if that were all."""

@@ -34,8 +34,6 @@ from .renewal import current, forget
 if TYPE_CHECKING:
     from ..producer import Producer
 
-__all__ = ["SparkReader", "Worker", "worker"]
-
 logger = logging.getLogger("rmq_async")
 
 T = TypeVar("T")

@@ -41,8 +41,6 @@ from .worker import worker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["BatchWriter", "Sent", "StreamWriter", "check_topic", "sink_columns", "warn_of_speculation"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ._errors import ClusterError
 
-__all__ = ["Certificates"]
-
 
 @dataclass(frozen=True)
 class Certificates:

@@ -13,10 +13,6 @@ from typing import Final
 
 from ..credentials import Credentials
 
-__all__ = [
-    "PROFILES", "Profile", "broker_keys", "java_command", "jvm_options", "name_server_keys", "replica_keys", "write_configuration",
-]  # fmt: skip
-
 NAME_SERVER_CLASS: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
 BROKER_CLASS: Final = "org.apache.rocketmq.broker.BrokerStartup"
 CLUSTER_NAME: Final = "DefaultCluster"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from rmq_protocol.errors import RocketMQError
 
-__all__ = ["ClusterError", "PortInUseError"]
-
 
 class ClusterError(RocketMQError):
     """A cluster or one of its servers cannot be started, controlled or reached, or an argument is invalid.

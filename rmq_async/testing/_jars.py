@@ -25,8 +25,6 @@ from typing import Final
 
 from ._errors import ClusterError
 
-__all__ = ["ClassData", "find_java", "find_maven", "java_major", "missing", "resolve"]
-
 MINIMUM_JAVA: Final = 11
 MAVEN_TIMEOUT: Final = 900.0
 _LIST: Final = "classpath.txt"

@@ -13,8 +13,6 @@ from rmq_protocol.command import RemotingCommand, decode_command
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import FrameDecoder
 
-__all__ = ["Link"]
-
 
 class Link(asyncio.Protocol, ABC):
     """One accepted connection.

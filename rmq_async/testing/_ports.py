@@ -17,8 +17,6 @@ from typing import Final
 
 from ._errors import ClusterError
 
-__all__ = ["BROKER_OFFSETS", "find_ports", "listens"]
-
 BROKER_OFFSETS: Final = (0, -2, 1)
 """Offsets of a broker's ports: with port p it takes p - 2 (VIP channel) and p + 1 (HA, on all interfaces for every bindAddress)."""
 

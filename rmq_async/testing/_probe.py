@@ -18,8 +18,6 @@ from rmq_protocol.json_body import decode_body
 from rmq_protocol.route import BrokerData, decode_route
 from rmq_protocol.signing import SessionCredentials, sign
 
-__all__ = ["PLAIN", "Access", "ask", "broker_addresses", "commit_log_end", "hurry_registration", "not_routed"]
-
 _TIMEOUT = 2.0
 
 

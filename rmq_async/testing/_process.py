@@ -17,8 +17,6 @@ from pathlib import Path
 
 from ._errors import ClusterError
 
-__all__ = ["Group", "ServerProcess"]
-
 _POLL = 0.02
 
 

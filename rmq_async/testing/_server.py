@@ -15,8 +15,6 @@ from ._errors import ClusterError, PortInUseError
 from ._ports import listens
 from ._process import ServerProcess
 
-__all__ = ["Launch", "Server"]
-
 STOP_TIMEOUT: Final = 60.0
 _LOGS: Final = ("output.log", "server.log")
 _ERROR: Final = re.compile(r"\s*(Caused by: )?[\w.$]+(Exception|Error)\b")

@@ -49,18 +49,6 @@ from ._probe import PLAIN, Access, broker_addresses, commit_log_end, hurry_regis
 from ._process import Group, ServerProcess
 from ._server import Launch, Server
 
-__all__ = [
-    "DEFAULT_VERSION",
-    "OLD_VERSION",
-    "ClusterError",
-    "ExternalCluster",
-    "Profile",
-    "RealCluster",
-    "Server",
-    "is_available",
-    "require",
-]
-
 DEFAULT_VERSION: Final = "5.5.0"
 OLD_VERSION: Final = "4.9.7"
 """The latest 4.x with all its jars in Maven. The tests run these two versions."""

@@ -28,8 +28,6 @@ from ._errors import ClusterError
 from ._probe import ask
 from .proxy import FaultProxy, Rewrite
 
-__all__ = ["ClusterProxy"]
-
 MAX_BROKERS: Final = 1000
 
 

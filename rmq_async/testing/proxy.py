@@ -30,8 +30,6 @@ from rmq_protocol.route import split_address
 from .._asyncio import Startable
 from .._loops import Turns, close_servers
 
-__all__ = ["Cut", "Direction", "End", "FaultProxy", "Pump"]
-
 # The faults of one direction of a proxy: they decide when a connection's next bytes may pass, and how many.
 #
 # Times and sizes are computed from the current settings when bytes are to pass, not when they arrive, so a changed or cleared

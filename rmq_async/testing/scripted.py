@@ -31,22 +31,6 @@ from .._asyncio import Startable
 from .._loops import close_servers
 from ._link import Link
 
-__all__ = [
-    "Answer",
-    "Close",
-    "Expect",
-    "ExpectClose",
-    "Reset",
-    "ScriptedPeer",
-    "Step",
-    "TranscriptError",
-    "Wait",
-    "Write",
-    "differences",
-    "name_of",
-    "routes_to",
-]
-
 # The steps of a scripted peer's transcript, and the comparison of received requests with expected ones.
 
 _SHOWN: Final = 60

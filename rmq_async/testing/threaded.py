@@ -23,8 +23,6 @@ from typing import Any, Self, TypeVar
 from rmq_async._threads import start_thread
 from rmq_async.embedded import EmbeddedRocketMQ
 
-__all__ = ["ThreadedRocketMQ"]
-
 T = TypeVar("T")
 
 

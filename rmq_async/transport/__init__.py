@@ -14,28 +14,3 @@ from .server_requests import not_supported
 from .states import CloseReason, ConnectionState
 from .threads import Threads
 from .tls import client_context
-
-__all__ = [
-    "CloseReason",
-    "Connection",
-    "ConnectionPool",
-    "ConnectionSettings",
-    "ConnectionState",
-    "HookedRequest",
-    "Pending",
-    "Receiver",
-    "RequestHandler",
-    "RequestHooks",
-    "RequestOptions",
-    "RequestTable",
-    "Threads",
-    "call_hook",
-    "check_not_forked",
-    "client_context",
-    "generation",
-    "not_supported",
-    "raise_soon",
-    "report",
-    "report_hook",
-    "send_control",
-]

@@ -26,8 +26,6 @@ from .._lookups import is_ip, look_up
 from ..config import canonical_host
 from ..tracebacks import own_copy
 
-__all__ = ["AllowedHosts", "Resolver", "first_of"]
-
 HEAD_START: Final = 0.25
 """Seconds before the next address is tried; less if otherwise not all addresses would be tried in time."""
 MAX_ADDRESSES: Final = 16

@@ -20,8 +20,6 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["GATHER_FROM", "WriteCoalescer"]
-
 BROKEN_WRITELINES: Final = (((3, 12), (3, 12, 9)), ((3, 13), (3, 13, 2)))
 """Python versions whose asyncio never calls pause_writing after writelines (gh-127655): parts are joined there."""
 WRITELINES_PAUSES: Final = not any(first <= tuple(sys.version_info) < fixed for first, fixed in BROKEN_WRITELINES)

@@ -36,8 +36,6 @@ from .server_requests import Answering, discard, failed, not_supported, response
 from .states import CloseReason, ConnectionState, close_text, lost_error, next_state
 from .tls import silent_end
 
-__all__ = ["Connection", "ConnectionSettings", "RequestHandler", "unread"]
-
 # The receive queue of a connection's socket.
 
 try:

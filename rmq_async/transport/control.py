@@ -13,8 +13,6 @@ from .connection import Connection
 from .loop_errors import report
 from .pending import request_name
 
-__all__ = ["MAX_UNREAD", "send_control"]
-
 MAX_UNREAD: Final = 1024 * 1024
 """Bytes that wait to be written, above which control requests are dropped."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-__all__ = ["raise_soon", "report"]
-
 
 def report(text: str, error: BaseException) -> None:
     """Pass an Exception or a CancelledError to the loop's exception handler.

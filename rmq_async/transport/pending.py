@@ -21,18 +21,6 @@ from rmq_protocol.constants import RequestCode
 
 from .. import machine
 
-__all__ = [
-    "BLOCKED_AFTER",
-    "GRACE_AFTER_WRITE",
-    "Deadlines",
-    "HeldFrame",
-    "OnewayCallback",
-    "Pending",
-    "Receiver",
-    "overdue",
-    "request_name",
-]
-
 
 class Receiver(Protocol):
     """The part of asyncio.Future's interface that the transport uses for an answer."""

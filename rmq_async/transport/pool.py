@@ -33,8 +33,6 @@ from .request_hooks import RequestHooks
 from .states import CloseReason
 from .tls import SHUTDOWN_TIMEOUT, handshake_reason, system_text
 
-__all__ = ["Backoff", "ConnectionPool", "RequestOptions", "split_address"]
-
 logger = logging.getLogger("rmq_async.transport")
 
 FIRST_BACKOFF: Final = 0.05

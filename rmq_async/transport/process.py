@@ -10,8 +10,6 @@ import os
 
 from ..errors import ForkedError
 
-__all__ = ["check_not_forked", "generation"]
-
 _generation = 0
 
 

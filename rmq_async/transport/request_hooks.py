@@ -20,8 +20,6 @@ from ..hooks import RequestHook
 from .loop_errors import report
 from .pending import Receiver
 
-__all__ = ["HookedRequest", "RequestHooks", "call_hook", "cancel_hooked", "report_hook"]
-
 
 class RequestHooks:
     """The hooks of one connection pool.

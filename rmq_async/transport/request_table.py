@@ -38,8 +38,6 @@ from .request_hooks import cancel_hooked
 from .send_window import SendWindow
 from .states import late_error
 
-__all__ = ["Remainder", "RequestTable"]
-
 _OPAQUES: Final = range(FIRST_OPAQUE, LAST_OPAQUE + 1)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)

@@ -16,8 +16,6 @@ from collections.abc import Container, Iterable
 from math import inf
 from typing import Final
 
-__all__ = ["FIRST_SIZE", "SendWindow"]
-
 FIRST_SIZE: Final = 64
 LEAST_SIZE: Final = 8
 MOST_SIZE: Final = 1 << 30

@@ -20,8 +20,6 @@ from .._text import is_power_of_two
 from .loop_errors import report
 from .pending import request_name
 
-__all__ = ["MAX_ANSWERING", "Answering", "discard", "failed", "not_supported", "response_frame"]
-
 logger = logging.getLogger("rmq_async.transport")
 
 MAX_ANSWERING: Final = 32

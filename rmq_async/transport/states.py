@@ -8,8 +8,6 @@ from ..errors import ConnectionLostError, RequestTimeoutError
 from .pending import request_name
 from .tls import tls_reason
 
-__all__ = ["CloseReason", "ConnectionState", "close_text", "late_error", "lost_error", "next_state"]
-
 
 class ConnectionState(Enum):
     CONNECTING = "connecting"

@@ -24,8 +24,6 @@ from .._ordered import OrderedSet
 from .._threads import NoThreadError, ThreadPool
 from ..errors import ClientStateError
 
-__all__ = ["MAX_THREADS", "Threads"]
-
 MAX_THREADS: Final = 4
 """Maximum number of threads of one process: compression keeps each one busy, and more would take the loop's time."""
 

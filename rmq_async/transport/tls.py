@@ -19,8 +19,6 @@ from ..config import ClientConfig
 from ..errors import RequestTimeoutError
 from .threads import Threads
 
-__all__ = ["SHUTDOWN_TIMEOUT", "client_context", "handshake_reason", "silent_end", "system_text", "tls_reason"]
-
 logger = logging.getLogger("rmq_async.transport")
 
 SHUTDOWN_TIMEOUT: Final = 0.5

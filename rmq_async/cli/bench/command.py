@@ -19,8 +19,6 @@ from .load import MODES, Ending, LoadSettings
 from .processes import run_processes
 from .report import BenchResult, print_result
 
-__all__ = ["bench"]
-
 SETTLE: Final = 10.0
 """Maximum seconds to wait until brokers have indexed acknowledged messages, or stored one-way messages."""
 QUIET: Final = 1.0

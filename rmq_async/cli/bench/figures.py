@@ -15,8 +15,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["Histogram", "Part", "merged", "percentiles"]
-
 _LOWEST: Final = 1e-7
 _STEP: Final = log(1.02)
 _OTHERS: Final = "others"

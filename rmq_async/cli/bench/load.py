@@ -21,8 +21,6 @@ from rmq_async import ClientConfig, Message, Producer
 from ..signals import end_at_once, signals_handled
 from .figures import Histogram, Part, failed
 
-__all__ = ["MODES", "Ending", "LoadSettings", "run_load"]
-
 MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 1024}
 """Calls in flight, unless an option gives another number."""
 GROUP: Final = "rmq_bench"

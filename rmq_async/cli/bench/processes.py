@@ -24,8 +24,6 @@ from ..signals import end_at_once, signals_handled
 from .figures import Part
 from .load import Ending, LoadSettings, Report, run_load
 
-__all__ = ["run_processes"]
-
 
 def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report, ending: Ending) -> list[Part]:
     """Share ``settings.messages`` among ``number`` processes and return the counts of each.

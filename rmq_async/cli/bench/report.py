@@ -10,8 +10,6 @@ from ..output import Output
 from .figures import Part, percentiles
 from .load import LoadSettings
 
-__all__ = ["BenchResult", "print_result"]
-
 
 @dataclass(frozen=True)
 class BenchResult:

@@ -20,8 +20,6 @@ from .settings import RelayOptions
 if TYPE_CHECKING:
     from rmq_async.outbox import Store
 
-__all__ = ["outbox"]
-
 DATABASE_ENVIRONMENT: Final = "RMQ_OUTBOX_DATABASE"
 _NEEDED: Final = ("sqlalchemy", "greenlet", "aiosqlite", "asyncpg")
 _LARGEST_ID: Final = (1 << 63) - 1

@@ -20,8 +20,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from rmq_async import ConfigError
 from rmq_async.outbox import Store, outbox_table, reason_of
 
-__all__ = ["ERRORS", "connected"]
-
 CONNECT_TIMEOUT: Final = 10.0
 LEASE: Final = 30.0
 """Seconds for which a store reserves rows that it takes; the stores of this module take none."""

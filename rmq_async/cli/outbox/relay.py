@@ -22,8 +22,6 @@ from .database import ERRORS, connected
 from .report import Progress, message_count
 from .settings import RelayOptions
 
-__all__ = ["run_relay"]
-
 _LAST_STATUS: Final = 5.0
 """Maximum seconds to read the totals at the end."""
 _SHARE: Final = 10

@@ -13,8 +13,6 @@ from rmq_async.outbox import OutboxStatus, StuckMessage
 
 from ..output import Output, plain_table
 
-__all__ = ["Progress", "message_count", "print_status"]
-
 
 def message_count(number: int) -> str:
     return f"{number:,} message{'' if number == 1 else 's'}"

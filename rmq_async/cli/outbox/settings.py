@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ..options import ClientOptions
 
-__all__ = ["RelayOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(ClientOptions):

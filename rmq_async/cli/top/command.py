@@ -26,8 +26,6 @@ from .figures import Figures, Watch
 from .terminal import leave_at_once, pressed_keys, settings_now
 from .view import picture, whole
 
-__all__ = ["top"]
-
 WIDTH: Final = 160
 """Width in columns where the output is a file or a pipe, and the environment has no COLUMNS."""
 TERMINAL_GONE: Final = exit_code_of(signal.SIGHUP)

@@ -15,8 +15,6 @@ from typing import Any, Final, TypeVar
 
 from .figures import BrokerRow, GroupRow, TopicRow
 
-__all__ = ["COLUMNS", "Controls", "Order", "keys_of"]
-
 Row = TypeVar("Row", TopicRow, GroupRow, BrokerRow)
 
 TABLES: Final = ("topics", "groups", "brokers")

@@ -19,8 +19,6 @@ import msgspec
 from rmq_async.admin import BrokerOverview, Overview
 from rmq_protocol.message import MessageQueue
 
-__all__ = ["BrokerRow", "Figures", "GroupRow", "TopicRow", "Watch"]
-
 GONE: Final = "no name server knows it any more"
 MOST_KNOWN: Final = 1000
 """Number of known brokers from which on further ones are not remembered."""

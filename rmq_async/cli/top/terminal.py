@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from .controls import keys_of
 
-__all__ = ["leave_at_once", "pressed_keys", "settings_now"]
-
 STDIN: Final = 0
 STDOUT: Final = 1
 LEAVE: Final = b"\x1b[?25h\x1b[?1049l"

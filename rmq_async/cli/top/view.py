@@ -14,8 +14,6 @@ from ..records import visible
 from .controls import COLUMNS, TABLES, Controls
 from .figures import Figures
 
-__all__ = ["picture", "whole"]
-
 KEYS: Final = "q quit   Tab table   s sort   r reverse   / filter   Esc clear   j k scroll"
 BESIDE_ROWS: Final = 3 + 2 * len(TABLES)
 """Lines beside the rows of tables: those of state and keys, titles and headings, and the last line, which stays empty."""

@@ -35,8 +35,6 @@ from rmq_async.spark.pipelines.job import Progress, connection_options, moment, 
 from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
 
-__all__ = ["ARCHIVE", "ARCHIVE_DDL", "ArchiveSummary", "archive", "main"]
-
 ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, `date` date"
 """The schema of an archive. Readers need it: without one, Spark reads a topic named 007 as the number 7."""
 

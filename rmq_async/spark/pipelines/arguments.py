@@ -22,18 +22,6 @@ from rmq_async.spark.options import OPTIONS, Use, read_options
 from rmq_async.spark.renewal import current
 from rmq_protocol.constants import MASTER_ID
 
-__all__ = [
-    "ask",
-    "ask_at",
-    "check_masters",
-    "check_topics",
-    "column",
-    "options_for",
-    "refuse_replicas",
-    "refuse_topics",
-    "window",
-]
-
 T = TypeVar("T")
 
 _SUBJECTS: Final = frozenset({"topic", "subscribe", "subscribepattern", "assign"})

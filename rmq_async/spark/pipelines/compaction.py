@@ -26,18 +26,6 @@ from rmq_async.errors import ConfigError
 from rmq_async.spark.pipelines.files import Files
 from rmq_async.spark.pipelines.job import PipelineError
 
-__all__ = [
-    "Compacted",
-    "Entry",
-    "compact",
-    "entries_of",
-    "log_text",
-    "may_be_deleted",
-    "names_after",
-    "newest_list",
-    "small_files",
-]
-
 SMALL: Final = 32 * 1024 * 1024
 """Bytes below which a file is small."""
 LARGE: Final = 128 * 1024 * 1024

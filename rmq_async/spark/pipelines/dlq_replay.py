@@ -36,8 +36,6 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, Propert
 from rmq_protocol.errors import InvalidMessageError
 from rmq_protocol.validation import check_group, check_topic
 
-__all__ = ["JOB", "ORIGIN_PROPERTY", "REPLAYS_PROPERTY", "Replayed", "main", "replay_dead_letters"]
-
 REPLAYS_PROPERTY: Final = "RMQ_DLQ_REPLAYS"
 """Property with the number of a message's replays."""
 ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"

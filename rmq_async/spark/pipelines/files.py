@@ -12,8 +12,6 @@ from pyspark.sql import SparkSession
 
 from rmq_async.errors import ConfigError
 
-__all__ = ["Files"]
-
 
 class Files:
     """The file systems of a session.

@@ -31,11 +31,6 @@ from rmq_async.errors import ConfigError, RocketMQError
 from rmq_async.spark.pipelines.session import running_or, silent_start
 from rmq_async.spark.short_errors import sentence
 
-__all__ = [
-    "Job", "PipelineError", "Progress", "connection_options", "moment", "named_values", "no_progress", "parser", "run_job",
-    "whole_number",
-]  # fmt: skip
-
 Progress = Callable[[Mapping[str, Any]], None]
 """Called now and then with figures of what was done so far."""
 

@@ -31,8 +31,6 @@ from rmq_async.spark.writing import warn_of_speculation
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import publish_queues
 
-__all__ = ["Arrivals", "Written", "access_for", "shared_rate", "target_queues", "watched", "write"]
-
 logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 2.0

@@ -23,8 +23,6 @@ from rmq_async.spark.pipelines.session import parallelism
 from rmq_async.spark.writing import check_topic
 from rmq_protocol.properties import RESERVED_NAMES
 
-__all__ = ["PUBLISH", "PublishSummary", "main", "publish", "read_table"]
-
 ID: Final = "rmqSparkId"
 ORDER: Final = "rmqSparkOrder"
 

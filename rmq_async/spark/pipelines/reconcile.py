@@ -50,8 +50,6 @@ from rmq_async.spark.pipelines.reconcile_frames import (
 )
 from rmq_async.spark.pipelines.session import activate
 
-__all__ = ["ACKNOWLEDGED", "JOB", "KINDS", "OUTBOX", "Reconciled", "Reconciliation", "SentTable", "main", "reconcile"]
-
 KINDS: Final = ("missing", "unacknowledged", "unknown", "duplicate")
 _RETENTION: Final = "{} messages of these topics were deleted by retention, all before {}: what is missing may be among them"
 

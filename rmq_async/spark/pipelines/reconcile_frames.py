@@ -13,17 +13,6 @@ from pyspark.sql import functions as sql
 from rmq_async.spark.pipelines.arguments import column
 from rmq_async.spark.rows import ID_PROPERTY
 
-__all__ = [
-    "ACKNOWLEDGED",
-    "OUTBOX",
-    "SentTable",
-    "findings_of",
-    "no_state",
-    "table_rows",
-    "topic_messages",
-    "totals_of",
-]
-
 ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
 """States that say that a broker has stored the message; they are case-insensitive."""
 

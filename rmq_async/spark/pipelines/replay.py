@@ -42,8 +42,6 @@ from rmq_async.spark.rows import ID_PROPERTY
 from rmq_protocol.constants import PropertyName
 from rmq_protocol.message import MessageQueue
 
-__all__ = ["REPLAY", "ArchivedQueue", "ReplaySummary", "Route", "main", "read_archive", "replay", "routes"]
-
 NEEDED: Final = ("topic", "brokerName", "queueId", "offset", "tags", "keys", "body", "properties", "storeTimestamp", "flag")
 DROPPED: Final = frozenset(name.value for name in PropertyName) - {PropertyName.SHARDING_KEY.value} | {ID_PROPERTY}
 """Properties that clients and brokers gave the archived message, which a copy must not have. Tags and keys are columns."""

@@ -18,8 +18,6 @@ from pyspark.sql.functions import spark_partition_id
 
 from rmq_async._threads import start_thread
 
-__all__ = ["Said", "activate", "master_of", "parallelism", "running_or", "silent_start", "stderr_kept"]
-
 _MANY: Final = 1 << 16
 """Rows of a range, more than a cluster has cores: Spark makes as many partitions of it as tasks run at a time."""
 
