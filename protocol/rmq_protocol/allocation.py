@@ -1,5 +1,6 @@
 """Strategies that share the queues of a topic among the members of a group: every member computes its share alone, from the
-same lists. A member that is not in the list of members gets no queue."""
+same lists. A member that is not in the list of members gets no queue.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ VIRTUAL_NODES: Final = 10
 
 
 def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
-    """Returns a contiguous share of ``queues`` (``AVG``). Where they cannot be divided evenly, the first members get one
-    queue more. A client that is not in ``client_ids`` gets ``()``."""
+    """Return a contiguous share of ``queues`` (``AVG``).
+
+    Where they cannot be divided evenly, the first members get one queue more. A client that is not in ``client_ids`` gets
+    ``()``.
+    """
     if client_id not in client_ids:
         return ()
     share, rest = divmod(len(queues), len(client_ids))
@@ -34,17 +38,20 @@ def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_id
 
 
 def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
-    """Returns every n-th of ``queues`` for n members, from the member's own position on (``AVG_BY_CIRCLE``). A client that
-    is not in ``client_ids`` gets ``()``."""
+    """Return every n-th of ``queues`` for n members, from the member's own position on (``AVG_BY_CIRCLE``).
+
+    A client that is not in ``client_ids`` gets ``()``.
+    """
     return tuple(queues[client_ids.index(client_id) :: len(client_ids)]) if client_id in client_ids else ()
 
 
 def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
-    """Returns the queues that a hash ring gives to ``client_id``: each goes to the member with the first place on the ring at or
+    """Return the queues that a hash ring gives to ``client_id``: each goes to the member with the first place on the ring at or
     after that of the queue (``CONSISTENT_HASH``). Few queues move when a member joins or leaves. A client that is not in
-    ``client_ids`` gets ``()``."""
+    ``client_ids`` gets ``()``.
+    """
     if client_id not in client_ids:
         return ()
     ring = {_place(f"{member}-{number}"): member for member in client_ids for number in range(VIRTUAL_NODES)}
@@ -59,14 +66,14 @@ def _place(text: str) -> int:
 
 
 def _text(queue: MessageQueue) -> str:
-    """Returns the text of Java's ``MessageQueue.toString()``, which is hashed."""
+    """Return the text of Java's ``MessageQueue.toString()``, which is hashed."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def allocate_machine_room(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str], machine_rooms: Collection[str]
 ) -> tuple[MessageQueue, ...]:
-    """Returns the share of ``client_id`` in the queues of ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``).
+    """Return the share of ``client_id`` in the queues of ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``).
 
     The share is contiguous, but where the queues cannot be divided evenly, the first members also get one of the last queues.
     A queue's machine room is the part of its broker's name before the ``@``; a name without exactly one ``@`` and text after it
@@ -90,12 +97,14 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """Returns the share of ``client_id``, where the members in a room share the queues of brokers in that room
+    """Return the share of ``client_id``, where the members in a room share the queues of brokers in that room
     (``AllocateMachineRoomNearby``).
 
-    Queues of rooms without a member are shared by all members, room by room. ``allocate``: the strategy for the queues of one
-    room, such as ``allocate_averagely``. A client that is not in ``client_ids`` gets ``()``. For others it raises ValueError
-    if the room of a queue or of a member is empty or None.
+    Queues of rooms without a member are shared by all members, room by room.
+
+    Args:
+        allocate: The strategy for the queues of one room, such as ``allocate_averagely``. A client that is not in
+            ``client_ids`` gets ``()``. For others it raises ValueError if the room of a queue or of a member is empty or None.
     """
     if client_id not in client_ids:
         return ()

@@ -46,7 +46,11 @@ _AFTER_ID_NO_WAIT: Final = AFTER_ID_NO_WAIT.encode()
 
 
 class BatchRecord(NamedTuple):
-    """One message of a batch. ``properties``: encoded, as on the wire."""
+    """One message of a batch.
+
+    Attributes:
+        properties: Encoded, as on the wire.
+    """
 
     flag: int
     body: bytes
@@ -54,10 +58,10 @@ class BatchRecord(NamedTuple):
 
 
 def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
-    """Returns one encoded message of a batch body; joined messages are a batch body.
+    """Return one encoded message of a batch body; joined messages are a batch body.
 
-    Raises ``InvalidMessageError`` (code 13) for properties above 32767 bytes, for a body that is not ``bytes``, for a flag that is
-    no signed 32-bit integer, and for a message of 2 GiB or more.
+    Raise ``InvalidMessageError`` (code 13) for properties above 32767 bytes, for a body that is not ``bytes``, for a flag that
+    is no signed 32-bit integer, and for a message of 2 GiB or more.
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
@@ -77,15 +81,22 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
 
 
 def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: int) -> bytes:
-    """Returns the uncompressed body of a batch. The UNIQ_KEY of each message is the one at its place in ``unique_ids``.
+    """Return the uncompressed body of a batch.
+
+    The UNIQ_KEY of each message is the one at its place in ``unique_ids``.
 
     A message's own ``unique_id`` is written into the caller's list at that place. Messages of one topic that have nothing but a
     body can be encoded all at once (0.4 us each), others are encoded one by one in one loop (0.9 us; 1.4 us by ``check_batch``,
-    ``check_message`` and ``encode_batch_message`` one after the other). ``max_body``: maximum bytes of one message's body.
+    ``check_message`` and ``encode_batch_message`` one after the other).
 
-    Raises ``InvalidMessageError`` for an empty batch, for a topic or body that ``check_message`` refuses, for messages that
-    ``check_batch`` refuses, and for properties above 32767 bytes; TypeError for an object that is not a Message; ValueError
-    unless there are as many ids as messages.
+    Args:
+        max_body: Maximum bytes of one message's body.
+
+    Raises:
+        InvalidMessageError: For an empty batch, for a topic or body that ``check_message`` refuses, for messages that
+            ``check_batch`` refuses, and for properties above 32767 bytes.
+        TypeError: For an object that is not a Message.
+        ValueError: Unless there are as many ids as messages.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
@@ -117,8 +128,10 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
 
 def encode_plain_batch(bodies: Sequence[bytes], unique_ids: Sequence[str], *, wait_store: bool = True) -> bytes:
-    """Returns the body of a batch of messages that have no properties but UNIQ_KEY and WAIT. There must be a message, and all
-    ids must have the same length; nothing is checked."""
+    """Return the body of a batch of messages that have no properties but UNIQ_KEY and WAIT.
+
+    There must be a message, and all ids must have the same length; nothing is checked.
+    """
     number, sizes = len(bodies), list(map(len, bodies))
     after = _AFTER_ID if wait_store else _AFTER_ID_NO_WAIT
     width = len(_BEFORE_ID) + len(unique_ids[0]) + len(after)
@@ -177,10 +190,13 @@ def _check_member(message: object, first: Message, max_body: int) -> None:
 
 
 def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """Returns the body of a batch of encoded messages: flag, body, properties (``BatchRecord``).
+    """Return the body of a batch of encoded messages: flag, body, properties (``BatchRecord``).
 
-    Raises ``struct.error`` for a flag that is no signed 32-bit integer, for properties above 65535 bytes, and for a message of
-    2 GiB or more. Nothing else is checked.
+    Nothing else is checked.
+
+    Raises:
+        struct.error: For a flag that is no signed 32-bit integer, for properties above 65535 bytes, and for a message of 2 GiB
+            or more.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -195,10 +211,14 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 
 
 def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
-    """Returns the body of a batch of messages, each with the text that follows the id in its properties.
+    """Return the body of a batch of messages, each with the text that follows the id in its properties.
 
-    Raises ValueError unless there are as many ids as messages; ``struct.error`` for a flag that is no signed 32-bit integer, for
-    properties above 65535 bytes, and for a message of 2 GiB or more. Nothing else is checked.
+    Nothing else is checked.
+
+    Raises:
+        ValueError: Unless there are as many ids as messages.
+        struct.error: For a flag that is no signed 32-bit integer, for properties above 65535 bytes, and for a message of 2 GiB
+            or more.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -214,10 +234,13 @@ def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterabl
 
 
 def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecord]:
-    """Returns the messages of a batch body.
+    """Return the messages of a batch body.
 
-    Raises ``RemoteProtocolError``, with the position, for a message that is cut off, for a negative length and for properties
-    above 32767 bytes. For more than ``max_records`` messages (None: no limit) the error has code 13 (MESSAGE_ILLEGAL).
+    For more than ``max_records`` messages (None: no limit) the error has code 13 (MESSAGE_ILLEGAL).
+
+    Raises:
+        RemoteProtocolError: With the position, for a message that is cut off, for a negative length and for properties above
+            32767 bytes.
     """
     records: list[BatchRecord] = []
     position, end = 0, len(data)
@@ -251,11 +274,13 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Checks the rules of ``MessageBatch.generateFromList``: at least one message, all of the same topic and ``wait_store``, no
+    """Check the rules of ``MessageBatch.generateFromList``: at least one message, all of the same topic and ``wait_store``, no
     delays, no retry topic.
 
-    Timers (``delay``, ``deliver_at``) count as delays too: brokers would ignore them silently. Raises ``InvalidMessageError``:
-    code -1 for different topics and for a retry topic, else 13.
+    Timers (``delay``, ``deliver_at``) count as delays too: brokers would ignore them silently.
+
+    Raises:
+        InvalidMessageError: Code -1 for different topics and for a retry topic, else 13.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")

@@ -1,5 +1,6 @@
-"""JSON bodies of requests and responses, named as the Java classes; ``ClusterInfo``, ``HeartbeatData``, ``TopicRouteData`` and
-``TopicConfig`` have modules of their own.
+"""JSON bodies of requests and responses, named as the Java classes.
+
+``ClusterInfo``, ``HeartbeatData``, ``TopicRouteData`` and ``TopicConfig`` have modules of their own.
 
 All of them can be decoded and encoded: ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError for another body,
 ``encode_body(table, standard=False)`` writes the form of the official servers, ``encode_body(request)`` standard JSON. Values
@@ -36,7 +37,8 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
 
 class TopicList(msgspec.Struct, frozen=True, rename="camel"):
     """Response to requests for lists of topics, such as GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_TOPICS_BY_CLUSTER and
-    QUERY_TOPICS_BY_CONSUMER."""
+    QUERY_TOPICS_BY_CONSUMER.
+    """
 
     topic_list: tuple[str, ...] = ()
     broker_addr: str | None = None
@@ -74,8 +76,13 @@ class CreateTopicListRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
-    """A retry policy with growing delays. ``initial``: milliseconds before the first retry, ``max``: maximum in milliseconds,
-    ``multiplier``: factor of growth."""
+    """A retry policy with growing delays.
+
+    Attributes:
+        initial: Milliseconds before the first retry.
+        max: Maximum in milliseconds.
+        multiplier: Factor of growth.
+    """
 
     initial: Long = 5_000
     max: Long = 7_200_000
@@ -83,8 +90,12 @@ class ExponentialRetryPolicy(msgspec.Struct, frozen=True):
 
 
 class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
-    """A retry policy with a delay for each retry. ``next``: milliseconds before each retry, preceded by two that are not
-    used; the last one holds for all further retries (``CustomizedRetryPolicy.nextDelayDuration``)."""
+    """A retry policy with a delay for each retry.
+
+    Attributes:
+        next: Milliseconds before each retry, preceded by two that are not used; the last one holds for all further retries
+            (``CustomizedRetryPolicy.nextDelayDuration``).
+    """
 
     next: tuple[Long, ...] = ()
 
@@ -92,8 +103,9 @@ class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
 class GroupRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
     """The retry policy of a group.
 
-    ``type``: CUSTOMIZED or EXPONENTIAL; brokers only keep the policy, proxies use it. Without a policy of that type they use
-    the default of Java's ``CustomizedRetryPolicy`` (``GroupRetryPolicy.getRetryPolicy``).
+    Attributes:
+        type: CUSTOMIZED or EXPONENTIAL; brokers only keep the policy, proxies use it. Without a policy of that type they use
+            the default of Java's ``CustomizedRetryPolicy`` (``GroupRetryPolicy.getRetryPolicy``).
     """
 
     type: str = "CUSTOMIZED"
@@ -111,10 +123,12 @@ class SimpleSubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
 class SubscriptionGroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     """Request of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, response of GET_SUBSCRIPTIONGROUP_CONFIG.
 
-    ``retry_max_times``: retries after the first delivery, before a message goes to the dead-letter topic. ``broker_id``: id of
-    the replica that serves the group; ``which_broker_when_consume_slowly``: id of the one that serves it when it reads from
-    disk. ``consume_timeout_minute``: minutes; brokers only keep the number. ``attributes``: ``+key`` -> value in a request,
-    ``key`` -> value in a response.
+    Attributes:
+        retry_max_times: Retries after the first delivery, before a message goes to the dead-letter topic.
+        broker_id: Id of the replica that serves the group.
+        which_broker_when_consume_slowly: Id of the one that serves it when it reads from disk.
+        consume_timeout_minute: Minutes; brokers only keep the number.
+        attributes: ``+key`` -> value in a request, ``key`` -> value in a response.
     """
 
     group_name: str
@@ -141,8 +155,11 @@ class SubscriptionGroupList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. ``forbidden_table``: group -> topic -> bits of the forbidden
-    operations."""
+    """Response of GET_ALL_SUBSCRIPTIONGROUP_CONFIG.
+
+    Attributes:
+        forbidden_table: Group -> topic -> bits of the forbidden operations.
+    """
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
     forbidden_table: dict[str, dict[str, Int]] = {}
@@ -150,8 +167,10 @@ class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request CHECK_CLIENT_CONFIG, which asks whether the broker accepts the filter of the subscription; brokers
-    accept a request without a subscription and filters by tag (``ClientManageProcessor.checkClientConfig``)."""
+    """Body of the request CHECK_CLIENT_CONFIG, which asks whether the broker accepts the filter of the subscription.
+
+    Brokers accept a request without a subscription and filters by tag (``ClientManageProcessor.checkClientConfig``).
+    """
 
     client_id: str
     group: str
@@ -160,7 +179,11 @@ class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QuerySubscriptionResponseBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of QUERY_SUBSCRIPTION_BY_CONSUMER. ``subscription_data``: None if no connected member subscribes to the topic."""
+    """Response of QUERY_SUBSCRIPTION_BY_CONSUMER.
+
+    Attributes:
+        subscription_data: None if no connected member subscribes to the topic.
+    """
 
     group: str = ""
     topic: str = ""
@@ -168,7 +191,11 @@ class QuerySubscriptionResponseBody(msgspec.Struct, frozen=True, rename="camel")
 
 
 class GroupForbidden(msgspec.Struct, frozen=True):
-    """Response of UPDATE_AND_GET_GROUP_FORBIDDEN. ``readable``: False if the group may not read the topic."""
+    """Response of UPDATE_AND_GET_GROUP_FORBIDDEN.
+
+    Attributes:
+        readable: False if the group may not read the topic.
+    """
 
     topic: str = ""
     group: str = ""
@@ -181,8 +208,10 @@ class GroupForbidden(msgspec.Struct, frozen=True):
 class Connection(msgspec.Struct, frozen=True, rename="camel"):
     """A client's connection to a broker.
 
-    ``client_addr``: ``ip:port`` as the broker sees it. ``language``: name of a LanguageCode. ``version``: ordinal of the
-    client's ``MQVersion``.
+    Attributes:
+        client_addr: ``ip:port`` as the broker sees it.
+        language: Name of a LanguageCode.
+        version: Ordinal of the client's ``MQVersion``.
     """
 
     client_id: str = ""
@@ -198,8 +227,14 @@ class ProducerConnection(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumerConnection(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_CONSUMER_CONNECTION_LIST. ``subscription_table``: topic -> subscription. ``consume_type``,
-    ``message_model`` and ``consume_from_where``: names of members of the enums in ``heartbeat``."""
+    """Response of GET_CONSUMER_CONNECTION_LIST.
+
+    Attributes:
+        subscription_table: Topic -> subscription.
+        consume_type: Names of members of the enums in ``heartbeat``.
+        message_model: See ``consume_type``.
+        consume_from_where: See ``consume_type``.
+    """
 
     connection_set: tuple[Connection, ...] = ()
     subscription_table: dict[str, SubscriptionData] = {}
@@ -215,8 +250,12 @@ class GetConsumerListByGroupResponseBody(msgspec.Struct, frozen=True, rename="ca
 
 
 class ProducerInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """A producer that is connected. ``last_update_timestamp``: time of its last heartbeat, epoch ms. ``version``: ordinal of
-    its ``MQVersion``."""
+    """A producer that is connected.
+
+    Attributes:
+        last_update_timestamp: Time of its last heartbeat, epoch ms.
+        version: Ordinal of its ``MQVersion``.
+    """
 
     client_id: str = ""
     remote_ip: str | None = msgspec.field(name="remoteIP", default=None)
@@ -239,8 +278,9 @@ class ProducerTableInfo(msgspec.Struct, frozen=True):
 class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a queue.
 
-    ``max_offset``: offset that the next message will get. ``last_update_timestamp``: store time of the last message, epoch ms;
-    0 without one, -1 if it is not stored any more.
+    Attributes:
+        max_offset: Offset that the next message will get.
+        last_update_timestamp: Store time of the last message, epoch ms; 0 without one, -1 if it is not stored any more.
     """
 
     min_offset: Long = 0
@@ -249,7 +289,11 @@ class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_TOPIC_STATS_INFO. ``topic_put_tps``: messages stored per second in the last minute."""
+    """Response of GET_TOPIC_STATS_INFO.
+
+    Attributes:
+        topic_put_tps: Messages stored per second in the last minute.
+    """
 
     offset_table: dict[MessageQueue, TopicOffset] = {}
     topic_put_tps: Double = 0.0
@@ -258,10 +302,11 @@ class TopicStatsTable(msgspec.Struct, frozen=True, rename="camel"):
 class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
     """The offsets of a group in a queue.
 
-    ``broker_offset``: offset that the next stored message will get. ``consumer_offset``: the committed offset, 0 without one
-    (-1 in static topics). ``pull_offset``: offset of the group's next pull, at least ``consumer_offset``;
-    GET_BROKER_CONSUME_STATS leaves it 0. ``last_timestamp``: store time of the message before ``consumer_offset``, epoch ms; 0
-    without one.
+    Attributes:
+        broker_offset: Offset that the next stored message will get.
+        consumer_offset: The committed offset, 0 without one (-1 in static topics).
+        pull_offset: Offset of the group's next pull, at least ``consumer_offset``; GET_BROKER_CONSUME_STATS leaves it 0.
+        last_timestamp: Store time of the message before ``consumer_offset``, epoch ms; 0 without one.
     """
 
     broker_offset: Long = 0
@@ -271,8 +316,11 @@ class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_CONSUME_STATS. ``consume_tps``: messages per second that the broker handed to the group in the last minute
-    (``tpsGroupGetNums``)."""
+    """Response of GET_CONSUME_STATS.
+
+    Attributes:
+        consume_tps: Messages per second that the broker handed to the group in the last minute (``tpsGroupGetNums``).
+    """
 
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
     consume_tps: Double = 0.0
@@ -280,9 +328,13 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
 
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_BROKER_CONSUME_STATS: one table for each group, with the group's name as the only key and a ConsumeStats
-    for each of its topics as the value. ``total_diff``: messages not consumed yet. ``total_inflight_diff``: sum of
-    ``pull_offset`` - ``consumer_offset``, at most 0 since brokers leave ``pull_offset`` 0
-    (``AdminBrokerProcessor.fetchAllConsumeStatsInBroker``)."""
+    for each of its topics as the value.
+
+    Attributes:
+        total_diff: Messages not consumed yet.
+        total_inflight_diff: Sum of ``pull_offset`` - ``consumer_offset``, at most 0 since brokers leave ``pull_offset`` 0
+            (``AdminBrokerProcessor.fetchAllConsumeStatsInBroker``).
+    """
 
     consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
     broker_addr: str | None = None
@@ -305,16 +357,19 @@ class MessageQueueForC(msgspec.Struct, frozen=True, rename="camel"):
 
 class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
     """Body of RESET_CONSUMER_CLIENT_OFFSET if the administrator's request has the language CPP, such as that of
-    ``mqadmin resetOffsetByTime -c cluster``."""
+    ``mqadmin resetOffsetByTime -c cluster``.
+    """
 
     offset_table: tuple[MessageQueueForC, ...] = ()
 
 
 def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
-    """Returns the offsets in the body of a RESET_CONSUMER_CLIENT_OFFSET, a ``ResetOffsetBody`` or a ``ResetOffsetBodyForC``; an
-    empty dict for an empty body.
+    """Return the offsets in the body of a RESET_CONSUMER_CLIENT_OFFSET, a ``ResetOffsetBody`` or a ``ResetOffsetBodyForC``.
 
-    Raises RemoteProtocolError for a body that is neither of them.
+    An empty dict for an empty body.
+
+    Raises:
+        RemoteProtocolError: For a body that is neither of them.
     """
     if not body:
         return {}
@@ -327,7 +382,8 @@ def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
 
 class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
     """Offsets that a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, those of the clients
-    of a group that the broker has asked (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS)."""
+    of a group that the broker has asked (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS).
+    """
 
     message_queue_table: dict[MessageQueue, Long] = {}
     consumer_table: dict[str, dict[MessageQueue, Long]] = {}
@@ -335,7 +391,8 @@ class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
 
 class QueryCorrectionOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
     """Response of QUERY_CORRECTION_OFFSET: queue id -> the smallest offset of all groups, without those behind the queue's
-    oldest message; 2^63 - 1 where ``compareGroup`` is behind it (``AdminBrokerProcessor.queryCorrectionOffset``)."""
+    oldest message. 2^63 - 1 where ``compareGroup`` is behind it (``AdminBrokerProcessor.queryCorrectionOffset``).
+    """
 
     correction_offsets: dict[Int, Long] = {}
 
@@ -349,9 +406,12 @@ class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"
 
 class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
     """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the last one that a group consumed (the
-    oldest if it has consumed none); -1 for a message that is not stored. ``delay_time``: age in ms of the message that the
-    group consumes next, 0 if it has consumed all, without meaning for a group without an offset
-    (``AdminBrokerProcessor.queryConsumeTimeSpan``)."""
+    oldest if it has consumed none). -1 for a message that is not stored.
+
+    Attributes:
+        delay_time: Age in ms of the message that the group consumes next, 0 if it has consumed all, without meaning for a group
+            without an offset (``AdminBrokerProcessor.queryConsumeTimeSpan``).
+    """
 
     message_queue: MessageQueue
     min_time_stamp: Long = 0
@@ -370,7 +430,11 @@ class QueryConsumeTimeSpanBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueryAssignmentRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request QUERY_ASSIGNMENT. ``strategy_name``: AVG, AVG_BY_CIRCLE or another that the broker knows."""
+    """Body of the request QUERY_ASSIGNMENT.
+
+    Attributes:
+        strategy_name: AVG, AVG_BY_CIRCLE or another that the broker knows.
+    """
 
     topic: str
     consumer_group: str
@@ -380,8 +444,11 @@ class QueryAssignmentRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MessageQueueAssignment(msgspec.Struct, frozen=True, rename="camel"):
-    """A queue that a broker has assigned. ``mode``: PULL or POP. In mode POP its ``queue_id`` is -1 if the member pops from all
-    queues of the broker."""
+    """A queue that a broker has assigned.
+
+    Attributes:
+        mode: PULL or POP. In mode POP its ``queue_id`` is -1 if the member pops from all queues of the broker.
+    """
 
     message_queue: MessageQueue
     mode: str = "PULL"
@@ -393,11 +460,13 @@ class QueryAssignmentResponseBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request SET_MESSAGE_REQUEST_MODE. ``mode``: PULL or POP.
+    """Body of the request SET_MESSAGE_REQUEST_MODE.
 
-    ``pop_share_queue_num``: number of following members from whose queues a member of the group pops, in addition to its own
-    queues. With 0 and below, and with the number of members - 1 and above, it pops from all queues; if there are more members
-    than queues, other numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
+    Attributes:
+        mode: PULL or POP.
+        pop_share_queue_num: Number of following members from whose queues a member of the group pops, in addition to its own
+            queues. With 0 and below, and with the number of members - 1 and above, it pops from all queues; if there are more
+            members than queues, other numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
     """
 
     topic: str
@@ -416,8 +485,11 @@ class MessageRequestModeSerializeWrapper(msgspec.Struct, frozen=True, rename="ca
 
 
 class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of the request LOCK_BATCH_MQ. ``only_this_broker``: True in a request from a broker to the other replicas of its
-    name, which must not forward it."""
+    """Body of the request LOCK_BATCH_MQ.
+
+    Attributes:
+        only_this_broker: True in a request from a broker to the other replicas of its name, which must not forward it.
+    """
 
     consumer_group: str
     client_id: str
@@ -458,7 +530,11 @@ class ProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """The state of one queue that a consumer pops from. ``last_pop_timestamp``: epoch ms."""
+    """The state of one queue that a consumer pops from.
+
+    Attributes:
+        last_pop_timestamp: Epoch ms.
+    """
 
     wait_ack_count: Int = 0
     droped: bool = False
@@ -466,9 +542,13 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatus(msgspec.Struct, frozen=True):
-    """The statistics of one topic. ``pull_rt``, ``consume_rt``: average milliseconds per pull and per call of the
-    handler; names with ``tps``: messages per second; ``consume_failed_msgs``: messages whose consumption failed in the last
-    hour."""
+    """The statistics of one topic.
+
+    Attributes:
+        pull_rt: Average milliseconds per pull and per call of the handler; names with ``tps``: messages per second.
+        consume_rt: See ``pull_rt``.
+        consume_failed_msgs: Messages whose consumption failed in the last hour.
+    """
 
     pull_rt: Double = msgspec.field(name="pullRT", default=0.0)
     pull_tps: Double = msgspec.field(name="pullTPS", default=0.0)
@@ -479,9 +559,14 @@ class ConsumeStatus(msgspec.Struct, frozen=True):
 
 
 class ConsumerRunningInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_CONSUMER_RUNNING_INFO. ``properties``: PROP_CONSUME_TYPE, PROP_CONSUMER_START_TIMESTAMP (epoch ms),
-    PROP_CLIENT_VERSION, PROP_NAMESERVER_ADDR, PROP_CONSUMEORDERLY and others that the client adds. ``status_table``: topic ->
-    statistics. ``jstack``: stacks of the client's threads, if they were requested."""
+    """Response of GET_CONSUMER_RUNNING_INFO.
+
+    Attributes:
+        properties: PROP_CONSUME_TYPE, PROP_CONSUMER_START_TIMESTAMP (epoch ms), PROP_CLIENT_VERSION, PROP_NAMESERVER_ADDR,
+            PROP_CONSUMEORDERLY and others that the client adds.
+        status_table: Topic -> statistics.
+        jstack: Stacks of the client's threads, if they were requested.
+    """
 
     properties: dict[str, str] = {}
     subscription_set: tuple[SubscriptionData, ...] = ()
@@ -493,8 +578,11 @@ class ConsumerRunningInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeMessageDirectlyResult(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of CONSUME_MESSAGE_DIRECTLY. ``consume_result``: CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT,
-    CR_THROW_EXCEPTION or CR_RETURN_NULL (``CMResult``). ``spent_time_mills``: duration of the handler's call in ms.
+    """Response of CONSUME_MESSAGE_DIRECTLY.
+
+    Attributes:
+        consume_result: CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT, CR_THROW_EXCEPTION or CR_RETURN_NULL (``CMResult``).
+        spent_time_mills: Duration of the handler's call in ms.
     """
 
     consume_result: str | None = None
@@ -512,8 +600,15 @@ MAX_ACK_SPAN = 65_536
 
 
 class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
-    """Acknowledges messages of one queue from one pop. ``start_offset``: queue offset at which the pop began, ``retry``: 0, 1
-    or 2 as in ``ExtraInfo``, ``pop_time``: epoch ms, ``invisible_time``: ms, ``bit_set``: see ``pack_bits``."""
+    """Acknowledges messages of one queue from one pop.
+
+    Attributes:
+        start_offset: Queue offset at which the pop began.
+        retry: 0, 1 or 2 as in ``ExtraInfo``.
+        pop_time: Epoch ms.
+        invisible_time: ms.
+        bit_set: See ``pack_bits``.
+    """
 
     consumer_group: str = msgspec.field(name="c")
     topic: str = msgspec.field(name="t")
@@ -532,10 +627,12 @@ class BatchAckMessageRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def pack_bits(bits: Iterable[int]) -> bytes:
-    """Returns bytes in which the bits with the given numbers are set. Bit i says that the message at ``start_offset + i`` is
-    acknowledged; bit 0 is the lowest bit of the first byte.
+    """Return bytes in which the bits with the given numbers are set.
 
-    Raises LocalProtocolError for a number outside 0..MAX_ACK_SPAN.
+    Bit i says that the message at ``start_offset + i`` is acknowledged; bit 0 is the lowest bit of the first byte.
+
+    Raises:
+        LocalProtocolError: For a number outside 0..MAX_ACK_SPAN.
     """
     value = 0
     for bit in bits:
@@ -548,7 +645,7 @@ def pack_bits(bits: Iterable[int]) -> bytes:
 
 
 def unpack_bits(data: bytes) -> tuple[int, ...]:
-    """Returns the numbers of the set bits as in ``pack_bits``, ascending; numbers above MAX_ACK_SPAN are left out."""
+    """Return the numbers of the set bits as in ``pack_bits``, ascending; numbers above MAX_ACK_SPAN are left out."""
     octets = enumerate(data[: MAX_ACK_SPAN // 8 + 1])
     bits = (8 * at + place for at, octet in octets if octet for place in range(8) if octet >> place & 1)
     return tuple(bit for bit in bits if bit <= MAX_ACK_SPAN)
@@ -558,7 +655,11 @@ def unpack_bits(data: bytes) -> tuple[int, ...]:
 
 
 class BrokerMemberGroup(msgspec.Struct, frozen=True, rename="camel"):
-    """The replicas of one broker name. ``broker_addrs``: broker id -> ``host:port``; id 0 is the master."""
+    """The replicas of one broker name.
+
+    Attributes:
+        broker_addrs: Broker id -> ``host:port``; id 0 is the master.
+    """
 
     cluster: str | None = None
     broker_name: str | None = None
@@ -570,8 +671,12 @@ class GetBrokerMemberGroupResponseBody(msgspec.Struct, frozen=True, rename="came
 
 
 class BrokerStatsItem(msgspec.Struct, frozen=True):
-    """A counter over one span of time. ``tps``: ``sum`` per second. ``avgpt``: ``sum`` per call, e.g. bytes
-    per put."""
+    """A counter over one span of time.
+
+    Attributes:
+        tps: ``sum`` per second.
+        avgpt: ``sum`` per call, e.g. bytes per put.
+    """
 
     sum: Long = 0
     tps: Double = 0.0
@@ -587,10 +692,15 @@ class BrokerStatsData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
-    """One entry of a consume queue. ``physic_offset``, ``physic_size``: position of its message in the commit log and its size,
-    in bytes. ``tags_code``: ``java_hash`` of the tag, 0 without a tag; in the topic of delayed messages the due time, epoch ms.
-    ``eval``: True if the entry has an extension and the filter of the request's group matches; brokers evaluate it for no other
-    entries (``AdminBrokerProcessor.queryConsumeQueue``)."""
+    """One entry of a consume queue.
+
+    Attributes:
+        physic_offset: Position of its message in the commit log and its size, in bytes.
+        physic_size: See ``physic_offset``.
+        tags_code: ``java_hash`` of the tag, 0 without a tag; in the topic of delayed messages the due time, epoch ms.
+        eval: True if the entry has an extension and the filter of the request's group matches; brokers evaluate it for no other
+            entries (``AdminBrokerProcessor.queryConsumeQueue``).
+    """
 
     physic_offset: Long = 0
     physic_size: Int = 0
@@ -602,9 +712,13 @@ class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of QUERY_CONSUME_QUEUE. ``max_queue_index``: offset that the next message will get. ``min_queue_index``: offset
-    of the oldest message. ``filter_data``: JSON of the group's filter, or the text that the group is not online; None
-    if the request names no group."""
+    """Response of QUERY_CONSUME_QUEUE.
+
+    Attributes:
+        max_queue_index: Offset that the next message will get.
+        min_queue_index: Offset of the oldest message.
+        filter_data: JSON of the group's filter, or the text that the group is not online; None if the request names no group.
+    """
 
     queue_data: tuple[ConsumeQueueData, ...] = ()
     subscription_data: SubscriptionData | None = None
@@ -619,7 +733,9 @@ class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel")
 class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A user of a broker.
 
-    ``user_type``: Super or Normal. ``user_status``: enable or disable. Brokers return the password too (``UserConverter``).
+    Attributes:
+        user_type: Super or Normal.
+        user_status: Enable or disable. Brokers return the password too (``UserConverter``).
     """
 
     username: str | None = None
@@ -631,8 +747,10 @@ class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
 class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A right of a policy.
 
-    ``resource``: e.g. ``Topic:T``. ``actions``: some of Pub, Sub, Create, Update, Delete, Get, List, Any and All (``Action``).
-    ``decision``: Allow or Deny.
+    Attributes:
+        resource: e.g. ``Topic:T``.
+        actions: Some of Pub, Sub, Create, Update, Delete, Get, List, Any and All (``Action``).
+        decision: Allow or Deny.
     """
 
     resource: str | None = None
@@ -642,14 +760,22 @@ class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PolicyInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """A policy: rights of one type. ``policy_type``: Custom or Default."""
+    """A policy: rights of one type.
+
+    Attributes:
+        policy_type: Custom or Default.
+    """
 
     policy_type: str | None = None
     entries: tuple[PolicyEntryInfo, ...] = ()
 
 
 class AclInfo(msgspec.Struct, frozen=True):
-    """The rights of a user. ``subject``: ``User:name``."""
+    """The rights of a user.
+
+    Attributes:
+        subject: ``User:name``.
+    """
 
     subject: str | None = None
     policies: tuple[PolicyInfo, ...] = ()

@@ -25,13 +25,14 @@ except ImportError:  # the extra "compression" is not installed
 
 
 def crc32(data: bytes | bytearray | memoryview) -> int:
-    """Returns the 31-bit checksum that brokers store for a body."""
+    """Return the 31-bit checksum that brokers store for a body."""
     if len(data) < ISAL_FROM:
         return zlib_crc32(data) & 0x7FFFFFFF
     return isal_crc32(data) & 0x7FFFFFFF
 
 
 def crc_property(checksum: int) -> bytes:
-    """Returns the ``__CRC32#`` entry that a broker with ``enabledAppendPropCRC`` appends to the properties: ten decimal digits,
-    the least significant first (``MessageDecoder.createCrc32``)."""
+    """Return the ``__CRC32#`` entry that a broker with ``enabledAppendPropCRC`` appends to the properties: ten decimal digits,
+    the least significant first (``MessageDecoder.createCrc32``).
+    """
     return f"{PropertyName.CRC32.value}\x01{str(checksum).rjust(10, '0')[::-1]}\x02".encode()

@@ -6,8 +6,9 @@ __all__ = ["build_client_id", "build_instance_name"]
 
 
 def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *, stream: bool = False) -> str:
-    """Returns the id of a client: ``ip@instance``, then ``@unit`` unless ``unit_name`` is None or blank, then ``@STREAM`` if
-    ``stream`` is True (``ClientConfig.enableStreamRequestType``)."""
+    """Return the id of a client: ``ip@instance``, then ``@unit`` unless ``unit_name`` is None or blank, then ``@STREAM`` if
+    ``stream`` is True (``ClientConfig.enableStreamRequestType``).
+    """
     parts = [ip, instance_name]
     if unit_name and not unit_name.isspace():
         parts.append(unit_name)
@@ -17,6 +18,9 @@ def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *
 
 
 def build_instance_name(pid: int, nanos: int) -> str:
-    """Returns the replacement for the instance name DEFAULT, ``pid#nanos`` (``ClientConfig.changeInstanceNameToPID``).
-    ``nanos``: a number that distinguishes the clients of a process."""
+    """Return the replacement for the instance name DEFAULT, ``pid#nanos`` (``ClientConfig.changeInstanceNameToPID``).
+
+    Args:
+        nanos: A number that distinguishes the clients of a process.
+    """
     return f"{pid}#{nanos}"

@@ -13,7 +13,9 @@ __all__ = ["ClusterInfo", "decode_cluster_info", "encode_cluster_info"]
 class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
     """The brokers of all clusters that a name server knows.
 
-    ``broker_addr_table``: broker name -> its addresses. ``cluster_addr_table``: cluster -> names of its brokers.
+    Attributes:
+        broker_addr_table: Broker name -> its addresses.
+        cluster_addr_table: Cluster -> names of its brokers.
     """
 
     broker_addr_table: dict[str, BrokerData] = {}
@@ -21,15 +23,19 @@ class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Returns the ClusterInfo in a body, with quoted or unquoted broker ids: name servers leave the quotes out in answers to
+    """Return the ClusterInfo in a body, with quoted or unquoted broker ids: name servers leave the quotes out in answers to
     clients of every version.
 
-    Raises RemoteProtocolError for a body that is no ClusterInfo, and for one above MAX_JSON_BODY_SIZE (4 MiB).
+    Raises:
+        RemoteProtocolError: For a body that is no ClusterInfo, and for one above MAX_JSON_BODY_SIZE (4 MiB).
     """
     return decode_body(ClusterInfo, body)
 
 
 def encode_cluster_info(info: ClusterInfo, *, standard: bool = True) -> bytes:
-    """Returns a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write. Raises
-    LocalProtocolError for a text without a UTF-8 form."""
+    """Return a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write.
+
+    Raises:
+        LocalProtocolError: For a text without a UTF-8 form.
+    """
     return encode_body(info, standard=standard)

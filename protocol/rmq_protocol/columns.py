@@ -109,7 +109,7 @@ class _Heads:
         return len(self.heads) // _SIZE
 
     def int32(self, place: int) -> array[int]:
-        """Returns the 4-byte numbers at ``place`` of every row."""
+        """Return the 4-byte numbers at ``place`` of every row."""
         numbers = self._words()[place // 4 :: _STEP]
         if _SWAPPED:
             numbers.byteswap()
@@ -122,11 +122,11 @@ class _Heads:
         return numbers
 
     def raw32(self, place: int) -> bytes:
-        """Returns the 4 bytes at ``place`` of every row, joined."""
+        """Return the 4 bytes at ``place`` of every row, joined."""
         return self._words()[place // 4 :: _STEP].tobytes()
 
     def raw64(self, place: int) -> bytes:
-        """Returns the 8 bytes at ``place`` of every row, joined."""
+        """Return the 8 bytes at ``place`` of every row, joined."""
         words = self._words()
         pairs = array("i", bytes(8 * len(self)))
         pairs[0::2] = words[place // 4 :: _STEP]
@@ -140,13 +140,20 @@ class _Heads:
 
 
 class StoredColumns(_Heads):
-    """Messages as columns, in the order in which they were read. ``heads``: the fixed parts of all rows. ``topics``: the topic of
-    each row; empty if topics are not wanted.
+    """Messages as columns, in the order in which they were read.
 
-    ``bodies``, ``properties``: those of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the
-    properties of a row; ``property_sizes``: their sizes in bytes, empty if properties are not wanted. ``other_hosts``: row ->
-    both addresses (born, store), if one of them is IPv6; both addresses in the head of such a row are 0. ``topic_names``: encoded
-    name -> name of all topics that were read.
+    ``heads``: the fixed parts of all rows.
+
+    Args:
+        topics: The topic of each row; empty if topics are not wanted.
+        bodies: Those of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the properties of a row;
+            ``property_sizes``: their sizes in bytes, empty if properties are not wanted.
+        properties: See ``bodies``.
+
+    Attributes:
+        other_hosts: Row -> both addresses (born, store), if one of them is IPv6; both addresses in the head of such a row are
+            0.
+        topic_names: Encoded name -> name of all topics that were read.
     """
 
     __slots__ = (
@@ -173,18 +180,22 @@ class StoredColumns(_Heads):
 
     @property
     def size(self) -> int:
-        """Returns the size of heads, bodies and properties in bytes."""
+        """The size of heads, bodies and properties in bytes."""
         return len(self.heads) + len(self.bodies) + len(self.properties)
 
     @property
     def body_sizes(self) -> array[int]:
-        """Returns the size of each row's body in bytes, also if bodies are not wanted."""
+        """The size of each row's body in bytes, also if bodies are not wanted."""
         return self.int32(_BODY_SIZE)
 
 
 class ColumnsRead(NamedTuple):
-    """The result of ``read_columns``. ``corrupt``: the errors of records that cannot be read. ``resume``: the ``position`` for the
-    next call; None unless a record did not fit."""
+    """The result of ``read_columns``.
+
+    Attributes:
+        corrupt: The errors of records that cannot be read.
+        resume: The ``position`` for the next call; None unless a record did not fit.
+    """
 
     corrupt: tuple[CorruptMessageError, ...]
     resume: int | None
@@ -202,11 +213,14 @@ def read_columns(
     position: int = 0,
     only_queue: bool = False,
 ) -> ColumnsRead:
-    """Adds to ``into`` the messages that ``decode_pull`` would return for ``data``, a pull's body, from byte ``position`` on.
+    """Add to ``into`` the messages that ``decode_pull`` would return for ``data``, a pull's body, from byte ``position`` on.
 
-    ``offsets``: the first offset to keep and the one after the last, both with ``offset_delta`` added; damaged records whose
-    offset is outside are not reported. Other arguments are those of ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` of
-    separators only.
+    Args:
+        offsets: The first offset to keep and the one after the last, both with ``offset_delta`` added; damaged records whose
+            offset is outside are not reported. Other arguments are those of ``decode_pull``.
+
+    Raises:
+        LocalProtocolError: For ``tags`` of separators only.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)
@@ -242,8 +256,10 @@ class _ColumnBlock(RecordBlock):
         return ColumnsRead(tuple(corrupt), self.stopped_at)
 
     def _cut(self, position: int) -> bool:
-        """Keeps all records from ``position`` on and returns True if it finds each of them ordinary and wanted. Else it returns
-        False, and the caller drops what was kept."""
+        """Keep all records from ``position`` on and return True if it finds each of them ordinary and wanted.
+
+        Else it returns False, and the caller drops what was kept.
+        """
         topic, queue_id, data, end = self.only_topic, self.only_queue_id, self._data, self._end
         if topic is None or queue_id is None or self.tags is not None or self.offset_delta or end - position < MIN_RECORD:
             return False
@@ -291,7 +307,7 @@ class _ColumnBlock(RecordBlock):
         return True
 
     def _fit(self, words: array[int], queue_id: int) -> bool:
-        """Returns whether, by ``words`` (their heads), all records are ordinary and wanted, with offsets that have no gap."""
+        """Return whether, by ``words`` (their heads), all records are ordinary and wanted, with offsets that have no gap."""
         count = len(words) // _STEP
         if words[_MAGIC_AT // 4 :: _STEP].tobytes() != _MAGIC * count:
             return False
@@ -316,7 +332,7 @@ class _ColumnBlock(RecordBlock):
         return self._first <= first and first + count <= self._last
 
     def _ordinary(self, position: int) -> int:
-        """Reads records as long as they are ordinary; returns the position after them."""
+        """Read records as long as they are ordinary; return the position after them."""
         data, end, into = self._data, self._end, self._into
         first, last, tags, topic_names = self._first, self._last, self.tags, self._topics
         only_topic, only_queue_id = self.only_topic, self.only_queue_id
@@ -376,5 +392,5 @@ class _ColumnBlock(RecordBlock):
 
 @lru_cache(maxsize=64)
 def _of_31_bits(count: int) -> int:
-    """Returns a mask that clears the top bit of each of ``count`` 32-bit numbers, as stored checksums have it."""
+    """Return a mask that clears the top bit of each of ``count`` 32-bit numbers, as stored checksums have it."""
     return int.from_bytes(b"\x7f\xff\xff\xff" * count, "big")

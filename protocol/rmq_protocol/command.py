@@ -30,11 +30,14 @@ _LANGUAGE_NAMES = {member.name: member for member in LanguageCode}
 
 
 class RemotingCommand(msgspec.Struct, kw_only=True):
-    """A request or a response. ``code``: a RequestCode in a request, a ResponseCode in a response; decoded as a plain int.
+    """A request or a response.
 
-    ``opaque``: 32-bit number that pairs a response with its request. ``ext_fields``: the custom header's fields as texts, None if
-    the peer sent none. ``language``: None if the peer sent null, or a name or number that this library does not know.
-    ``version``: ordinal of the sender's ``MQVersion``.
+    Attributes:
+        code: A RequestCode in a request, a ResponseCode in a response; decoded as a plain int.
+        opaque: 32-bit number that pairs a response with its request.
+        ext_fields: The custom header's fields as texts, None if the peer sent none.
+        language: None if the peer sent null, or a name or number that this library does not know.
+        version: Ordinal of the sender's ``MQVersion``.
     """
 
     code: int
@@ -50,8 +53,9 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
         return f"RemotingCommand({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Returns all fields, with ``***`` in place of signatures and tokens: hooks print commands, and so do tracebacks that
-        show variables."""
+        """Return all fields, with ``***`` in place of signatures and tokens: hooks print commands, and so do tracebacks that
+        show variables.
+        """
         shown = {"ext_fields": shown_fields(self.ext_fields)}
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
@@ -75,8 +79,12 @@ class _JsonHeader(msgspec.Struct, gc=False):
 
 
 def plain_text(value: object) -> str:
-    """Returns the plain text of a subclass of str, such as a NumPy string, which encoders of msgspec do not accept by
-    themselves. Raises TypeError for any other object."""
+    """Return the plain text of a subclass of str, such as a NumPy string, which encoders of msgspec do not accept by
+    themselves.
+
+    Raises:
+        TypeError: For any other object.
+    """
     if isinstance(value, str):
         return str.__str__(value)
     raise TypeError(f"the value must be a str, not {type(value).__name__}")
@@ -87,8 +95,11 @@ _encode_json = msgspec.json.Encoder(enc_hook=plain_text).encode
 
 
 def decode_command(frame: Frame) -> RemotingCommand:
-    """Returns the command in a frame, whose type byte says which form the header has. Raises RemoteProtocolError for bytes that
-    are not such a header."""
+    """Return the command in a frame, whose type byte says which form the header has.
+
+    Raises:
+        RemoteProtocolError: For bytes that are not such a header.
+    """
     if frame.serialize_type == SerializeType.JSON:
         return _from_json(frame.header, frame.body)
     return _from_binary(frame.header, frame.body)
@@ -97,11 +108,14 @@ def decode_command(frame: Frame) -> RemotingCommand:
 def encode_command(
     command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON, max_frame_size: int = MAX_FRAME_SIZE
 ) -> list[bytes]:
-    """Returns the frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
+    """Return the frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
 
-    ``max_frame_size``: maximum in bytes, by default that of servers. Raises LocalProtocolError for a larger frame, for a header
-    above 16777215 bytes, for integers outside 32 bits, in the binary form also for a code or a version outside 16 bits and keys
-    above 32767 bytes, and for texts without a UTF-8 form.
+    Args:
+        max_frame_size: Maximum in bytes, by default that of servers.
+
+    Raises:
+        LocalProtocolError: For a larger frame, for a header above 16777215 bytes, for integers outside 32 bits, in the binary
+            form also for a code or a version outside 16 bits and keys above 32767 bytes, and for texts without a UTF-8 form.
     """
     _check_ints(command)
     if serialize_type == SerializeType.JSON:
@@ -118,7 +132,7 @@ def make_response(
     ext_fields: ExtFields | None = None,
     body: bytes = b"",
 ) -> RemotingCommand:
-    """Returns a response to ``request``, with its opaque and with the response bit set."""
+    """Return a response to ``request``, with its opaque and with the response bit set."""
     return RemotingCommand(
         code=code, opaque=request.opaque, flag=RESPONSE_FLAG, remark=remark, ext_fields=ext_fields, body=body
     )
@@ -145,8 +159,10 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _texts(fields: dict[str, Any]) -> ExtFields:
-    """Returns extFields, which are texts by the protocol. Integers and booleans become the text that Java would write, nulls
-    stay None; other values raise RemoteProtocolError."""
+    """Return extFields, which are texts by the protocol.
+
+    Integers and booleans become the text that Java would write, nulls stay None; other values raise RemoteProtocolError.
+    """
     for name, value in fields.items():
         if value.__class__ is str or value is None:
             continue
@@ -193,8 +209,10 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
-    """Returns the entries, each of 2-byte key length, key, 4-byte value length, value; an empty value is read as None, as Java
-    reads it as null, and entries with an empty key are left out."""
+    """Return the entries, each of 2-byte key length, key, 4-byte value length, value.
+
+    An empty value is read as None, as Java reads it as null, and entries with an empty key are left out.
+    """
     fields: ExtFields = {}
     while at < end:
         if end - at < 2:

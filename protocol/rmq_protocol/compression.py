@@ -32,8 +32,11 @@ def _optional(name: str) -> Any:
 
 
 class _OnDemand:
-    """A substitute for a module, which is loaded at the first access to one of its attributes. Raises LocalProtocolError if that
-    fails, as in a process that may open no more files."""
+    """A substitute for a module, which is loaded at the first access to one of its attributes.
+
+    Raises:
+        LocalProtocolError: If that fails, as in a process that may open no more files.
+    """
 
     __slots__ = ("_name",)
 
@@ -50,8 +53,10 @@ class _OnDemand:
 
 
 def _installed(name: str) -> Any:
-    """Returns the module, to be loaded on demand, or None if its package is not installed. Loading zstandard takes 15 ms, and few
-    programs use it."""
+    """Return the module, to be loaded on demand, or None if its package is not installed.
+
+    Loading zstandard takes 15 ms, and few programs use it.
+    """
     return _OnDemand(name) if find_spec(name.partition(".")[0]) is not None else None
 
 
@@ -67,8 +72,10 @@ _ZLIB_LEVELS_ISAL_SERVES: Final = range(1, 7)
 
 
 def load() -> None:
-    """Loads what is installed, so that no later call opens a file. What cannot be loaded is tried again when it is used, and
-    raises LocalProtocolError then."""
+    """Load what is installed, so that no later call opens a file.
+
+    What cannot be loaded is tried again when it is used, and raises LocalProtocolError then.
+    """
     for module in (lz4_frame, zstandard):
         with suppress(LocalProtocolError):
             getattr(module, "__name__", None)
@@ -83,8 +90,11 @@ class CompressionType(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> CompressionType:
-        """Returns the type called ``name`` ("zlib", "lz4" or "zstd"), case-insensitively and without surrounding whitespace. Raises
-        ``LocalProtocolError`` for another name."""
+        """Return the type called ``name`` ("zlib", "lz4" or "zstd"), case-insensitively and without surrounding whitespace.
+
+        Raises:
+            LocalProtocolError: For another name.
+        """
         try:
             return cls[name.strip().upper()]
         except KeyError:
@@ -95,10 +105,12 @@ _BY_BITS: Final = {0: CompressionType.ZLIB, **{kind.value: kind for kind in Comp
 
 
 def compression_type(sys_flag: int) -> CompressionType:
-    """Returns the algorithm in the type bits of ``sysFlag``. No type bits mean zlib, because older senders leave them out
-    (``CompressionType.findByValue``).
+    """Return the algorithm in the type bits of ``sysFlag``.
 
-    Raises ``CorruptMessageError`` for the types 4 to 7, which are not defined.
+    No type bits mean zlib, because older senders leave them out (``CompressionType.findByValue``).
+
+    Raises:
+        CorruptMessageError: For the types 4 to 7, which are not defined.
     """
     kind = _BY_BITS.get(sys_flag & COMPRESSION_TYPE_MASK)
     if kind is None:
@@ -123,11 +135,15 @@ _contexts = _ZstdContexts()
 
 
 def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
-    """Returns ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
+    """Return ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
 
-    ``level``: -1 to 9 for zlib, at most 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
-    times faster, with a ratio of 3.1 instead of 3.3. Raises ``LocalProtocolError`` for a level or type that does not exist, for
-    ``data`` that is not bytes-like, and if the library for ``kind`` is not installed.
+    Args:
+        level: -1 to 9 for zlib, at most 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
+            times faster, with a ratio of 3.1 instead of 3.3.
+
+    Raises:
+        LocalProtocolError: For a level or type that does not exist, for ``data`` that is not bytes-like, and if the library for
+            ``kind`` is not installed.
     """
     try:
         if kind == CompressionType.ZLIB:
@@ -169,12 +185,15 @@ def _missing(kind: str, package: str) -> str:
 
 
 def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
-    """Returns the body that ``data`` was compressed from, at most ``max_size`` bytes.
+    """Return the body that ``data`` was compressed from, at most ``max_size`` bytes.
 
     It needs memory for the result and 2 MiB more, and for zstd also for its window (at most the larger of ``max_size`` and 8
-    MiB). Raises ``CorruptMessageError`` if the body would be larger, if ``data`` is damaged or cut short, has a larger window
-    (zstd) or more than 64 frames (lz4), and if the library for ``kind`` is not installed; ``LocalProtocolError`` for an unknown
-    ``kind``.
+    MiB).
+
+    Raises:
+        CorruptMessageError: If the body would be larger, if ``data`` is damaged or cut short, has a larger window (zstd) or
+            more than 64 frames (lz4), and if the library for ``kind`` is not installed.
+        LocalProtocolError: For an unknown ``kind``.
     """
     size = 0
     try:
@@ -206,8 +225,10 @@ def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRES
 class UnreadableBodyError(CorruptMessageError):
     """The error of a body that cannot be decompressed.
 
-    ``produced``: upper bound of the bytes decompressed before the error. ``too_large``: True if the body exceeds the limit.
-    ``no_package``: True if its compression needs a package that is not installed.
+    Args:
+        produced: Upper bound of the bytes decompressed before the error.
+        too_large: True if the body exceeds the limit.
+        no_package: True if its compression needs a package that is not installed.
     """
 
     def __init__(self, message: str, produced: int, *, too_large: bool = False, no_package: bool = False) -> None:
@@ -227,8 +248,11 @@ def _read_exactly(reader: _Reader, size: int) -> bytes:
 
 
 class _Reader(Protocol):
-    """A reader of a compressed body. ``read(n)`` returns n bytes, fewer at the end of the body, none after it; it raises one of
-    the exceptions of ``_damaged`` if the compressed data are damaged or end too early."""
+    """A reader of a compressed body.
+
+    ``read(n)`` returns n bytes, fewer at the end of the body, none after it; it raises one of the exceptions of ``_damaged`` if
+    the compressed data are damaged or end too early.
+    """
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -256,8 +280,11 @@ class _ZlibReader:
 
 
 class _Lz4Reader:
-    """The reader of lz4. It reads consecutive frames as one body (``LZ4FrameInputStream``), 64 at most, because the rest of the
-    data is copied for each frame."""
+    """The reader of lz4.
+
+    It reads consecutive frames as one body (``LZ4FrameInputStream``), 64 at most, because the rest of the data is copied for
+    each frame.
+    """
 
     __slots__ = ("_frames", "_rest", "_stream")
 
@@ -289,8 +316,11 @@ class _Lz4Reader:
 
 
 class _ZstdReader:
-    """The reader of zstd. It reads consecutive frames as one body, and walks their blocks first, because the library does not
-    report a truncated frame."""
+    """The reader of zstd.
+
+    It reads consecutive frames as one body, and walks their blocks first, because the library does not report a truncated
+    frame.
+    """
 
     __slots__ = ("_stream",)
 
@@ -317,7 +347,7 @@ _RESERVED_BLOCK: Final = 3
 
 
 def _check_zstd_frames(data: bytes) -> None:
-    """Walks frame headers and block headers (RFC 8878, 3.1.1); raises ``_Truncated`` unless the data are whole frames."""
+    """Walk frame headers and block headers (RFC 8878, 3.1.1); raise ``_Truncated`` unless the data are whole frames."""
     position, end = 0, len(data)
     while True:
         magic = data[position : position + 4]
@@ -334,7 +364,7 @@ def _check_zstd_frames(data: bytes) -> None:
 
 
 def _zstd_frame_end(data: bytes, position: int) -> int:
-    """Returns the end of the frame whose header descriptor is at ``position``; it may lie beyond the data."""
+    """Return the end of the frame whose header descriptor is at ``position``; it may lie beyond the data."""
     end = len(data)
     descriptor = data[position]
     single_segment = descriptor >> 5 & 1
@@ -366,8 +396,10 @@ _DAMAGED: Final[tuple[type[Exception], ...]] = (
 
 
 def _damaged() -> tuple[type[Exception], ...]:
-    """Returns the exceptions of damaged input. That of zstandard is among them only if the module is loaded: before, it cannot
-    have been raised."""
+    """Return the exceptions of damaged input.
+
+    That of zstandard is among them only if the module is loaded: before, it cannot have been raised.
+    """
     return (*_DAMAGED, zstandard.ZstdError) if sys.modules.get("zstandard") is not None and zstandard is not None else _DAMAGED
 
 

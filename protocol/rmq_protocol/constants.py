@@ -319,7 +319,8 @@ class Perm(IntFlag):
 
 class PropertyName(StrEnum):
     """Names of properties to which clients and brokers give a meaning (``MessageConst``; START_DELIVER_TIME:
-    ``BrokerMetricsManager``); values are the names on the wire."""
+    ``BrokerMetricsManager``); values are the names on the wire.
+    """
 
     KEYS = "KEYS"
     TAGS = "TAGS"

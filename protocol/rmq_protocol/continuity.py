@@ -23,7 +23,7 @@ __all__ = ["first_queue_offset", "gaps_of_mapping", "missing_offsets", "ranges_t
 def missing_offsets(
     first: int, end: int, found: Iterable[int], corrupt: Sequence[CorruptMessageError] = ()
 ) -> tuple[range, ...]:
-    """Returns the offsets from ``first`` up to, not including, ``end`` that are not in ``found``, as ranges.
+    """Return the offsets from ``first`` up to, not including, ``end`` that are not in ``found``, as ranges.
 
     A corrupt record accounts for the offsets from its own up to the next one found, because it may be a batch. A corrupt
     record whose offset cannot be read, or lies outside, accounts for all missing offsets.
@@ -43,7 +43,7 @@ def missing_offsets(
 
 
 def without_ranges(ranges: Iterable[range], others: Iterable[range]) -> tuple[range, ...]:
-    """Returns the parts of ``ranges`` that lie in none of ``others``."""
+    """Return the parts of ``ranges`` that lie in none of ``others``."""
     gaps = _merged(others)
     stops = [gap.stop for gap in gaps]
     left: list[range] = []
@@ -62,7 +62,7 @@ def without_ranges(ranges: Iterable[range], others: Iterable[range]) -> tuple[ra
 
 
 def _merged(ranges: Iterable[range]) -> list[range]:
-    """Returns the same offsets in ascending ranges that do not touch."""
+    """Return the same offsets in ascending ranges that do not touch."""
     merged: list[range] = []
     for each in sorted([each for each in ranges if each], key=lambda each: each.start):
         if merged and each.start <= merged[-1].stop:
@@ -73,8 +73,12 @@ def _merged(ranges: Iterable[range]) -> list[range]:
 
 
 def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]:
-    """Returns the offsets of a static topic's queue that no message ever had: when the queue moves from one broker to the
-    next, its offsets continue at a round number. ``items``: the queue's parts, oldest first."""
+    """Return the offsets of a static topic's queue that no message ever had: when the queue moves from one broker to the next,
+    its offsets continue at a round number.
+
+    Args:
+        items: The queue's parts, oldest first.
+    """
     return tuple(
         range(item.logic_end, following.logic_offset)
         for item, following in pairwise(items)
@@ -83,12 +87,15 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
 
 
 def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
-    """Returns the offset at which a pull's body begins; None for an empty body, if its second record has a lower offset, and,
+    """Return the offset at which a pull's body begins; None for an empty body, if its second record has a lower offset, and,
     unless ``offset_delta`` is given, if its first record is of another queue.
 
     A broker that has deleted the first file of its log returns another record in place of the message at offset 0 of the log:
-    the first record of the oldest file that is left, which may be of any queue (5.5.0). ``asked``: the offset of the pull,
-    which is returned if the first record cannot be read. ``offset_delta``: that of the pull's response, for a static topic.
+    the first record of the oldest file that is left, which may be of any queue (5.5.0).
+
+    Args:
+        asked: The offset of the pull, which is returned if the first record cannot be read.
+        offset_delta: That of the pull's response, for a static topic.
     """
     head = _head(body, 0, queue)
     if head is None:
@@ -101,8 +108,9 @@ def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delt
 
 
 def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bool] | None:
-    """Returns queue offset and size of the record at ``position``, and whether it is of another queue; None if no record can be
-    read there."""
+    """Return queue offset and size of the record at ``position``, and whether it is of another queue; None if no record can be
+    read there.
+    """
     if position < 0 or len(body) - position < MIN_RECORD:
         return None
     fields = FIXED_V4.unpack_from(body, position)
@@ -120,8 +128,10 @@ def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bo
 
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:
-    """Returns ranges as a text, such as ``17, 20 to 31``. Of more than ``most`` ranges, the text has the first ``most`` and the
-    number of the others."""
+    """Return ranges as a text, such as ``17, 20 to 31``.
+
+    Of more than ``most`` ranges, the text has the first ``most`` and the number of the others.
+    """
     texts = [str(each.start) if each.stop - each.start == 1 else f"{each.start} to {each.stop - 1}" for each in ranges]
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} ranges more" if more > 0 else "")

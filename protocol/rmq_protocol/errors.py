@@ -1,5 +1,7 @@
-"""Errors of the codec. As a rule the type says whose fault it is: ``LocalProtocolError`` and ``InvalidMessageError`` are the
-caller's, ``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
+"""Errors of the codec.
+
+As a rule the type says whose fault it is: ``LocalProtocolError`` and ``InvalidMessageError`` are the caller's,
+``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
 
 Errors carry what the retry policy of senders needs: ``retriable``, ``maybe_stored``, ``uses_retry``.
 """
@@ -27,10 +29,15 @@ _BREAKS: Final = re.compile(r"[ ]*[\t-\r\x1c-\x1e\x85\u2028\u2029][\s\x1c-\x1e\x
 class RocketMQError(Exception):
     """Base class of the library's own errors.
 
-    ``code``: RocketMQ's number where there is one: a response code, a number of Java's ``ClientErrorCode`` (10001 to 10007), or
-    -1 as in Java's ``Validators``, such as for an invalid name. ``broker`` and ``address``: name and address of the server of the
-    request, where they are known. ``retriable``: True if another attempt may succeed. ``maybe_stored``: True if the message of a
-    failed send may be stored all the same.
+    Args:
+        code: RocketMQ's number where there is one: a response code, a number of Java's ``ClientErrorCode`` (10001 to 10007), or
+            -1 as in Java's ``Validators``, such as for an invalid name.
+        broker: Name and address of the server of the request, where they are known.
+        address: See ``broker``.
+
+    Attributes:
+        retriable: True if another attempt may succeed.
+        maybe_stored: True if the message of a failed send may be stored all the same.
     """
 
     code: int | None = None
@@ -48,21 +55,25 @@ class RocketMQError(Exception):
 
     @property
     def uses_retry(self) -> bool:
-        """Returns whether an attempt of a send that ended with this error counts as one of ``retries``: True, unless the
-        error's class overrides it."""
+        """Whether an attempt of a send that ended with this error counts as one of ``retries``: True, unless the error's class
+        overrides it.
+        """
         return True
 
     def __reduce__(
         self,
     ) -> tuple[Callable[..., RocketMQError], tuple[type[RocketMQError], tuple[object, ...], dict[str, object]]]:
-        """Returns the parts from which ``copy`` and ``pickle`` make the error again: class, ``args`` and attributes, because
-        constructors have different arguments."""
+        """Return the parts from which ``copy`` and ``pickle`` make the error again: class, ``args`` and attributes, because
+        constructors have different arguments.
+        """
         return _copy, (type(self), self.args, self.__dict__)
 
 
 def shown(value: object) -> str:
-    """Returns the ``repr`` for an error message, at most 200 characters. Python does not write integers of more than 4300
-    digits; a substitute is returned for them."""
+    """Return the ``repr`` for an error message, at most 200 characters.
+
+    Python does not write integers of more than 4300 digits; a substitute is returned for them.
+    """
     try:
         return repr(value)[:200]
     except ValueError:  # beyond 4300 digits
@@ -70,8 +81,9 @@ def shown(value: object) -> str:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """Returns the first ``limit`` characters of ``text`` on one line, for logs and errors that contain texts of peers; "..."
-    marks a cut.
+    """Return the first ``limit`` characters of ``text`` on one line, for logs and errors that contain texts of peers.
+
+    "..." marks a cut.
 
     Line breaks and tabs become blanks. Other characters that are not printable are escaped, which takes more characters.
     """
@@ -105,8 +117,10 @@ class RemoteProtocolError(ProtocolError):
 class FrameTooLargeError(RemoteProtocolError):
     """Error of a frame of the peer that is larger than ``max_frame_size`` allows.
 
-    ``size``: bytes of the frame. ``limit``: bytes that were allowed. ``fields``: those of the header, if the frame is an answer of
-    code 0; else None.
+    Args:
+        size: Bytes of the frame.
+        limit: Bytes that were allowed.
+        fields: Those of the header, if the frame is an answer of code 0; else None.
     """
 
     def __init__(
@@ -128,8 +142,9 @@ class FrameTooLargeError(RemoteProtocolError):
 class InvalidMessageError(RocketMQError, ValueError):
     """Error of a message, or of the name of a topic or group, that exceeds a limit or breaks a rule; nothing was sent.
 
-    ``code``: -1, as in Java's ``Validators``, for names of topics and groups, for a batch of different topics or of a retry topic,
-    and for recall handles; else 13 (MESSAGE_ILLEGAL).
+    Attributes:
+        code: -1, as in Java's ``Validators``, for names of topics and groups, for a batch of different topics or of a retry
+            topic, and for recall handles; else 13 (MESSAGE_ILLEGAL).
     """
 
     code = 13
@@ -138,9 +153,12 @@ class InvalidMessageError(RocketMQError, ValueError):
 class CorruptMessageError(RocketMQError):
     """Error of a stored record or a compressed body that is damaged or cannot be decoded.
 
-    ``position``: byte offset of the record in its block. ``msg_id``: unique or offset id of the record. ``queue_offset``: its
-    offset in its queue. Each is None if it is not known. ``intact``: True if the message is not damaged, and another
-    client could read it: its body exceeds ``max_decompressed_size``, or its compression needs a package that is not installed.
+    Args:
+        position: Byte offset of the record in its block.
+        msg_id: Unique or offset id of the record.
+        queue_offset: Its offset in its queue. Each is None if it is not known.
+        intact: True if the message is not damaged, and another client could read it: its body exceeds
+            ``max_decompressed_size``, or its compression needs a package that is not installed.
     """
 
     def __init__(

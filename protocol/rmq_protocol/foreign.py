@@ -30,7 +30,7 @@ _WANTED: Final = "is this the port of a name server (9876) or broker (10911)?"
 
 
 def foreign_peer(data: bytes) -> str | None:
-    """Returns what the peer is whose stream, or next frame, begins with ``data``; None if four bytes or more do not show it.
+    """Return what the peer is whose stream, or next frame, begins with ``data``; None if four bytes or more do not show it.
 
     Frames of RocketMQ that are no longer than 500 MB begin otherwise.
     """
@@ -53,11 +53,11 @@ def foreign_peer(data: bytes) -> str | None:
 
 
 def _is_mysql(data: bytes) -> bool:
-    """Returns whether ``data`` begin with the packet of a MySQL server that greets (0x0a) or refuses (0xff) a client."""
+    """Return whether ``data`` begin with the packet of a MySQL server that greets (0x0a) or refuses (0xff) a client."""
     return data[1:3] == b"\0\0" and data[3] < 3 and data[4:5] in (b"\x0a", b"\xff") and data[0] > 0x10
 
 
 def _line(data: bytes) -> str:
-    """Returns the first line of a text, cut to SHOWN characters, between quotation marks."""
+    """Return the first line of a text, cut to SHOWN characters, between quotation marks."""
     line = data[: SHOWN + 1].decode("ascii", "replace").splitlines()[0]
     return repr(line if len(line) <= SHOWN else line[:SHOWN] + "...")

@@ -35,16 +35,18 @@ _MOST_MOVES: Final = 4
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties with names of the sender's own: without names that the protocol uses (``PropertyName``), also where
-    the sender has set them, and without those that brokers add for consumers."""
+    """Return the properties with names of the sender's own: without names that the protocol uses (``PropertyName``), also where
+    the sender has set them, and without those that brokers add for consumers.
+    """
     return {
         name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)
     }
 
 
 def holdable(text: str | None) -> str | None:
-    """Returns the text if a copy of a message may have it as key, as tag, or as name or value of a property: if it is not blank,
-    has none of the control characters 0 to 2, and has a UTF-8 form. Returns None for any other text."""
+    """Return the text if a copy of a message may have it as key, as tag, or as name or value of a property: if it is not blank,
+    has none of the control characters 0 to 2, and has a UTF-8 form. Return None for any other text.
+    """
     if text is None or not text.strip(_BLANKS) or not _SEPARATORS.isdisjoint(text):
         return None
     try:
@@ -55,14 +57,16 @@ def holdable(text: str | None) -> str | None:
 
 
 def holdable_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns the properties of ``user_properties`` whose names and values ``holdable`` accepts."""
+    """Return the properties of ``user_properties`` whose names and values ``holdable`` accepts."""
     given = user_properties(properties)
     return {name: value for name, value in given.items() if holdable(name) and holdable(value)}
 
 
 def original_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """Returns the topic that a message of ``topic`` was first sent to; ``topic`` itself if neither its name nor the properties
-    name another."""
+    """Return the topic that a message of ``topic`` was first sent to.
+
+    ``topic`` itself if neither its name nor the properties name another.
+    """
     for _ in range(_MOST_MOVES):
         earlier = _earlier(topic, properties)
         if not earlier or earlier == topic:
@@ -82,8 +86,9 @@ def _earlier(topic: str, properties: Mapping[str, str]) -> str | None:
 
 
 def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
-    """Returns the topic in the name of a retry topic for pops, ``%RETRY%group+topic`` or, if property ORIGIN_GROUP names the
-    group, ``%RETRY%group_topic``; None for any other name."""
+    """Return the topic in the name of a retry topic for pops, ``%RETRY%group+topic`` or, if property ORIGIN_GROUP names the
+    group, ``%RETRY%group_topic``; None for any other name.
+    """
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return None
     name = topic.removeprefix(RETRY_TOPIC_PREFIX)

@@ -41,7 +41,11 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class CutFrame(msgspec.Struct, frozen=True, gc=False):
-    """The head of a frame that is too large. ``size``: bytes of the whole frame, its length prefix included."""
+    """The head of a frame that is too large.
+
+    Attributes:
+        size: Bytes of the whole frame, its length prefix included.
+    """
 
     serialize_type: int
     header: bytes
@@ -51,9 +55,13 @@ class CutFrame(msgspec.Struct, frozen=True, gc=False):
 class FrameDecoder:
     """Splits a stream of bytes into frames, in the order in which they arrived.
 
-    ``max_frame_size``: bytes of the largest frame accepted, its 4-byte length prefix included. Raises LocalProtocolError for one
-    below 8. ``drop_up_to``: bytes of the largest frame that is cut to a CutFrame, provided that its header alone would be
-    accepted. By default every frame above ``max_frame_size`` is broken, as every larger one is.
+    Args:
+        max_frame_size: Bytes of the largest frame accepted, its 4-byte length prefix included.
+        drop_up_to: Bytes of the largest frame that is cut to a CutFrame, provided that its header alone would be accepted. By
+            default every frame above ``max_frame_size`` is broken, as every larger one is.
+
+    Raises:
+        LocalProtocolError: For one below 8.
     """
 
     __slots__ = ("_left", "_longest", "_max_length", "_need", "_pending", "_plain_header", "error")
@@ -73,19 +81,21 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Returns the number of bytes kept of a frame that is not complete yet."""
+        """The number of bytes kept of a frame that is not complete yet."""
         return len(self._pending)
 
     @property
     def peer(self) -> str | None:
-        """Returns what the peer seems to be by the bytes of the incomplete frame; None for a RocketMQ server (``foreign_peer``)."""
+        """What the peer seems to be by the bytes of the incomplete frame; None for a RocketMQ server (``foreign_peer``)."""
         return foreign_peer(bytes(self._pending[:_HEAD]))
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Takes the next bytes of the stream and returns the frames they complete, without those that were cut.
+        """Take the next bytes of the stream and return the frames they complete, without those that were cut.
 
-        Raises RemoteProtocolError, with the field and its value, for a broken frame. If good frames precede it in the same
-        call, these are returned, ``error`` is set, and the next call raises it.
+        If good frames precede it in the same call, these are returned, ``error`` is set, and the next call raises it.
+
+        Raises:
+            RemoteProtocolError: With the field and its value, for a broken frame.
         """
         frames: list[Frame] = []
         for frame in self.cut(bytes(data)):
@@ -96,7 +106,7 @@ class FrameDecoder:
         return frames
 
     def cut(self, data: bytes) -> list[Frame | bytes | CutFrame | RemoteProtocolError]:
-        """Splits as ``feed`` does, but returns a frame with a JSON header and no body as the bytes of its header alone: nearly
+        """Split as ``feed`` does, but returns a frame with a JSON header and no body as the bytes of its header alone: nearly
         every response to a send is such a frame. The list has a CutFrame for each frame that is dropped.
 
         Where good frames precede a broken one, the list ends with its error; else this method raises it.
@@ -186,9 +196,10 @@ class FrameDecoder:
 def encode_frame(
     serialize_type: SerializeType, header: bytes, body: bytes = b"", max_frame_size: int = MAX_FRAME_SIZE
 ) -> list[bytes]:
-    """Returns the parts of one frame: length words and header together, then the body, if any, without a copy.
+    """Return the parts of one frame: length words and header together, then the body, if any, without a copy.
 
-    Raises LocalProtocolError for a frame of more than ``max_frame_size`` bytes and for a header of more than 16777215.
+    Raises:
+        LocalProtocolError: For a frame of more than ``max_frame_size`` bytes and for a header of more than 16777215.
     """
     size = len(header)
     if size > MAX_HEADER_SIZE:

@@ -26,15 +26,20 @@ from .java_types import Int, Long
 
 class BoundaryType(StrEnum):
     """The message that a search by time selects: LOWER the first one stored at that time or later, UPPER the last one stored at
-    that time or earlier. ``from_ext`` ignores case and reads any other text as LOWER (``BoundaryType.getType``)."""
+    that time or earlier. ``from_ext`` ignores case and reads any other text as LOWER (``BoundaryType.getType``).
+    """
 
     LOWER = "LOWER"
     UPPER = "UPPER"
 
 
 class Header(msgspec.Struct, kw_only=True, gc=False):
-    """A custom header. ``request_code``: the request's code, the first one if there are several; None if no request of 5.5.0 has
-    this header. ``choices``: integer field -> the only values that ``from_ext`` accepts."""
+    """A custom header.
+
+    Attributes:
+        request_code: The request's code, the first one if there are several; None if no request of 5.5.0 has this header.
+        choices: Integer field -> the only values that ``from_ext`` accepts.
+    """
 
     request_code: ClassVar[int | None] = None
     choices: ClassVar[Mapping[str, frozenset[int]]] = {}
@@ -43,8 +48,11 @@ class Header(msgspec.Struct, kw_only=True, gc=False):
 class RpcRequestHeader(Header, kw_only=True):
     """The fields of requests that a broker may forward to another one.
 
-    ``ns``: namespace, ``nsd``: True if the request's names are in the namespace, ``bname``: name of the broker, ``oway``: True for
-    a one-way request.
+    Attributes:
+        ns: namespace.
+        nsd: True if the request's names are in the namespace.
+        bname: Name of the broker.
+        oway: True for a one-way request.
     """
 
     ns: str | None = None
@@ -54,7 +62,11 @@ class RpcRequestHeader(Header, kw_only=True):
 
 
 class TopicRequestHeader(RpcRequestHeader, kw_only=True):
-    """The fields of requests about a topic. ``lo``: True if topic and queue are logical ones (static topics)."""
+    """The fields of requests about a topic.
+
+    Attributes:
+        lo: True if topic and queue are logical ones (static topics).
+    """
 
     lo: bool | None = None
 
@@ -102,7 +114,7 @@ class _Field(NamedTuple):
 
 @cache
 def _fields(cls: type[Header]) -> tuple[_Field, ...]:
-    """Returns the fields in Java's order: first those of the class itself, then those of its base classes, nearest first."""
+    """Return the fields in Java's order: first those of the class itself, then those of its base classes, nearest first."""
     infos = {info.name: info for info in msgspec.structs.fields(cls)}
     bases = [base for base in cls.__mro__ if issubclass(base, Header)]
     names = [name for base in bases for name in base.__annotations__ if name in infos]
@@ -123,10 +135,11 @@ def _field(info: msgspec.structs.FieldInfo) -> _Field:
 
 
 def to_ext(header: Header) -> dict[str, str]:
-    """Returns the extFields of ``header``; fields that are None are left out.
+    """Return the extFields of ``header``; fields that are None are left out.
 
-    Raises LocalProtocolError, with header and field, for an integer outside the range of the field's Java type (Integer, 32
-    bits, or Long, 64 bits).
+    Raises:
+        LocalProtocolError: With header and field, for an integer outside the range of the field's Java type (Integer, 32 bits,
+            or Long, 64 bits).
     """
     ext: dict[str, str] = {}
     for name, kind, low, high, _ in _fields(header.__class__):
@@ -147,12 +160,17 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
-    """Returns the header in extFields; unknown fields are ignored, and a field that is missing or None has its default. ``ext``:
-    None if the peer sent no extFields.
+    """Return the header in extFields; unknown fields are ignored, and a field that is missing or None has its default.
 
-    A boolean is True for the text ``true``, in any case, else False. Raises RemoteProtocolError, with header and field, for an
-    integer that is not decimal, does not fit its Java type or is none of the field's choices, and for a missing required field.
-    With ``lenient`` a missing required field raises nothing and is None, against its declared type.
+    A boolean is True for the text ``true``, in any case, else False. With ``lenient`` a missing required field raises nothing
+    and is None, against its declared type.
+
+    Args:
+        ext: None if the peer sent no extFields.
+
+    Raises:
+        RemoteProtocolError: With header and field, for an integer that is not decimal, does not fit its Java type or is none of
+            the field's choices, and for a missing required field.
     """
     values: dict[str, Any] = {}
     given = ext or {}
@@ -207,9 +225,11 @@ class SendMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_request(RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
 class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
-    """Header of a send with one-letter names. ``a`` to ``n`` are, in this order: producerGroup, topic, defaultTopic,
-    defaultTopicQueueNums, queueId, sysFlag, bornTimestamp, flag, properties, reconsumeTimes, unitMode, maxReconsumeTimes,
-    batch, bname (name of the broker)."""
+    """Header of a send with one-letter names.
+
+    ``a`` to ``n`` are, in this order: producerGroup, topic, defaultTopic, defaultTopicQueueNums, queueId, sysFlag,
+    bornTimestamp, flag, properties, reconsumeTimes, unitMode, maxReconsumeTimes, batch, bname (name of the broker).
+    """
 
     a: str
     b: str
@@ -237,8 +257,9 @@ class SendMessageRequestHeaderV2(TopicRequestHeader, kw_only=True):
 class SendMessageResponseHeader(Header, kw_only=True):
     """Header of the response to a send.
 
-    ``msgId``: offset message id; for a batch those of all messages, comma-joined. ``queueOffset``: offset of the message, or of
-    the first one of a batch.
+    Attributes:
+        msgId: Offset message id; for a batch those of all messages, comma-joined.
+        queueOffset: Offset of the message, or of the first one of a batch.
     """
 
     msgId: str
@@ -251,9 +272,16 @@ class SendMessageResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
 class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of PUSH_REPLY_MESSAGE_TO_CLIENT, with which the broker forwards a reply to the client that waits for it; the body is
-    the reply's. ``bornHost``, ``storeHost``: ``ip:port`` of the client that replied and of the broker. ``bornTimestamp``: time of
-    the reply; ``storeTimestamp``: time at which the broker received it; both in epoch ms."""
+    """Header of PUSH_REPLY_MESSAGE_TO_CLIENT, with which the broker forwards a reply to the client that waits for it.
+
+    The body is the reply's.
+
+    Attributes:
+        bornHost: ``ip:port`` of the client that replied and of the broker.
+        storeHost: See ``bornHost``.
+        bornTimestamp: Time of the reply.
+        storeTimestamp: Time at which the broker received it; both in epoch ms.
+    """
 
     producerGroup: str
     topic: str
@@ -273,8 +301,11 @@ class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_request(RequestCode.RECALL_MESSAGE)
 class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of RECALL_MESSAGE. ``recallHandle``: the text in the response to the send of the delayed message; the module
-    ``recall`` reads it."""
+    """Header of RECALL_MESSAGE.
+
+    Attributes:
+        recallHandle: The text in the response to the send of the delayed message; the module ``recall`` reads it.
+    """
 
     producerGroup: str | None = None
     topic: str
@@ -283,14 +314,21 @@ class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_response(RequestCode.RECALL_MESSAGE)
 class RecallMessageResponseHeader(Header, kw_only=True):
-    """Header of the response to RECALL_MESSAGE. ``msgId``: unique id of the message that was recalled."""
+    """Header of the response to RECALL_MESSAGE.
+
+    Attributes:
+        msgId: Unique id of the message that was recalled.
+    """
 
     msgId: str
 
 
 def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
-    """Returns the one-letter form of a header (``createSendMessageRequestHeaderV2``); ``ns``, ``nsd``, ``oway`` and ``lo`` are not
-    copied. None becomes 0 for ``reconsumeTimes``, False for ``unitMode`` and ``batch``."""
+    """Return the one-letter form of a header (``createSendMessageRequestHeaderV2``).
+
+    ``ns``, ``nsd``, ``oway`` and ``lo`` are not copied. None becomes 0 for ``reconsumeTimes``, False for ``unitMode`` and
+    ``batch``.
+    """
     return SendMessageRequestHeaderV2(
         a=header.producerGroup,
         b=header.topic,
@@ -310,8 +348,10 @@ def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeader
 
 
 def send_header_v1(header: SendMessageRequestHeaderV2) -> SendMessageRequestHeader:
-    """Returns the long form of a one-letter header (``createSendMessageRequestHeaderV1``); ``ns``, ``nsd``, ``oway`` and ``lo``
-    are not copied."""
+    """Return the long form of a one-letter header (``createSendMessageRequestHeaderV1``).
+
+    ``ns``, ``nsd``, ``oway`` and ``lo`` are not copied.
+    """
     return SendMessageRequestHeader(
         producerGroup=header.a,
         topic=header.b,
@@ -337,9 +377,11 @@ def send_header_v1(header: SendMessageRequestHeaderV2) -> SendMessageRequestHead
 class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of PULL_MESSAGE.
 
-    ``suspendTimeoutMillis``: ms for which the broker may hold the request while it has no message (with PullSysFlag.SUSPEND).
-    ``commitOffset``: offset to commit (with PullSysFlag.COMMIT_OFFSET). ``subVersion``: epoch ms. ``expressionType``: TAG or
-    SQL92.
+    Attributes:
+        suspendTimeoutMillis: Ms for which the broker may hold the request while it has no message (with PullSysFlag.SUSPEND).
+        commitOffset: Offset to commit (with PullSysFlag.COMMIT_OFFSET).
+        subVersion: Epoch ms.
+        expressionType: TAG or SQL92.
     """
 
     consumerGroup: str
@@ -373,11 +415,16 @@ class PullMessageResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.CONSUMER_SEND_MSG_BACK)
 class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed. ``offset``: its commit log offset.
-    ``delayLevel``: level of the delay before the next delivery; 0 is level 3 + reconsume times, a number below 0 moves the message
-    to the dead-letter topic immediately. ``originMsgId``: the message's unique id (``MQClientAPIImpl.consumerSendMessageBack``).
-    ``maxReconsumeTimes``: None for the group's ``retry_max_times``; a message with as many reconsume times goes to the dead-letter
-    topic."""
+    """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed.
+
+    Attributes:
+        offset: Its commit log offset.
+        delayLevel: Level of the delay before the next delivery; 0 is level 3 + reconsume times, a number below 0 moves the
+            message to the dead-letter topic immediately.
+        originMsgId: The message's unique id (``MQClientAPIImpl.consumerSendMessageBack``).
+        maxReconsumeTimes: None for the group's ``retry_max_times``; a message with as many reconsume times goes to the
+            dead-letter topic.
+    """
 
     offset: Long
     group: str
@@ -401,7 +448,8 @@ class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
 @_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of NOTIFY_CONSUMER_IDS_CHANGED, a one-way request with which a broker says that the members of
-    ``consumerGroup`` have changed."""
+    ``consumerGroup`` have changed.
+    """
 
     consumerGroup: str
 
@@ -421,7 +469,8 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a request for the offsets that clients have in memory: code 221 from broker to client, 223 from an
     administrator to a broker.
 
-    ``clientAddr``: id of the only client that the broker asks; None or "" for all clients of the group.
+    Attributes:
+        clientAddr: Id of the only client that the broker asks; None or "" for all clients of the group.
     """
 
     topic: str
@@ -433,7 +482,8 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
 class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of GET_CONSUMER_RUNNING_INFO, which an administrator sends and the broker forwards to the client ``clientId``.
 
-    ``jstackEnable``: True requests the stacks of the client's threads too.
+    Attributes:
+        jstackEnable: True requests the stacks of the client's threads too.
     """
 
     consumerGroup: str
@@ -444,7 +494,11 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
 @_request(RequestCode.CONSUME_MESSAGE_DIRECTLY)
 class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of CONSUME_MESSAGE_DIRECTLY, which an administrator sends and the broker forwards with the stored message as the
-    body. The client consumes the message immediately and returns the result. ``msgId``: offset id."""
+    body. The client consumes the message immediately and returns the result.
+
+    Attributes:
+        msgId: Offset id.
+    """
 
     consumerGroup: str
     clientId: str | None = None
@@ -492,7 +546,12 @@ class UpdateConsumerOffsetResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
 class SearchOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of SEARCH_OFFSET_BY_TIMESTAMP. ``timestamp``: store time, epoch ms. ``boundaryType``: None counts as LOWER."""
+    """Header of SEARCH_OFFSET_BY_TIMESTAMP.
+
+    Attributes:
+        timestamp: Store time, epoch ms.
+        boundaryType: None counts as LOWER.
+    """
 
     topic: str
     liteTopic: str | None = None
@@ -508,7 +567,11 @@ class SearchOffsetResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.GET_MAX_OFFSET)
 class GetMaxOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_MAX_OFFSET. ``committed``: brokers ignore it (5.5.0)."""
+    """Header of GET_MAX_OFFSET.
+
+    Attributes:
+        committed: Brokers ignore it (5.5.0).
+    """
 
     topic: str
     queueId: Int
@@ -541,7 +604,8 @@ class GetEarliestMsgStoretimeRequestHeader(TopicRequestHeader, kw_only=True):
 class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
     """Header of the response to GET_EARLIEST_MSG_STORETIME.
 
-    ``timestamp``: store time of the queue's oldest message, epoch ms; -1 for an empty queue.
+    Attributes:
+        timestamp: Store time of the queue's oldest message, epoch ms; -1 for an empty queue.
     """
 
     timestamp: Long
@@ -551,10 +615,12 @@ class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
 class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a reset of offsets: 220 from broker to client, 222 from an administrator to a broker.
 
-    ``timestamp``: store time to reset to, epoch ms, -1 for the end of the queue. ``queueId``: -1 for all queues. ``offset``:
-    offset to reset the queue ``queueId`` to, instead of a time; None or -1 for the time. ``isForce``: True allows a reset
-    forward too. Brokers that reset offsets themselves (``useServerSideResetOffset``, the default) ignore ``isForce``; others
-    ignore ``queueId`` and ``offset``.
+    Attributes:
+        timestamp: Store time to reset to, epoch ms, -1 for the end of the queue.
+        queueId: -1 for all queues.
+        offset: Offset to reset the queue ``queueId`` to, instead of a time; None or -1 for the time.
+        isForce: True allows a reset forward too. Brokers that reset offsets themselves (``useServerSideResetOffset``, the
+            default) ignore ``isForce``; others ignore ``queueId`` and ``offset``.
     """
 
     group: str
@@ -569,8 +635,9 @@ class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
 class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CLONE_GROUP_OFFSET, which copies the offsets of ``topic`` from ``srcGroup`` to ``destGroup``.
 
-    ``offline``: False skips the topic if ``srcGroup`` has running consumers and none of them subscribes to it. Without ``topic``
-    brokers copy nothing, and answer SUCCESS (5.5.0, ``AdminBrokerProcessor.cloneGroupOffset``).
+    Attributes:
+        offline: False skips the topic if ``srcGroup`` has running consumers and none of them subscribes to it. Without
+            ``topic`` brokers copy nothing, and answer SUCCESS (5.5.0, ``AdminBrokerProcessor.cloneGroupOffset``).
     """
 
     srcGroup: str
@@ -581,8 +648,12 @@ class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
 
 @_request(RequestCode.QUERY_CORRECTION_OFFSET)
 class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
-    """Header of QUERY_CORRECTION_OFFSET. ``filterGroups``: groups to leave out, comma-joined; the broker DELETES the offsets of
-    these groups, for all topics (``ConsumerOffsetManager.queryMinOffsetInAllGroup``)."""
+    """Header of QUERY_CORRECTION_OFFSET.
+
+    Attributes:
+        filterGroups: Groups to leave out, comma-joined; the broker DELETES the offsets of these groups, for all topics
+            (``ConsumerOffsetManager.queryMinOffsetInAllGroup``).
+    """
 
     filterGroups: str | None = None
     compareGroup: str
@@ -590,8 +661,11 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
 
 
 class InitConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a request that sets the first offsets of a group. ``initMode``: 0 for the oldest message, 1 for the end of the
-    queue. It has no request code in 5.5.0."""
+    """Header of a request that sets the first offsets of a group.
+
+    Attributes:
+        initMode: 0 for the oldest message, 1 for the end of the queue. It has no request code in 5.5.0.
+    """
 
     topic: str | None = None
     initMode: Int = 0
@@ -605,10 +679,16 @@ class InitConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
 class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of POP_MESSAGE.
 
-    ``queueId``: -1 for any queue. ``invisibleTime``: ms for which other members do not get the messages. ``pollTime``: ms for
-    which the broker may hold the request. ``bornTime``: epoch ms of the request. ``initMode``: where a new group begins: 0 at the
-    oldest message, 1 at the newest, or at offset 0 while the message there is in memory (``initPopOffsetByCheckMsgInMem``).
-    ``expType``, ``exp``: kind and text of the filter. ``attemptId``: an id that stays the same when an ordered pop is repeated.
+    Attributes:
+        queueId: -1 for any queue.
+        invisibleTime: Ms for which other members do not get the messages.
+        pollTime: Ms for which the broker may hold the request.
+        bornTime: Epoch ms of the request.
+        initMode: Where a new group begins: 0 at the oldest message, 1 at the newest, or at offset 0 while the message there is
+            in memory (``initPopOffsetByCheckMsgInMem``).
+        expType: Kind and text of the filter.
+        exp: See ``expType``.
+        attemptId: An id that stays the same when an ordered pop is repeated.
     """
 
     consumerGroup: str
@@ -627,8 +707,13 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_response(RequestCode.POP_MESSAGE)
 class PopMessageResponseHeader(Header, kw_only=True):
-    """Header of the response to POP_MESSAGE. ``popTime``: epoch ms. ``invisibleTime``: ms. ``restNum``: messages that are left to
-    pop. The module ``pop`` reads the three infos."""
+    """Header of the response to POP_MESSAGE.
+
+    Attributes:
+        popTime: Epoch ms.
+        invisibleTime: ms.
+        restNum: Messages that are left to pop. The module ``pop`` reads the three infos.
+    """
 
     popTime: Long = 0
     invisibleTime: Long = 0
@@ -641,7 +726,12 @@ class PopMessageResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.ACK_MESSAGE, RequestCode.ACK_LITE_MESSAGE)
 class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of ACK_MESSAGE. ``extraInfo``: property POP_CK of the message. ``offset``: its queue offset."""
+    """Header of ACK_MESSAGE.
+
+    Attributes:
+        extraInfo: Property POP_CK of the message.
+        offset: Its queue offset.
+    """
 
     consumerGroup: str
     topic: str
@@ -655,8 +745,10 @@ class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
 class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of CHANGE_MESSAGE_INVISIBLETIME, with two more fields than an ack.
 
-    ``invisibleTime``: ms from now. ``suspend``: True delivers the message again without counting an attempt. It has no effect
-    for ordered messages, nor on brokers that do not know it (5.3.3).
+    Attributes:
+        invisibleTime: Ms from now.
+        suspend: True delivers the message again without counting an attempt. It has no effect for ordered messages, nor on
+            brokers that do not know it (5.3.3).
     """
 
     consumerGroup: str
@@ -678,8 +770,13 @@ class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.NOTIFICATION)
 class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of NOTIFICATION, with which a client waits for messages to pop: the broker responds when there are some,
-    or after ``pollTime``. ``pollTime``: ms, ``bornTime``: epoch ms, as in a pop."""
+    """Header of NOTIFICATION, with which a client waits for messages to pop: the broker responds when there are some, or after
+    ``pollTime``.
+
+    Attributes:
+        pollTime: ms.
+        bornTime: Epoch ms, as in a pop.
+    """
 
     consumerGroup: str
     topic: str
@@ -694,8 +791,12 @@ class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_response(RequestCode.NOTIFICATION)
 class NotificationResponseHeader(Header, kw_only=True):
-    """Header of the response to NOTIFICATION. ``hasMsg``: True if there are messages to pop. ``pollingFull``: True if the
-    broker holds too many requests to hold this one."""
+    """Header of the response to NOTIFICATION.
+
+    Attributes:
+        hasMsg: True if there are messages to pop.
+        pollingFull: True if the broker holds too many requests to hold this one.
+    """
 
     hasMsg: bool = False
     pollingFull: bool = False
@@ -718,8 +819,11 @@ class PollingInfoRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_response(RequestCode.POLLING_INFO)
 class PollingInfoResponseHeader(Header, kw_only=True):
-    """Header of the response to POLLING_INFO. ``pollingNum``: number of requests that the broker holds for the group and
-    the queue."""
+    """Header of the response to POLLING_INFO.
+
+    Attributes:
+        pollingNum: Number of requests that the broker holds for the group and the queue.
+    """
 
     pollingNum: Int = 0
 
@@ -757,7 +861,8 @@ class LiteSubscriptionCtlRequestHeader(RpcRequestHeader, kw_only=True):
 @_request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)
 class NotifyUnsubscribeLiteRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of NOTIFY_UNSUBSCRIBE_LITE, with which a broker says that it has removed the client's subscription of
-    ``liteTopic``."""
+    ``liteTopic``.
+    """
 
     liteTopic: str
     consumerGroup: str
@@ -806,9 +911,12 @@ _OUTCOMES: Final = {"commitOrRollback": frozenset({0, 8, 12})}
 class EndTransactionRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of END_TRANSACTION.
 
-    ``commitOrRollback``: 8 commit, 12 rollback, 0 not known; ``from_ext`` raises RemoteProtocolError for other values.
-    ``tranStateTableOffset``: queue offset of the half message. ``commitLogOffset``: the offset in its offset id. ``msgId``: its
-    unique id. ``fromTransactionCheck``: True if the request answers a CHECK_TRANSACTION_STATE.
+    Attributes:
+        commitOrRollback: 8 commit, 12 rollback, 0 not known; ``from_ext`` raises RemoteProtocolError for other values.
+        tranStateTableOffset: Queue offset of the half message.
+        commitLogOffset: The offset in its offset id.
+        msgId: Its unique id.
+        fromTransactionCheck: True if the request answers a CHECK_TRANSACTION_STATE.
     """
 
     choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
@@ -830,11 +938,14 @@ class EndTransactionResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.CHECK_TRANSACTION_STATE)
 class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of CHECK_TRANSACTION_STATE, a one-way request of a broker. The body is the half message as stored, with the topic
-    it was sent to.
+    """Header of CHECK_TRANSACTION_STATE, a one-way request of a broker.
 
-    ``topic``: the broker's topic of half messages. ``msgId``: unique id. ``offsetMsgId``: offset id of the newest copy of the half
-    message: brokers store it anew for each check.
+    The body is the half message as stored, with the topic it was sent to.
+
+    Attributes:
+        topic: The broker's topic of half messages.
+        msgId: Unique id.
+        offsetMsgId: Offset id of the newest copy of the half message: brokers store it anew for each check.
     """
 
     topic: str | None = None
@@ -850,7 +961,9 @@ class CheckTransactionStateResponseHeader(Header, kw_only=True):
     """Header of a response to CHECK_TRANSACTION_STATE (Java class of the same name).
 
     Brokers of 5.5.0 send the check one-way (``Broker2Client.checkProducerTransactionState``) and get END_TRANSACTION instead.
-    ``commitOrRollback``: as in ``EndTransactionRequestHeader``; ``from_ext`` raises RemoteProtocolError for other values.
+
+    Attributes:
+        commitOrRollback: As in ``EndTransactionRequestHeader``; ``from_ext`` raises RemoteProtocolError for other values.
     """
 
     choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
@@ -864,8 +977,11 @@ class CheckTransactionStateResponseHeader(Header, kw_only=True):
 @_request(RequestCode.RESUME_CHECK_HALF_MESSAGE)
 class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
     """Header of RESUME_CHECK_HALF_MESSAGE, which makes the broker store a half message anew and check it from the first attempt
-    on, such as one that it no longer checks (``AdminBrokerProcessor.resumeCheckHalfMessage``). ``msgId``: offset id of the
-    stored copy."""
+    on, such as one that it no longer checks (``AdminBrokerProcessor.resumeCheckHalfMessage``).
+
+    Attributes:
+        msgId: Offset id of the stored copy.
+    """
 
     topic: str | None = None
     msgId: str | None = None
@@ -916,7 +1032,11 @@ class GetSubscriptionGroupConfigRequestHeader(RpcRequestHeader, kw_only=True):
 
 @_request(RequestCode.DELETE_SUBSCRIPTIONGROUP)
 class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of DELETE_SUBSCRIPTIONGROUP. ``cleanOffset``: True deletes the group's offsets too."""
+    """Header of DELETE_SUBSCRIPTIONGROUP.
+
+    Attributes:
+        cleanOffset: True deletes the group's offsets too.
+    """
 
     groupName: str
     cleanOffset: bool = False
@@ -924,8 +1044,10 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
 
 @_request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
 class GetAllSubscriptionGroupRequestHeader(Header, kw_only=True):
-    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG. Its fields select a part of the table of groups as those of
-    ``GetAllTopicConfigRequestHeader`` select topics."""
+    """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG.
+
+    Its fields select a part of the table of groups as those of ``GetAllTopicConfigRequestHeader`` select topics.
+    """
 
     groupSeq: Int
     dataVersion: str | None = None
@@ -939,8 +1061,12 @@ class GetAllSubscriptionGroupResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN)
 class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of UPDATE_AND_GET_GROUP_FORBIDDEN. ``readable``: False forbids the group to read the topic, True allows it, None
-    changes nothing; the response has the present state."""
+    """Header of UPDATE_AND_GET_GROUP_FORBIDDEN.
+
+    Attributes:
+        readable: False forbids the group to read the topic, True allows it, None changes nothing; the response has the present
+            state.
+    """
 
     group: str
     topic: str
@@ -949,9 +1075,13 @@ class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_request(RequestCode.GET_CONSUME_STATS)
 class GetConsumeStatsRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_CONSUME_STATS. ``topicList``: topics joined by ``;``, which are used instead of ``topic``. Without both the
-    request is for all topics in which the group has offsets. Without ``topicList`` a broker leaves out the topics to which a
-    connected group does not subscribe (``AdminBrokerProcessor.getConsumeStats``)."""
+    """Header of GET_CONSUME_STATS.
+
+    Attributes:
+        topicList: Topics joined by ``;``, which are used instead of ``topic``. Without both the request is for all topics in
+            which the group has offsets. Without ``topicList`` a broker leaves out the topics to which a connected group does
+            not subscribe (``AdminBrokerProcessor.getConsumeStats``).
+    """
 
     consumerGroup: str
     topic: str | None = None
@@ -987,7 +1117,10 @@ class QuerySubscriptionByConsumerRequestHeader(TopicRequestHeader, kw_only=True)
 class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of UPDATE_AND_CREATE_TOPIC.
 
-    ``attributes``: changes such as ``+key=value,-key``. ``topicFilterType``: SINGLE_TAG or MULTI_TAG. ``perm``: see ``Perm``.
+    Attributes:
+        attributes: Changes such as ``+key=value,-key``.
+        topicFilterType: SINGLE_TAG or MULTI_TAG.
+        perm: See ``Perm``.
     """
 
     topic: str
@@ -1053,8 +1186,11 @@ class QueryTopicConsumeByWhoRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_request(RequestCode.GET_ROUTEINFO_BY_TOPIC)
 class GetRouteInfoRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of GET_ROUTEINFO_BY_TOPIC. ``acceptStandardJsonOnly``: True requests broker ids with quotes, which clients of 4.9.4
-    and later get in any case."""
+    """Header of GET_ROUTEINFO_BY_TOPIC.
+
+    Attributes:
+        acceptStandardJsonOnly: True requests broker ids with quotes, which clients of 4.9.4 and later get in any case.
+    """
 
     topic: str
     acceptStandardJsonOnly: bool | None = None
@@ -1067,8 +1203,11 @@ class GetTopicsByClusterRequestHeader(Header, kw_only=True):
 
 @_request(RequestCode.DELETE_TOPIC_IN_NAMESRV)
 class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of DELETE_TOPIC_IN_NAMESRV. ``clusterName``: the cluster to whose brokers the routes are deleted; None or "" deletes
-    all routes of the topic."""
+    """Header of DELETE_TOPIC_IN_NAMESRV.
+
+    Attributes:
+        clusterName: The cluster to whose brokers the routes are deleted; None or "" deletes all routes of the topic.
+    """
 
     topic: str
     clusterName: str | None = None
@@ -1094,8 +1233,11 @@ class GetKVConfigRequestHeader(Header, kw_only=True):
 
 @_response(RequestCode.GET_KV_CONFIG)
 class GetKVConfigResponseHeader(Header, kw_only=True):
-    """Header of the response to GET_KV_CONFIG. ``value``: None if there is no such key; the code is then
-    QUERY_NOT_FOUND (22)."""
+    """Header of the response to GET_KV_CONFIG.
+
+    Attributes:
+        value: None if there is no such key; the code is then QUERY_NOT_FOUND (22).
+    """
 
     value: str | None = None
 
@@ -1112,8 +1254,11 @@ class GetKVListByNamespaceRequestHeader(Header, kw_only=True):
 
 
 class RegisterOrderTopicRequestHeader(Header, kw_only=True):
-    """Header of a request that registers an ordered topic. ``orderTopicString``: ``broker-a:4;broker-b:4``. It has no request
-    code in 5.5.0."""
+    """Header of a request that registers an ordered topic.
+
+    Attributes:
+        orderTopicString: ``broker-a:4;broker-b:4``. It has no request code in 5.5.0.
+    """
 
     topic: str
     orderTopicString: str
@@ -1126,8 +1271,12 @@ class WipeWritePermOfBrokerRequestHeader(Header, kw_only=True):
 
 @_response(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
 class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
-    """Header of the response to WIPE_WRITE_PERM_OF_BROKER. ``wipeTopicCount``: number of topics with a route to the broker,
-    including those that had no write permission (``RouteInfoManager.operateWritePermOfBroker``)."""
+    """Header of the response to WIPE_WRITE_PERM_OF_BROKER.
+
+    Attributes:
+        wipeTopicCount: Number of topics with a route to the broker, including those that had no write permission
+            (``RouteInfoManager.operateWritePermOfBroker``).
+    """
 
     wipeTopicCount: Int
 
@@ -1149,7 +1298,8 @@ class AddWritePermOfBrokerResponseHeader(Header, kw_only=True):
 class GetBrokerConfigResponseHeader(Header, kw_only=True):
     """Header of the response to GET_BROKER_CONFIG.
 
-    ``version``: DataVersion of the settings, as JSON. The body has the settings as lines ``key=value``.
+    Attributes:
+        version: DataVersion of the settings, as JSON. The body has the settings as lines ``key=value``.
     """
 
     version: str
@@ -1163,8 +1313,12 @@ class GetBrokerMemberGroupRequestHeader(Header, kw_only=True):
 
 @_request(RequestCode.VIEW_BROKER_STATS_DATA)
 class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
-    """Header of VIEW_BROKER_STATS_DATA. ``statsName``: name of the counter, e.g. TOPIC_PUT_NUMS. ``statsKey``: what it counts for,
-    e.g. a topic."""
+    """Header of VIEW_BROKER_STATS_DATA.
+
+    Attributes:
+        statsName: Name of the counter, e.g. TOPIC_PUT_NUMS.
+        statsKey: What it counts for, e.g. a topic.
+    """
 
     statsName: str
     statsKey: str
@@ -1186,7 +1340,11 @@ class ExportRocksDBConfigToJsonRequestHeader(Header, kw_only=True):
 
 @_request(RequestCode.VIEW_MESSAGE_BY_ID)
 class ViewMessageRequestHeader(Header, kw_only=True):
-    """Header of VIEW_MESSAGE_BY_ID. ``offset``: the commit log offset in the offset message id."""
+    """Header of VIEW_MESSAGE_BY_ID.
+
+    Attributes:
+        offset: The commit log offset in the offset message id.
+    """
 
     topic: str | None = None
     offset: Long
@@ -1201,8 +1359,12 @@ class ViewMessageResponseHeader(Header, kw_only=True):
 class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_MESSAGE.
 
-    ``key``: a key or, if the extField ``_UNIQUE_KEY_QUERY`` is "true", a unique id. ``beginTimestamp``, ``endTimestamp``: range
-    of store times, epoch ms. ``indexType``, ``lastKey``: only brokers with an index in RocksDB use them.
+    Attributes:
+        key: A key or, if the extField ``_UNIQUE_KEY_QUERY`` is "true", a unique id.
+        beginTimestamp: Range of store times, epoch ms.
+        endTimestamp: See ``beginTimestamp``.
+        indexType: Only brokers with an index in RocksDB use them.
+        lastKey: See ``indexType``.
     """
 
     topic: str
@@ -1218,8 +1380,9 @@ class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
 class QueryMessageResponseHeader(Header, kw_only=True):
     """Header of the response to QUERY_MESSAGE.
 
-    ``indexLastUpdateTimestamp``, ``indexLastUpdatePhyoffset``: store time (epoch ms) and commit log offset of the last indexed
-    message.
+    Attributes:
+        indexLastUpdateTimestamp: Store time (epoch ms) and commit log offset of the last indexed message.
+        indexLastUpdatePhyoffset: See ``indexLastUpdateTimestamp``.
     """
 
     indexLastUpdateTimestamp: Long
@@ -1230,8 +1393,11 @@ class QueryMessageResponseHeader(Header, kw_only=True):
 class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUME_QUEUE.
 
-    ``index``: queue offset of the first entry; ``count``: maximum number of entries. ``consumerGroup``: the connected group whose
-    filter the broker evaluates for entries with an extension, None for no filter (``AdminBrokerProcessor.queryConsumeQueue``).
+    Attributes:
+        index: Queue offset of the first entry.
+        count: Maximum number of entries.
+        consumerGroup: The connected group whose filter the broker evaluates for entries with an extension, None for no filter
+            (``AdminBrokerProcessor.queryConsumeQueue``).
     """
 
     topic: str | None = None
@@ -1242,8 +1408,10 @@ class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class StatisticsMessagesRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a request for the number of messages of a queue stored from ``fromTime`` to ``toTime`` (epoch ms). It has no
-    request code in 5.5.0."""
+    """Header of a request for the number of messages of a queue stored from ``fromTime`` to ``toTime`` (epoch ms).
+
+    It has no request code in 5.5.0.
+    """
 
     consumerGroup: str
     topic: str
@@ -1282,7 +1450,11 @@ class ListUsersRequestHeader(Header, kw_only=True):
 
 @_request(RequestCode.AUTH_CREATE_ACL)
 class CreateAclRequestHeader(Header, kw_only=True):
-    """Header of AUTH_CREATE_ACL. ``subject``: the user, as ``User:name``. The body is an ``AclInfo``."""
+    """Header of AUTH_CREATE_ACL.
+
+    Attributes:
+        subject: The user, as ``User:name``. The body is an ``AclInfo``.
+    """
 
     subject: str | None = None
 

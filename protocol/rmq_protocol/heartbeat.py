@@ -41,7 +41,8 @@ subscriptions, or if the heartbeat has no fingerprint (``ClientManageProcessor``
 
 class ConsumeType(StrEnum):
     """The way to consume: actively (the application pulls), passively (push, which the client implements by pulls), or by
-    pop."""
+    pop.
+    """
 
     CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
     CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
@@ -67,8 +68,11 @@ class ProducerData(msgspec.Struct, frozen=True, rename="camel"):
 class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
     """A subscription of a consumer.
 
-    ``sub_string``: ``*``, ``A || B`` or a condition in SQL92. ``code_set``: ``java_hash`` of each tag. ``sub_version``: epoch ms.
-    ``expression_type``: TAG or SQL92.
+    Attributes:
+        sub_string: ``*``, ``A || B`` or a condition in SQL92.
+        code_set: ``java_hash`` of each tag.
+        sub_version: Epoch ms.
+        expression_type: TAG or SQL92.
     """
 
     topic: str
@@ -83,8 +87,11 @@ class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
 class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
     """The part of a heartbeat about one consumer group.
 
-    ``consume_type``, ``message_model``, ``consume_from_where``: names of members of ConsumeType, MessageModel and
-    ConsumeFromWhere; texts, because a peer may send newer ones.
+    Attributes:
+        consume_type: Names of members of ConsumeType, MessageModel and ConsumeFromWhere; texts, because a peer may send newer
+            ones.
+        message_model: See ``consume_type``.
+        consume_from_where: See ``consume_type``.
     """
 
     group_name: str
@@ -98,7 +105,9 @@ class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
 class HeartbeatData(msgspec.Struct, frozen=True, rename="camel"):
     """The body of a heartbeat.
 
-    ``heartbeat_fingerprint``: number for the broker to compare, 0 for none. ``without_sub``: True if subscriptions are left out.
+    Attributes:
+        heartbeat_fingerprint: Number for the broker to compare, 0 for none.
+        without_sub: True if subscriptions are left out.
     """
 
     client_id: str = msgspec.field(name="clientID")
@@ -113,17 +122,25 @@ def encode_heartbeat(data: HeartbeatData) -> bytes:
 
 
 def decode_heartbeat(body: bytes) -> HeartbeatData:
-    """Returns the heartbeat in a body. Raises RemoteProtocolError for a body that is not a heartbeat, and for one above
-    MAX_JSON_BODY_SIZE (4 MiB)."""
+    """Return the heartbeat in a body.
+
+    Raises:
+        RemoteProtocolError: For a body that is not a heartbeat, and for one above MAX_JSON_BODY_SIZE (4 MiB).
+    """
     return decode_body(HeartbeatData, body)
 
 
 def heartbeat_fingerprint(data: HeartbeatData) -> int:
-    """Returns a hash of the groups and their subscriptions: a signed 32-bit number, never 0. Different ones may have the same.
+    """Return a hash of the groups and their subscriptions: a signed 32-bit number, never 0.
+
+    Different ones may have the same.
 
     Client id, subscription versions, ``without_sub`` and the order inside sets do not change it. It is computed as in Java
     (``computeHeartbeatFingerprint``), but from a text with all sets sorted; brokers only compare it with that of the previous
-    heartbeat. Raises LocalProtocolError for a text without a UTF-8 form.
+    heartbeat.
+
+    Raises:
+        LocalProtocolError: For a text without a UTF-8 form.
     """
     consumers = [
         msgspec.structs.replace(
@@ -151,7 +168,7 @@ def _text(value: object) -> bytes:
 
 
 def java_hash(text: str) -> int:
-    """Returns Java's ``String.hashCode``: h = 31 * h + unit for each UTF-16 unit, signed, 32 bits."""
+    """Return Java's ``String.hashCode``: h = 31 * h + unit for each UTF-16 unit, signed, 32 bits."""
     units = utf16(text)
     value = 0
     for high, low in zip(units[::2], units[1::2], strict=True):

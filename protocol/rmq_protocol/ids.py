@@ -1,4 +1,6 @@
-"""Packs and unpacks message ids. The caller gives time, host and process.
+"""Packs and unpacks message ids.
+
+The caller gives time, host and process.
 
 *Offset id* (``MessageDecoder.createMessageId``): address 4 or 16 bytes, port 4, commit log offset 8. *Unique id*
 (``MessageClientIDSetter``): address 4 or 16, process id 2, salt 4, milliseconds since the first of the month in local time 4,
@@ -35,7 +37,9 @@ _UNIQUE_TAIL: Final = struct.Struct(">HIIH")
 class OffsetId(NamedTuple):
     """The parts of an offset message id.
 
-    ``host``: "ip:port" of the broker, an IPv6 address in brackets. ``offset``: position in the broker's commit log in bytes.
+    Attributes:
+        host: "ip:port" of the broker, an IPv6 address in brackets.
+        offset: Position in the broker's commit log in bytes.
     """
 
     host: str
@@ -43,8 +47,11 @@ class OffsetId(NamedTuple):
 
 
 class UniqueId(NamedTuple):
-    """The parts of a unique message id. ``elapsed_ms``: milliseconds since the beginning of the month in the sender's time zone,
-    32 bits."""
+    """The parts of a unique message id.
+
+    Attributes:
+        elapsed_ms: Milliseconds since the beginning of the month in the sender's time zone, 32 bits.
+    """
 
     ip: str
     pid: int
@@ -53,17 +60,23 @@ class UniqueId(NamedTuple):
     counter: int
 
     def nearly_time_ms(self, now_ms: int, zone: tzinfo = UTC) -> int:
-        """Returns the time at which the id was made, epoch ms. ``now_ms``: epoch ms. ``zone``: the sender's time zone.
+        """Return the time at which the id was made, epoch ms.
 
         An id has no month: the month of ``now_ms`` is assumed or, if that time would not be before ``now_ms``, the month before.
+
+        Args:
+            now_ms: Epoch ms.
+            zone: The sender's time zone.
         """
         return _nearly_time_ms(self.elapsed_ms, now_ms, zone)
 
 
 @lru_cache(maxsize=4096)
 def format_host(ip: bytes, port: int) -> str:
-    """Returns "ip:port" for 4 or 16 address bytes and a port. An IPv6 address is in brackets; an IPv4-mapped one is written as
-    IPv4, as Java does."""
+    """Return "ip:port" for 4 or 16 address bytes and a port.
+
+    An IPv6 address is in brackets; an IPv4-mapped one is written as IPv4, as Java does.
+    """
     if len(ip) == 4:
         return f"{ip[0]}.{ip[1]}.{ip[2]}.{ip[3]}:{port}"
     if ip.startswith(_MAPPED_PREFIX):
@@ -73,8 +86,13 @@ def format_host(ip: bytes, port: int) -> str:
 
 @lru_cache(maxsize=4096)
 def pack_host(host: str) -> tuple[bytes, int]:
-    """Returns address bytes and port of "1.2.3.4:10911" or "[::1]:10911" (the brackets may be missing); 4 bytes for an
-    IPv4-mapped address. Raises ``LocalProtocolError`` for other texts."""
+    """Return address bytes and port of "1.2.3.4:10911" or "[::1]:10911" (the brackets may be missing).
+
+    4 bytes for an IPv4-mapped address.
+
+    Raises:
+        LocalProtocolError: For other texts.
+    """
     ip, _, port = host.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
         raise LocalProtocolError(f"a host must be ip:port with a port from 0 to 65535, not {host!r}")
@@ -92,9 +110,10 @@ def _pack_ip(ip: str) -> bytes:
 
 
 def pack_offset_id(host: str, offset: int) -> str:
-    """Returns the offset id of a record at commit log ``offset`` of the broker at ``host`` ("ip:port").
+    """Return the offset id of a record at commit log ``offset`` of the broker at ``host`` ("ip:port").
 
-    Raises ``LocalProtocolError`` for an invalid host and for an offset outside the signed 64 bits.
+    Raises:
+        LocalProtocolError: For an invalid host and for an offset outside the signed 64 bits.
     """
     ip, port = pack_host(host)
     if not -(2**63) <= offset < 2**63:
@@ -103,8 +122,11 @@ def pack_offset_id(host: str, offset: int) -> str:
 
 
 def unpack_offset_id(msg_id: str) -> OffsetId:
-    """Returns host and commit log offset of an offset id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal
-    digits with a port from 0 to 65535."""
+    """Return host and commit log offset of an offset id.
+
+    Raises:
+        LocalProtocolError: Unless it is 32 or 56 hexadecimal digits with a port from 0 to 65535.
+    """
     raw = _from_hex(msg_id, "offset message id")
     ip, rest = raw[:-12], raw[-12:]
     port, offset = _PORT_AND_OFFSET.unpack(rest)
@@ -123,21 +145,30 @@ def _from_hex(text: str, what: str) -> bytes:
 
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
-    """Returns the first 20 (IPv4) or 44 (IPv6) characters of every unique id of a process: ``ip`` of 4 or 16 bytes, the low 16
-    bits of ``pid``, the low 32 bits of ``salt``. Raises ``LocalProtocolError`` for another address length."""
+    """Return the first 20 (IPv4) or 44 (IPv6) characters of every unique id of a process: ``ip`` of 4 or 16 bytes, the low 16
+    bits of ``pid``, the low 32 bits of ``salt``.
+
+    Raises:
+        LocalProtocolError: For another address length.
+    """
     if len(ip) not in (4, 16):
         raise LocalProtocolError(f"an address must have 4 or 16 bytes, not {len(ip)}")
     return f"{ip.hex().upper()}{pid & 0xFFFF:04X}{salt & 0xFFFFFFFF:08X}"
 
 
 def pack_unique_id(prefix: str, elapsed_ms: int, counter: int) -> str:
-    """Returns a unique id: ``prefix``, low 32 bits of ``elapsed_ms`` (since the beginning of the month), low 16 bits of
-    ``counter``."""
+    """Return a unique id: ``prefix``, low 32 bits of ``elapsed_ms`` (since the beginning of the month), low 16 bits of
+    ``counter``.
+    """
     return f"{prefix}{elapsed_ms & 0xFFFFFFFF:08X}{counter & 0xFFFF:04X}"
 
 
 def unpack_unique_id(msg_id: str) -> UniqueId:
-    """Returns the parts of a unique id. Raises ``LocalProtocolError`` unless it is 32 or 56 hexadecimal digits."""
+    """Return the parts of a unique id.
+
+    Raises:
+        LocalProtocolError: Unless it is 32 or 56 hexadecimal digits.
+    """
     raw = _from_hex(msg_id, "unique message id")
     return UniqueId(str(ipaddress.ip_address(raw[:-12])), *_UNIQUE_TAIL.unpack(raw[-12:]))
 

@@ -20,7 +20,7 @@ Double = Annotated[float, msgspec.Meta(ge=-1.7976931348623157e308, le=1.79769313
 
 
 def utf16(text: str) -> bytes:
-    """Returns the UTF-16 units of a text, by which Java orders texts and computes their hashes.
+    """Return the UTF-16 units of a text, by which Java orders texts and computes their hashes.
 
     ``str.encode`` would open the file of the codec at its first call, and fail in a process that may open no more files.
     """

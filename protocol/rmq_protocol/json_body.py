@@ -42,10 +42,11 @@ class _Queue(msgspec.Struct, rename="camel"):
 
 
 def decode_body(cls: type[T], body: bytes) -> T:
-    """Returns the ``cls`` in a JSON body.
+    """Return the ``cls`` in a JSON body.
 
-    Raises RemoteProtocolError, with the name of ``cls`` and the reason, for a body that is not a ``cls``, and for one above
-    MAX_JSON_BODY_SIZE.
+    Raises:
+        RemoteProtocolError: With the name of ``cls`` and the reason, for a body that is not a ``cls``, and for one above
+            MAX_JSON_BODY_SIZE.
     """
     if len(body) > MAX_JSON_BODY_SIZE:
         raise RemoteProtocolError(f"{cls.__name__}: body of {len(body)} bytes is above the limit of {MAX_JSON_BODY_SIZE}")
@@ -64,11 +65,15 @@ def decode_body(cls: type[T], body: bytes) -> T:
 
 
 def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
-    """Returns the JSON of ``value``. None is left out, as a member and also as an item of lists and a value of maps.
+    """Return the JSON of ``value``.
+
+    None is left out, as a member and also as an item of lists and a value of maps.
 
     ``standard=False`` writes integer keys without quotes, as servers do. A value with maps keyed by queues has no standard form
-    and is always written as servers do. NaN and infinity become null. Raises LocalProtocolError for other values that JSON
-    cannot express, such as texts without a UTF-8 form.
+    and is always written as servers do. NaN and infinity become null.
+
+    Raises:
+        LocalProtocolError: For other values that JSON cannot express, such as texts without a UTF-8 form.
     """
     cls = value.__class__
     _, find_queues = _readers.get(cls) or _reader(cls)
@@ -89,7 +94,7 @@ def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Returns the value without nulls. The recursion is bounded, since ``lenient_json`` and the Structs limit the depth."""
+    """Return the value without nulls. The recursion is bounded, since ``lenient_json`` and the Structs limit the depth."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -98,7 +103,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Returns ``value`` with its queues in the form that ``lenient_json.dumps`` accepts."""
+    """Return ``value`` with its queues in the form that ``lenient_json.dumps`` accepts."""
     if isinstance(value, msgspec.Struct):
         pairs = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         items = ((name, getattr(value, field)) for name, field in pairs)

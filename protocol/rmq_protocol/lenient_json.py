@@ -41,8 +41,9 @@ Key = str | int | tuple[tuple[str, Any], ...]
 
 
 def loads(data: bytes | str) -> Any:
-    """Returns the value of one JSON text. Integer keys without quotes become ints: ``{0: 1}`` has the key 0, ``{"0": 1}`` has
-    "0".
+    """Return the value of one JSON text.
+
+    Integer keys without quotes become ints: ``{0: 1}`` has the key 0, ``{"0": 1}`` has "0".
 
     An object used as a key becomes a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object; its
     values must be texts, numbers, booleans or nulls, as those of a MessageQueue are. Of equal keys the last one counts.
@@ -65,10 +66,12 @@ def loads(data: bytes | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Returns the text that servers write for ``value``: integer and object keys (as ``loads`` returns them) without quotes.
+    """Return the text that servers write for ``value``: integer and object keys (as ``loads`` returns them) without quotes.
 
-    NaN and infinity become null. Raises LocalProtocolError for other values that JSON cannot express, and for values nested
-    deeper than ``MAX_DEPTH``.
+    NaN and infinity become null.
+
+    Raises:
+        LocalProtocolError: For other values that JSON cannot express, and for values nested deeper than ``MAX_DEPTH``.
     """
     parts: list[bytes] = []
     try:
@@ -105,7 +108,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
 
 
 def _parse(text: str) -> Any:
-    """Returns the value of the text; raises IndexError if the text ends before its value is complete."""
+    """Return the value of the text; raise IndexError if the text ends before its value is complete."""
     open_values: list[dict[Key, Any] | list[Any]] = []
     keys: list[Key] = []  # one per open object: where the value being read goes
     at = _skip(text, 0)
@@ -157,7 +160,7 @@ def _parse(text: str) -> Any:
 
 
 def _key(text: str, at: int) -> tuple[Key, int]:
-    """Returns the key that begins at ``at``, and the position where its value begins."""
+    """Return the key that begins at ``at``, and the position where its value begins."""
     key: Key
     char = text[at]
     if char == '"':
@@ -235,8 +238,10 @@ def _int(text: str, at: int, digits: str) -> int:
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    """Returns the string whose opening quote is ``text[at]``, and the position after it. Control characters are allowed, as in
-    fastjson."""
+    """Return the string whose opening quote is ``text[at]``, and the position after it.
+
+    Control characters are allowed, as in fastjson.
+    """
     value: str
     try:
         value, end = _raw_decode(text, at)

@@ -100,16 +100,25 @@ class _Addressed(Struct, frozen=True, gc=False):
 class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     """A message to send; sending never changes it.
 
-    ``properties``: a mapping from str to str. ``sharding_key``: a text by which the queue is chosen. ``tags``: one
-    tag. ``keys``: a text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the wire.
-    ``flag``: signed 32-bit number that brokers pass through. ``delay_level``: from 1 on, 0 for none; a stock broker has 18.
-    ``delay``: seconds. ``deliver_at``: epoch seconds or an aware datetime. ``wait_store``: False lets the broker answer before
-    the message is flushed or replicated. ``unique_id``: None makes a new one for each send call.
+    Topic and body are checked further when the message is sent.
 
-    Raises ``InvalidMessageError`` for a body that is a str, for reserved property names (RECONSUME_TIME and MAX_RECONSUME_TIMES
-    are allowed in retry topics), a blank ``unique_id``, blank property names and values, texts with the control characters 0 to
-    2 or without a UTF-8 form, more than one kind of delay, and values of the other fields, ``wait_store`` excepted, that have a
-    wrong type or are out of range. Topic and body are checked further when the message is sent.
+    Attributes:
+        properties: A mapping from str to str.
+        sharding_key: A text by which the queue is chosen.
+        tags: One tag.
+        keys: A text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the wire.
+        flag: Signed 32-bit number that brokers pass through.
+        delay_level: From 1 on, 0 for none; a stock broker has 18.
+        delay: seconds.
+        deliver_at: Epoch seconds or an aware datetime.
+        wait_store: False lets the broker answer before the message is flushed or replicated.
+        unique_id: None makes a new one for each send call.
+
+    Raises:
+        InvalidMessageError: For a body that is a str, for reserved property names (RECONSUME_TIME and MAX_RECONSUME_TIMES are
+            allowed in retry topics), a blank ``unique_id``, blank property names and values, texts with the control characters
+            0 to 2 or without a UTF-8 form, more than one kind of delay, and values of the other fields, ``wait_store``
+            excepted, that have a wrong type or are out of range.
     """
 
     tags: str | None = None
@@ -144,14 +153,19 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
 
     @classmethod
     def from_received(cls, message: MessageExt, *, topic: str | None = None, **changes: Unpack[MessageChanges]) -> Self:
-        """Returns a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key
+        """Return a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key
         and properties.
 
-        ``topic``: None for the topic that ``message`` was first sent to, also if it was read as a retry, as a dead letter or
-        before the end of its delay. ``changes``: fields with other values; ``properties`` replaces all properties. Values that a
-        Message may not hold are left out: properties of the system, blank texts, texts with the control characters 0 to 2 or
-        without a UTF-8 form. Delays are not copied, and each send makes a new id. Raises InvalidMessageError for ``changes`` that
-        the constructor refuses, and TypeError for names of fields that do not exist.
+        Args:
+            topic: None for the topic that ``message`` was first sent to, also if it was read as a retry, as a dead letter or
+                before the end of its delay.
+            **changes: Fields with other values; ``properties`` replaces all properties. Values that a Message may not hold are
+                left out: properties of the system, blank texts, texts with the control characters 0 to 2 or without a UTF-8
+                form. Delays are not copied, and each send makes a new id.
+
+        Raises:
+            InvalidMessageError: For ``changes`` that the constructor refuses.
+            TypeError: For names of fields that do not exist.
         """
         fields: MessageChanges = {
             "body": message.body,
@@ -183,11 +197,19 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
 class MessageExt(Struct, frozen=True, gc=False):
     """A message as a broker stored it.
 
-    ``properties``: all properties, those of the system included. ``queue``: the queue that the message was read from. ``body``:
-    decompressed. ``sys_flag``: as stored, bit 0 cleared if the body was decompressed. ``body_crc``, ``store_size``: the CRC32
-    in the record, of the body as stored or of the decompressed one, and bytes of the whole record; both 0 for a message of an
-    inner batch. ``born_time_ms``, ``store_time_ms``: epoch ms. ``born_host``, ``store_host``: "ip:port" of sender and broker,
-    an IPv6 address in brackets. ``transaction_id``: set by a pull for messages of a transaction.
+    Attributes:
+        properties: All properties, those of the system included.
+        queue: The queue that the message was read from.
+        body: decompressed.
+        sys_flag: As stored, bit 0 cleared if the body was decompressed.
+        body_crc: The CRC32 in the record, of the body as stored or of the decompressed one, and bytes of the whole record; both
+            0 for a message of an inner batch.
+        store_size: See ``body_crc``.
+        born_time_ms: Epoch ms.
+        store_time_ms: See ``born_time_ms``.
+        born_host: "ip:port" of sender and broker, an IPv6 address in brackets.
+        store_host: See ``born_host``.
+        transaction_id: Set by a pull for messages of a transaction.
     """
 
     topic: str
@@ -258,12 +280,12 @@ class MessageExt(Struct, frozen=True, gc=False):
 
 
 def is_blank(text: str) -> bool:
-    """Returns whether Java's ``String.trim`` would return an empty text."""
+    """Return whether Java's ``String.trim`` would return an empty text."""
     return not text.strip(BLANKS)
 
 
 def _check_texts(message: Message) -> None:
-    """Checks tags, keys, sharding key and properties: together if they are printable and have the usual types, else each."""
+    """Check tags, keys, sharding key and properties: together if they are printable and have the usual types, else each."""
     keys: Any = message.keys
     tags, properties, sharding_key = message.tags, message.properties, message.sharding_key
     if (
@@ -287,7 +309,7 @@ def _check_texts(message: Message) -> None:
 
 
 def _is_usual(properties: Mapping[str, str]) -> bool:
-    """Returns whether a fast check shows that ``properties`` are a dict of valid texts without reserved names."""
+    """Return whether a fast check shows that ``properties`` are a dict of valid texts without reserved names."""
     if properties.__class__ is not dict:
         return False
     text = ""
@@ -303,8 +325,9 @@ def _is_usual(properties: Mapping[str, str]) -> bool:
 
 
 def _check_fields(message: Message) -> None:
-    """Checks each field alone, and replaces texts and numbers of subclasses of str and int by plain ones: formatting a member of
-    an Enum may give its name."""
+    """Check each field alone, and replaces texts and numbers of subclasses of str and int by plain ones: formatting a member of
+    an Enum may give its name.
+    """
     if isinstance(message.topic, str):
         force_setattr(message, "topic", str.__str__(message.topic))
     body: Any = message.body
@@ -347,10 +370,11 @@ def _check_fields(message: Message) -> None:
 
 
 def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Returns a copy of user properties after the checks of Java's ``Message.putUserProperty``; they also must have none of the
-    control characters 0 to 2, and a UTF-8 form.
+    """Return a copy of user properties after the checks of Java's ``Message.putUserProperty``.
 
-    Raises ``InvalidMessageError`` (code 13) for the first invalid property, and for an object that is no mapping.
+    They also must have none of the control characters 0 to 2, and a UTF-8 form.
+
+    Raise ``InvalidMessageError`` (code 13) for the first invalid property, and for an object that is no mapping.
     """
     given: Any = properties
     if _is_usual(given):
@@ -368,8 +392,10 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked_properties(message: Message) -> dict[str, str]:
-    """Returns what ``check_properties`` returns; a message of a retry topic may also have the two counters that Java's
-    ``sendMessageBack`` sets."""
+    """Return what ``check_properties`` returns.
+
+    A message of a retry topic may also have the two counters that Java's ``sendMessageBack`` sets.
+    """
     given: Any = message.properties
     if not isinstance(given, Mapping) or not isinstance(message.topic, str) or not message.topic.startswith(RETRY_TOPIC_PREFIX):
         return check_properties(given)
@@ -381,7 +407,7 @@ def _checked_properties(message: Message) -> dict[str, str]:
 
 
 def _checked_text(what: str, text: object) -> str:
-    """Returns the text as a plain str; formatting a subclass of str, such as a member of an Enum, may give another text."""
+    """Return the text as a plain str; formatting a subclass of str, such as a member of an Enum, may give another text."""
     if not isinstance(text, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(text).__name__}")
     if "\x01" in text or "\x02" in text or "\x00" in text:

@@ -31,7 +31,7 @@ _DELAYS: Final = (
 
 
 def topic_message_type(properties: Mapping[str, str]) -> TopicMessageType:
-    """Returns the type that a broker derives from a message's properties (``TopicMessageType.parseFromMessageProperty``)."""
+    """Return the type that a broker derives from a message's properties (``TopicMessageType.parseFromMessageProperty``)."""
     if properties.get(PropertyName.TRAN_MSG, "").lower() == "true":
         return TopicMessageType.TRANSACTION
     if _any_of(_DELAYS, properties):

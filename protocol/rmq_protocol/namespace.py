@@ -27,8 +27,11 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def with_namespace(namespace: str, resource: str) -> str:
-    """Returns the name of topic or group ``resource`` in ``namespace``. It is unchanged if one of the two is empty, if the name is
-    in the namespace already, if it is a system topic, and if it begins with CID_RMQ_SYS_."""
+    """Return the name of topic or group ``resource`` in ``namespace``.
+
+    It is unchanged if one of the two is empty, if the name is in the namespace already, if it is a system topic, and if it
+    begins with CID_RMQ_SYS_.
+    """
     if not namespace or not resource or _is_system(resource) or has_namespace(resource, namespace):
         return resource
     prefix, name = _split(resource)
@@ -36,12 +39,12 @@ def with_namespace(namespace: str, resource: str) -> str:
 
 
 def with_namespace_and_retry(namespace: str, group: str) -> str:
-    """Returns the retry topic of ``group`` in ``namespace``; "" for an empty group."""
+    """Return the retry topic of ``group`` in ``namespace``; "" for an empty group."""
     return RETRY_TOPIC_PREFIX + with_namespace(namespace, group) if group else ""
 
 
 def without_namespace(resource: str, namespace: str | None = None) -> str:
-    """Returns ``resource`` without its namespace. If ``namespace`` is given, only that one is removed, else any."""
+    """Return ``resource`` without its namespace. If ``namespace`` is given, only that one is removed, else any."""
     if _is_system(resource) or (namespace is not None and not has_namespace(resource, namespace)):
         return resource
     prefix, name = _split(resource)
@@ -56,7 +59,7 @@ def has_namespace(resource: str, namespace: str) -> bool:
 
 
 def namespace_of(resource: str) -> str:
-    """Returns the namespace of a name; empty for none."""
+    """Return the namespace of a name; empty for none."""
     name = "" if _is_system(resource) else without_retry_and_dlq(resource)
     return name[: max(name.find(_SEPARATOR), 0)]
 

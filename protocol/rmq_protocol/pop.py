@@ -42,8 +42,12 @@ _LONG: Final = range(-0x8000000000000000, 0x8000000000000000)
 class ExtraInfo(NamedTuple):
     """The parts of the property POP_CK.
 
-    ``ck_queue_offset``: queue offset at which the pop began. ``pop_time``: epoch ms. ``invisible_time``: ms. ``retry``: "0", "1"
-    or "2", the kind of the topic. ``msg_queue_offset``: offset of the message itself; None for a text of seven parts.
+    Attributes:
+        ck_queue_offset: Queue offset at which the pop began.
+        pop_time: Epoch ms.
+        invisible_time: ms.
+        retry: "0", "1" or "2", the kind of the topic.
+        msg_queue_offset: Offset of the message itself; None for a text of seven parts.
     """
 
     ck_queue_offset: int
@@ -57,15 +61,22 @@ class ExtraInfo(NamedTuple):
 
 
 def build_extra_info(info: ExtraInfo) -> str:
-    """Returns the text of a POP_CK. Raises LocalProtocolError for a broker name that is empty or has a space in it."""
+    """Return the text of a POP_CK.
+
+    Raises:
+        LocalProtocolError: For a broker name that is empty or has a space in it.
+    """
     if not info.broker_name or " " in info.broker_name:
         raise LocalProtocolError(f"extra info: broker name {shown(info.broker_name)} must not be empty and must have no space")
     return " ".join(str(part) for part in info if part is not None)
 
 
 def parse_extra_info(text: str) -> ExtraInfo:
-    """Returns the parts of a POP_CK. Raises RemoteProtocolError unless it has 7 or 8 parts, and its numbers are 64-bit
-    integers."""
+    """Return the parts of a POP_CK.
+
+    Raises:
+        RemoteProtocolError: Unless it has 7 or 8 parts, and its numbers are 64-bit integers.
+    """
     parts = text.split(" ")
     if len(parts) not in (7, 8):
         raise RemoteProtocolError(f"extra info {text[:80]!r} has {len(parts)} parts, not 7 or 8")
@@ -90,8 +101,14 @@ def pop_retry_topic_v1(topic: str, group: str) -> str:
 
 
 def real_topic(retry: str, topic: str, group: str) -> str:
-    """Returns the topic in which a message with this retry flag is stored. ``topic``: the topic of the pop. Raises
-    RemoteProtocolError for another flag than "0", "1" and "2"."""
+    """Return the topic in which a message with this retry flag is stored.
+
+    Args:
+        topic: The topic of the pop.
+
+    Raises:
+        RemoteProtocolError: For another flag than "0", "1" and "2".
+    """
     match retry:
         case "0":
             return topic
@@ -103,35 +120,45 @@ def real_topic(retry: str, topic: str, group: str) -> str:
 
 
 def info_key(topic: str, queue_id: int) -> str:
-    """Returns the key of a queue in the dicts of the parsers. ``topic``: the topic in which the messages are stored."""
+    """Return the key of a queue in the dicts of the parsers.
+
+    Args:
+        topic: The topic in which the messages are stored.
+    """
     return f"{retry_flag(topic)}@{queue_id}"
 
 
 def order_info_key(topic: str, queue_id: int, queue_offset: int) -> str:
-    """Returns the key of one message in the dict of ``parse_order_count_info``."""
+    """Return the key of one message in the dict of ``parse_order_count_info``."""
     return f"{retry_flag(topic)}@qo{queue_id}%{queue_offset}"
 
 
 def parse_start_offset_info(text: str | None) -> dict[str, int]:
-    """Returns the offset at which the pop began, by queue (``info_key``); ``{}`` for None and "". Raises RemoteProtocolError
-    for a malformed text, and for one with two entries of the same key."""
+    """Return the offset at which the pop began, by queue (``info_key``); ``{}`` for None and "".
+
+    Raises:
+        RemoteProtocolError: For a malformed text, and for one with two entries of the same key.
+    """
     return _parse("startOffsetInfo", text, _long)
 
 
 def parse_msg_offset_info(text: str | None) -> dict[str, tuple[int, ...]]:
-    """Returns the queue offsets of the messages, by queue (``info_key``); ``{}`` for None and "". Raises as
-    ``parse_start_offset_info`` does."""
+    """Return the queue offsets of the messages, by queue (``info_key``); ``{}`` for None and "". Raises as
+    ``parse_start_offset_info`` does.
+    """
     return _parse("msgOffsetInfo", text, _longs)
 
 
 def parse_order_count_info(text: str | None) -> dict[str, int]:
-    """Returns the number of earlier deliveries, by queue (``info_key``) or by message (``order_info_key``); ``{}`` for
-    None and "". Raises as ``parse_start_offset_info`` does."""
+    """Return the number of earlier deliveries, by queue (``info_key``) or by message (``order_info_key``).
+
+    ``{}`` for None and "". Raises as ``parse_start_offset_info`` does.
+    """
     return _parse("orderCountInfo", text, _long)
 
 
 def build_info(values: Mapping[str, int | Sequence[int]]) -> str:
-    """Returns the text of an info from a dict such as the parsers return; all three infos have this form."""
+    """Return the text of an info from a dict such as the parsers return; all three infos have this form."""
     return ";".join(
         f"{key.replace('@', ' ', 1)} {value if isinstance(value, int) else ','.join(map(str, value))}"
         for key, value in values.items()

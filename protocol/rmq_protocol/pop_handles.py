@@ -41,11 +41,17 @@ _NO_POP: Final[_Pop] = (0, 0, 0, 0, "", "", 0)
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
-    """Returns the handle of each message of a pop, from its property POP_CK or else from the infos. A handle is None if neither has
-    one of this pop, if a part of it is invalid, and if an earlier message of the response has the same.
+    """Return the handle of each message of a pop, from its property POP_CK or else from the infos.
 
-    ``messages``: as decoded, with the topics on the wire. ``broker_name``: name of the broker of the pop. Raises
-    RemoteProtocolError for infos that are malformed.
+    A handle is None if neither has one of this pop, if a part of it is invalid, and if an earlier message of the response has
+    the same.
+
+    Args:
+        messages: As decoded, with the topics on the wire.
+        broker_name: Name of the broker of the pop.
+
+    Raises:
+        RemoteProtocolError: For infos that are malformed.
     """
     starts, offsets = parse_start_offset_info(answer.startOffsetInfo), parse_msg_offset_info(answer.msgOffsetInfo)
     named = {key: frozenset(found) for key, found in offsets.items() if key in starts}
@@ -86,9 +92,14 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
 
 
 def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
-    """Returns the valid handles in the infos of a pop's response that no message has, such as those of records that cannot be read.
+    """Return the valid handles in the infos of a pop's response that no message has, such as those of records that cannot be
+    read.
 
-    ``found``: the handles of its messages. Raises RemoteProtocolError for infos that are malformed.
+    Args:
+        found: The handles of its messages.
+
+    Raises:
+        RemoteProtocolError: For infos that are malformed.
     """
     seen = {(handle.retry, handle.queue_id, handle.msg_queue_offset) for handle in found if handle is not None}
     starts = parse_start_offset_info(answer.startOffsetInfo)
@@ -114,8 +125,9 @@ def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | N
 
 
 def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:
-    """Returns the handle in the message's property POP_CK; None if there is none, if it cannot be read or has no message offset,
-    and if it is of another pop because a sender has copied the properties of a received message."""
+    """Return the handle in the message's property POP_CK; None if there is none, if it cannot be read or has no message offset,
+    and if it is of another pop because a sender has copied the properties of a received message.
+    """
     text = message.properties.get(PropertyName.POP_CK)
     if text is None:
         return None
@@ -128,9 +140,12 @@ def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_na
 
 
 def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader) -> ExtraInfo:
-    """Returns the handle that is valid after a change of the invisible time; its ``ck_queue_offset`` is the message's own offset.
+    """Return the handle that is valid after a change of the invisible time.
 
-    Raises RemoteProtocolError if the new handle is invalid, also if ``handle`` has no message offset.
+    Its ``ck_queue_offset`` is the message's own offset.
+
+    Raises:
+        RemoteProtocolError: If the new handle is invalid, also if ``handle`` has no message offset.
     """
     offset = handle.msg_queue_offset
     new = handle._replace(
@@ -145,11 +160,14 @@ def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader)
 
 
 def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[BatchAck, ...]:
-    """Returns the acks of one BATCH_ACK_MESSAGE, one for each queue and pop, in the order of their first messages.
+    """Return the acks of one BATCH_ACK_MESSAGE, one for each queue and pop, in the order of their first messages.
 
-    ``handles``: pairs of the topic of the pop, as on the wire, and the handle, all of one broker. Raises LocalProtocolError for a
-    handle without a message's offset, and for a message before the start of its pop or more than MAX_ACK_SPAN offsets after it,
-    which must be acknowledged alone (``can_be_gathered``).
+    Args:
+        handles: Pairs of the topic of the pop, as on the wire, and the handle, all of one broker.
+
+    Raises:
+        LocalProtocolError: For a handle without a message's offset, and for a message before the start of its pop or more than
+            MAX_ACK_SPAN offsets after it, which must be acknowledged alone (``can_be_gathered``).
     """
     bits: dict[tuple[str, _Pop], list[int]] = {}
     found, topic_before, pop_before = list[int](), "", None
@@ -179,12 +197,12 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
 
 
 def can_be_gathered(handle: ExtraInfo) -> bool:
-    """Returns whether ``gather_acks`` accepts the handle, which comes from one of the functions above."""
+    """Return whether ``gather_acks`` accepts the handle, which comes from one of the functions above."""
     return handle.msg_queue_offset is not None and handle.msg_queue_offset - handle.ck_queue_offset <= MAX_ACK_SPAN
 
 
 def plain_topic(topic: str, group: str) -> str:
-    """Returns the topic in the name of a retry topic that ``group`` has for pops, and any other topic as it is."""
+    """Return the topic in the name of a retry topic that ``group`` has for pops, and any other topic as it is."""
     for separator in "_+":
         prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
         if topic.startswith(prefix) and len(topic) > len(prefix):

@@ -1,6 +1,6 @@
-"""Builds and reads the properties text: ``name \\x01 value \\x02`` for each entry, nothing escaped (``MessageDecoder``).
+r"""Builds and reads the properties text: ``name \x01 value \x02`` for each entry, nothing escaped (``MessageDecoder``).
 
-The text of a plain message is one f-string, since every send builds one. Decoding splits at ``\\x02`` and partitions at ``\\x01``:
+The text of a plain message is one f-string, since every send builds one. Decoding splits at ``\x02`` and partitions at ``\x01``:
 it takes linear time and raises for no input.
 """
 
@@ -26,10 +26,14 @@ AFTER_ID_NO_WAIT: Final = f"\x02{NO_WAIT}"
 
 
 def message_properties(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
-    """Returns the properties text of one send. ``unique_id``: value of UNIQ_KEY. ``extra``: properties that the kind of send adds.
+    """Return the properties text of one send.
 
-    Raises ``InvalidMessageError`` (code 13) if the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
+    Raise ``InvalidMessageError`` (code 13) if the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
     number.
+
+    Args:
+        unique_id: Value of UNIQ_KEY.
+        extra: Properties that the kind of send adds.
     """
     tags, keys = message.tags, message.keys
     own = f"TAGS\x01{tags}\x02" if tags else ""
@@ -73,14 +77,18 @@ def _check_size(text: str) -> None:
 
 
 def properties_text(properties: Mapping[str, str | None]) -> str:
-    """Returns the text of properties in the mapping's order; each entry ends with a separator, and without entries it is "".
-    Entries with the value None are left out, as in ``messageProperties2String``."""
+    """Return the text of properties in the mapping's order; each entry ends with a separator, and without entries it is "".
+
+    Entries with the value None are left out, as in ``messageProperties2String``.
+    """
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """Returns a properties text as UTF-8. Raises ``InvalidMessageError`` (code 13) for more than 32767 bytes and for lone
-    surrogates."""
+    """Return a properties text as UTF-8.
+
+    Raise ``InvalidMessageError`` (code 13) for more than 32767 bytes and for lone surrogates.
+    """
     try:
         encoded = properties_text(properties).encode()
     except UnicodeEncodeError as error:
@@ -91,7 +99,7 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
 
 def decode_properties(data: bytes | str) -> dict[str, str]:
-    """Returns the entries of a properties text, read as ``string2messageProperties`` does.
+    """Return the entries of a properties text, read as ``string2messageProperties`` does.
 
     The last separator may be missing. Of entries with one name the last one counts. Entries without a separator, without a
     name or without a value are dropped. Bytes that are not UTF-8 become U+FFFD.

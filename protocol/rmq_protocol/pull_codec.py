@@ -41,7 +41,11 @@ class PullReplyFields(msgspec.Struct, gc=False):
 
 
 class PullReply(msgspec.Struct, gc=False, rename={"body": ""}):
-    """The answer to a pull that found messages. ``body``: the stored records."""
+    """The answer to a pull that found messages.
+
+    Attributes:
+        body: The stored records.
+    """
 
     code: int
     extFields: PullReplyFields  # noqa: N815
@@ -54,8 +58,10 @@ _decode = msgspec.json.Decoder(PullReply, strict=False).decode
 
 
 def decode_pull_reply(header: bytes, body: bytes) -> PullReply | None:
-    """Returns the response to a pull that found messages, from its JSON header. For any other header it returns None; the general
-    decoder accepts or refuses that header."""
+    """Return the response to a pull that found messages, from its JSON header.
+
+    For any other header it returns None; the general decoder accepts or refuses that header.
+    """
     try:
         reply = _decode(header)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -77,10 +83,11 @@ def pull_header(
     max_messages: int,
     expression_type: str = TAG,
 ) -> PullMessageRequestHeader:
-    """Returns the header of a pull; the header contains the subscription.
+    """Return the header of a pull; the header contains the subscription.
 
-    ``expression``: "*" or tags (``A || B``), or an expression of ``expression_type`` SQL92. ``suspend_ms``: ms for which the
-    broker may hold the request; 0: it answers immediately.
+    Args:
+        expression: "*" or tags (``A || B``), or an expression of ``expression_type`` SQL92.
+        suspend_ms: Ms for which the broker may hold the request; 0: it answers immediately.
     """
     return PullMessageRequestHeader(
         consumerGroup=group,
@@ -101,9 +108,10 @@ def pull_header(
 class PullTemplate:
     """Builds the JSON frames of pulls from one queue; arguments as in ``pull_header``.
 
-    ``usable``: False if the template is so long that the general path must be used. ``held``: whether the broker may hold the
-    requests. The constructor raises LocalProtocolError for a number out of range, and TypeError or UnicodeEncodeError for a text
-    that cannot be encoded.
+    Attributes:
+        usable: False if the template is so long that the general path must be used.
+        held: Whether the broker may hold the requests. The constructor raises LocalProtocolError for a number out of range, and
+            TypeError or UnicodeEncodeError for a text that cannot be encoded.
     """
 
     __slots__ = ("_header", "held", "usable")

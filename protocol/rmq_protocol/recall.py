@@ -1,5 +1,6 @@
 """Recall handles: the send of a delayed message returns one, and the recall of the message needs it
-(``RecallMessageHandle``)."""
+(``RecallMessageHandle``).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ _base64 = re.compile(r"[A-Za-z0-9_-]+={0,2}").fullmatch
 
 
 class RecallHandle(NamedTuple):
-    """The parts of a recall handle. ``timestamp``: time at which the message is due, epoch ms as a text. ``message_id``:
-    unique id of the message."""
+    """The parts of a recall handle.
+
+    Attributes:
+        timestamp: Time at which the message is due, epoch ms as a text.
+        message_id: Unique id of the message.
+    """
 
     topic: str
     broker_name: str
@@ -26,8 +31,11 @@ class RecallHandle(NamedTuple):
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """Returns the text of a recall handle. Raises LocalProtocolError for a part that is empty, has a space in it, or has no
-    UTF-8 form."""
+    """Return the text of a recall handle.
+
+    Raises:
+        LocalProtocolError: For a part that is empty, has a space in it, or has no UTF-8 form.
+    """
     for name, value in zip(handle._fields, handle, strict=True):
         if not value or " " in value:
             raise LocalProtocolError(f"recall handle: {name} {shown(value)} must not be empty and must have no space")
@@ -40,9 +48,12 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 
 
 def decode_recall_handle(text: str | None) -> RecallHandle:
-    """Returns the parts of a recall handle.
+    """Return the parts of a recall handle.
 
-    Padding may be missing, and further parts are ignored. Raises RemoteProtocolError for other texts.
+    Padding may be missing, and further parts are ignored.
+
+    Raises:
+        RemoteProtocolError: For other texts.
     """
     if isinstance(text, str) and _base64(text):
         digits = text.rstrip("=")

@@ -25,9 +25,10 @@ class Reply(NamedTuple):
 
 
 def create_reply(request: Mapping[str, str]) -> Reply:
-    """Returns the topic of the reply to a message with these properties, and the properties that the reply must have.
+    """Return the topic of the reply to a message with these properties, and the properties that the reply must have.
 
-    Raises LocalProtocolError (10007) if the message has no property CLUSTER, which the broker adds to requests.
+    Raises:
+        LocalProtocolError: If the message has no property CLUSTER, which the broker adds to requests (as 10007).
     """
     cluster = request.get(PropertyName.CLUSTER)
     if cluster is None:

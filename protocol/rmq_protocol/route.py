@@ -52,7 +52,11 @@ _digits = re.compile(r"[+-]?[0-9]{1,10}").fullmatch
 
 
 class QueueData(msgspec.Struct, frozen=True, rename="camel"):
-    """The queues of a topic on one broker. ``perm``: bits of ``Perm``. Negative counts mean no queues."""
+    """The queues of a topic on one broker.
+
+    Attributes:
+        perm: Bits of ``Perm``. Negative counts mean no queues.
+    """
 
     broker_name: str
     read_queue_nums: Int = 0
@@ -62,7 +66,11 @@ class QueueData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
-    """A broker: the replicas of one name. ``broker_addrs``: broker id -> ``host:port``; id 0 is the master."""
+    """A broker: the replicas of one name.
+
+    Attributes:
+        broker_addrs: Broker id -> ``host:port``; id 0 is the master.
+    """
 
     broker_name: str
     broker_addrs: dict[Long, str] = {}
@@ -72,8 +80,12 @@ class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
-    """The queues of a static topic that one broker has (``TopicQueueMappingInfo``). ``curr_id_map``: global queue id -> local
-    one. ``bname``: name of the broker."""
+    """The queues of a static topic that one broker has (``TopicQueueMappingInfo``).
+
+    Attributes:
+        curr_id_map: Global queue id -> local one.
+        bname: Name of the broker.
+    """
 
     topic: str | None = None
     scope: str | None = _GLOBAL_SCOPE
@@ -87,7 +99,8 @@ class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
 class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
     """The route of a topic.
 
-    ``order_topic_conf``: number of queues by broker for ordered topics, ``broker-a:4;broker-b:4``, else None.
+    Attributes:
+        order_topic_conf: Number of queues by broker for ordered topics, ``broker-a:4;broker-b:4``, else None.
     """
 
     queue_datas: tuple[QueueData, ...] = ()
@@ -98,10 +111,11 @@ class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decode_route(body: bytes) -> TopicRouteData:
-    """Returns the route in a response body, which is standard JSON or has keys without quotes.
+    """Return the route in a response body, which is standard JSON or has keys without quotes.
 
-    Raises RemoteProtocolError for a body that is no route, for one above MAX_JSON_BODY_SIZE (4 MiB), and for a route of more than
-    ``MAX_ROUTE_QUEUES`` read queues or write queues.
+    Raises:
+        RemoteProtocolError: For a body that is no route, for one above MAX_JSON_BODY_SIZE (4 MiB), and for a route of more than
+            ``MAX_ROUTE_QUEUES`` read queues or write queues.
     """
     route = decode_body(TopicRouteData, body)
     _count(sum(max(data.read_queue_nums, 0) for data in route.queue_datas), "read queues")
@@ -110,21 +124,27 @@ def decode_route(body: bytes) -> TopicRouteData:
 
 
 def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
-    """Returns the JSON of a route.
+    """Return the JSON of a route.
 
-    ``standard=False``: broker ids without quotes, as in answers to clients of a version below 401 (4.9.4). Raises
-    LocalProtocolError for a text without a UTF-8 form.
+    ``standard=False``: broker ids without quotes, as in answers to clients of a version below 401 (4.9.4).
+
+    Raises:
+        LocalProtocolError: For a text without a UTF-8 form.
     """
     return encode_body(route, standard=standard)
 
 
 def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Returns the queues to send to, in the order of a round robin: by broker name, then queue id; those of a static topic by
-    queue id.
+    """Return the queues to send to, in the order of a round robin: by broker name, then queue id.
+
+    Those of a static topic by queue id.
 
     Only queues with write permission on brokers with a master are returned, but all queues of a static topic, and all that an
-    ``order_topic_conf`` names, in its order. Raises RemoteProtocolError for an ``order_topic_conf`` that cannot be read, and for
-    more than ``MAX_ROUTE_QUEUES`` queues of it or of a static topic.
+    ``order_topic_conf`` names, in its order.
+
+    Raises:
+        RemoteProtocolError: For an ``order_topic_conf`` that cannot be read, and for more than ``MAX_ROUTE_QUEUES`` queues of
+            it or of a static topic.
     """
     if route.order_topic_conf:
         return _ordered_queues(topic, route.order_topic_conf)
@@ -141,9 +161,12 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
 
 
 def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Returns the queues to read from, without duplicates, sorted by broker name and queue id: those with read permission, with
-    or without a master; of a static topic all queues, without regard to permissions. Raises RemoteProtocolError for a static topic
-    of more than ``MAX_ROUTE_QUEUES`` queues."""
+    """Return the queues to read from, without duplicates, sorted by broker name and queue id: those with read permission, with
+    or without a master. Of a static topic all queues, without regard to permissions.
+
+    Raises:
+        RemoteProtocolError: For a static topic of more than ``MAX_ROUTE_QUEUES`` queues.
+    """
     queues: set[MessageQueue]
     if route.topic_queue_mapping_by_broker:
         queues = set(static_topic_endpoints(topic, route))
@@ -158,8 +181,12 @@ def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, .
 
 
 def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
-    """Returns a dict from each queue of a static topic, on the pseudo broker of its scope, to the name of the broker that has the
-    queue now (``NO_BROKER``: none). Raises RemoteProtocolError for more than ``MAX_ROUTE_QUEUES`` queues."""
+    """Return a dict from each queue of a static topic, on the pseudo broker of its scope, to the name of the broker that has
+    the queue now (``NO_BROKER``: none).
+
+    Raises:
+        RemoteProtocolError: For more than ``MAX_ROUTE_QUEUES`` queues.
+    """
     scopes: dict[str, list[TopicQueueMapping]] = {}
     by_broker = route.topic_queue_mapping_by_broker or {}
     for mapping in (by_broker[name] for name in sorted(by_broker, key=utf16)):  # of equal epochs the last name counts
@@ -182,7 +209,7 @@ def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQue
 
 
 def broker_address(route: TopicRouteData, broker_name: str, broker_id: int) -> str | None:
-    """Returns the address of one replica of a broker; None if the route has no valid one."""
+    """Return the address of one replica of a broker; None if the route has no valid one."""
     for data in route.broker_datas:
         if data.broker_name == broker_name:
             address = data.broker_addrs.get(broker_id)
@@ -195,8 +222,9 @@ def master_address(route: TopicRouteData, broker_name: str) -> str | None:
 
 
 def master_addresses(route: TopicRouteData) -> dict[str, str]:
-    """Returns broker name -> address of every master with a valid address, also of brokers without queues of the topic: a
-    producer sends heartbeats to them too."""
+    """Return broker name -> address of every master with a valid address, also of brokers without queues of the topic: a
+    producer sends heartbeats to them too.
+    """
     addresses: dict[str, str | None] = {}
     for data in route.broker_datas:
         addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # of one name the first counts
@@ -204,9 +232,10 @@ def master_addresses(route: TopicRouteData) -> dict[str, str]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of ``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts).
+    """Return host and port of ``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts).
 
-    Raises RemoteProtocolError for other texts, also for a port outside 1..65535.
+    Raises:
+        RemoteProtocolError: For other texts, also for a port outside 1..65535.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -219,8 +248,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 @lru_cache(maxsize=1024)
 def is_address(text: str) -> bool:
-    """Returns whether ``split_address`` accepts the text. Results are cached, because the routes of all topics have the same
-    few addresses."""
+    """Return whether ``split_address`` accepts the text.
+
+    Results are cached, because the routes of all topics have the same few addresses.
+    """
     try:
         split_address(text)
     except RemoteProtocolError:
@@ -229,8 +260,9 @@ def is_address(text: str) -> bool:
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
-    """Returns bytes that are equal for routes with the same queues and brokers in any order, and with the same other members
-    except ``filter_server_table``, which Java's ``topicRouteDataChanged`` compares too."""
+    """Return bytes that are equal for routes with the same queues and brokers in any order, and with the same other members
+    except ``filter_server_table``, which Java's ``topicRouteDataChanged`` compares too.
+    """
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
     for name in ("queueDatas", "brokerDatas"):
@@ -243,8 +275,10 @@ def _text(value: object) -> bytes:
 
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
-    """Returns the queues of a text such as ``broker-b:2;broker-a:3``. Empty items are errors, except at the end, where Java's
-    ``split`` drops them."""
+    """Return the queues of a text such as ``broker-b:2;broker-a:3``.
+
+    Empty items are errors, except at the end, where Java's ``split`` drops them.
+    """
     queues: list[MessageQueue] = []
     for item in conf.rstrip(";").split(";") if conf.strip(";") else ():
         name, *rest = item.split(":")

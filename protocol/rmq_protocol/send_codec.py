@@ -58,7 +58,8 @@ ID_LENGTH: Final = 32
 
 class SendReplyFields(msgspec.Struct, gc=False):
     """The extFields of a send reply (``SendMessageResponseHeader``, and fields that brokers add); None for each one that the
-    reply does not have."""
+    reply does not have.
+    """
 
     msgId: str | None = None  # noqa: N815 - the protocol's names
     queueId: int | None = None  # noqa: N815
@@ -88,13 +89,20 @@ Callers try it first on every JSON reply without a body, since only the opaque i
 
 
 def send_reply(frame: Frame) -> SendReply:
-    """Returns the SendReply in a frame with a header of either form, by the general path. Raises RemoteProtocolError for a
-    header that cannot be read, and for fields of a wrong type."""
+    """Return the SendReply in a frame with a header of either form, by the general path.
+
+    Raises:
+        RemoteProtocolError: For a header that cannot be read, and for fields of a wrong type.
+    """
     return send_reply_of(decode_command(frame))
 
 
 def send_reply_of(command: RemotingCommand) -> SendReply:
-    """Returns a decoded command as a SendReply. Raises RemoteProtocolError for fields of a wrong type."""
+    """Return a decoded command as a SendReply.
+
+    Raises:
+        RemoteProtocolError: For fields of a wrong type.
+    """
     try:
         fields = None
         ext = command.ext_fields
@@ -110,10 +118,14 @@ def send_reply_of(command: RemotingCommand) -> SendReply:
 class SendTemplate:
     """Builds the frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
 
-    ``queue_id``: below 0, the broker chooses the queue. ``default_topic``, ``default_topic_queues``: the topic from whose settings
-    a broker creates a missing topic, and the number of its queues. ``oneway``: True asks for no reply. ``batch``: True if bodies
-    are batches (field ``m``). ``id_length``: length of the unique ids for which ``plain`` is fast. The constructor raises
-    LocalProtocolError for a text without a UTF-8 form.
+    Args:
+        queue_id: Below 0, the broker chooses the queue.
+        default_topic: The topic from whose settings a broker creates a missing topic, and the number of its queues.
+        default_topic_queues: See ``default_topic``.
+        oneway: True asks for no reply.
+        batch: True if bodies are batches (field ``m``).
+        id_length: Length of the unique ids for which ``plain`` is fast. The constructor raises LocalProtocolError for a text
+            without a UTF-8 form.
     """
 
     __slots__ = (
@@ -175,7 +187,7 @@ class SendTemplate:
             raise LocalProtocolError(f"header cannot be encoded: {error}; give texts with a UTF-8 form") from None
 
     def plain(self, opaque: int, born_ms: bytes, unique_id: str, body: bytes) -> bytes | list[bytes]:
-        """Returns what ``parts`` returns for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
+        """Return what ``parts`` returns for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""
         size = len(body)
         if size >= self.plain_below or len(unique_id) != self._id_length:
             return self.parts(opaque, born_ms, f"{BEFORE_ID}{unique_id}{AFTER_ID}", body)
@@ -184,11 +196,16 @@ class SendTemplate:
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
     ) -> bytes | list[bytes]:
-        """Returns the frame of one send: in one piece for a body below JOIN_BELOW bytes, else head and body separately, the body
+        """Return the frame of one send: in one piece for a body below JOIN_BELOW bytes, else head and body separately, the body
         without a copy.
 
-        ``opaque``: from FIRST_OPAQUE to LAST_OPAQUE. ``born_ms``: epoch ms, thirteen digits. ``properties``: the properties text.
-        Raises UnicodeEncodeError for properties that have no UTF-8 form.
+        Args:
+            opaque: From FIRST_OPAQUE to LAST_OPAQUE.
+            born_ms: Epoch ms, thirteen digits.
+            properties: The properties text.
+
+        Raises:
+            UnicodeEncodeError: For properties that have no UTF-8 form.
         """
         size = len(body)
         joined = size < JOIN_BELOW
@@ -249,8 +266,12 @@ class SendTemplate:
         self._base = len(self._tail) + BORN_DIGITS
 
     def _binary(self, opaque: int, born_ms: bytes, properties: bytes, size: int, tail: bytes, entries: bytes) -> bytes:
-        """Returns the head of the frame in the binary form, with ``tail`` behind it. ``entries``: encoded entries that differ
-        between frames; ``size``: bytes of the body."""
+        """Return the head of the frame in the binary form, with ``tail`` behind it.
+
+        Args:
+            entries: Encoded entries that differ between frames.
+            size: Bytes of the body.
+        """
         varying = b"".join((entries, b"\x00\x01i", _INT(len(properties)), properties))
         ext = self._base + len(varying)
         length = 21 + ext
@@ -271,7 +292,7 @@ class SendTemplate:
 
 @lru_cache(maxsize=64)
 def encode_flags(sys_flag: int, flag: int) -> bytes:
-    """Returns the encoded entries of both flags; cached, because nearly all sends have the same few values."""
+    """Return the encoded entries of both flags; cached, because nearly all sends have the same few values."""
     return encode_entry("f", b"%d" % sys_flag) + encode_entry("h", b"%d" % flag)
 
 

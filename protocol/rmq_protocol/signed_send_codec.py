@@ -61,7 +61,7 @@ class SignedSendTemplate(SendTemplate):
     def parts(
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
     ) -> bytes | list[bytes]:
-        """Returns the signed frame, in one or two pieces as ``SendTemplate.parts`` does."""
+        """Return the signed frame, in one or two pieces as ``SendTemplate.parts`` does."""
         # Neither signature nor frame is a variable before the last line that can fail: tracebacks may show those.
         encoded = properties.encode()
         inner, outer = self._inner.copy(), self._outer.copy()
@@ -86,7 +86,7 @@ class SignedSendTemplate(SendTemplate):
         return head if joined else [head, body]
 
     def _with_key(self, fixed: dict[str, str]) -> dict[str, str]:
-        """Returns ``fixed`` with the fields of the credentials, and prepares the signatures of the frames."""
+        """Return ``fixed`` with the fields of the credentials, and prepare the signatures of the frames."""
         credentials = self._credentials
         del self._credentials
         fields = fixed | {ACCESS_KEY: credentials.access_key}

@@ -38,8 +38,10 @@ HIDDEN: Final = "***"
 class SessionCredentials(msgspec.Struct, frozen=True):
     """The keys with which requests are signed.
 
-    ``access_key``, ``secret_key``: on brokers with users (ACL 2.0), the name and the password of the user. ``security_token``:
-    the token of temporary credentials; None for others. ``repr`` shows the access key only.
+    Attributes:
+        access_key: On brokers with users (ACL 2.0), the name and the password of the user.
+        secret_key: See ``access_key``.
+        security_token: The token of temporary credentials; None for others. ``repr`` shows the access key only.
     """
 
     access_key: str
@@ -50,17 +52,22 @@ class SessionCredentials(msgspec.Struct, frozen=True):
         return f"SessionCredentials({self.access_key!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Returns the fields that rich shows in tracebacks and prints; the method of a Struct would return the secrets too."""
+        """Return the fields that rich shows in tracebacks and prints; the method of a Struct would return the secrets too."""
         return [("access_key", self.access_key)]
 
 
 def sign(
     credentials: SessionCredentials, ext_fields: Mapping[str, str | None] | None, body: Iterable[bytes] = ()
 ) -> dict[str, str]:
-    """Returns the extFields with access key, security token (if there is one) and signature, which replace earlier ones; fields
-    that are None are left out.
+    """Return the extFields with access key, security token (if there is one) and signature, which replace earlier ones.
 
-    ``body``: the pieces of the request's body. Raises LocalProtocolError for a text without a UTF-8 form.
+    Fields that are None are left out.
+
+    Args:
+        body: The pieces of the request's body.
+
+    Raises:
+        LocalProtocolError: For a text without a UTF-8 form.
     """
     ext = {name: value for name, value in (ext_fields or {}).items() if value is not None and name != SIGNATURE}
     ext[ACCESS_KEY] = credentials.access_key
@@ -77,8 +84,12 @@ def sign(
 
 
 def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) -> bytes:
-    """Returns the bytes to sign: the values, that of the signature excepted, in the order of their names, which Java compares by
-    UTF-16 units, and the body. Raises LocalProtocolError for a text without a UTF-8 form."""
+    """Return the bytes to sign: the values, that of the signature excepted, in the order of their names, which Java compares by
+    UTF-16 units, and the body.
+
+    Raises:
+        LocalProtocolError: For a text without a UTF-8 form.
+    """
     names = list(ext_fields)
     names.sort(key=None if all(map(str.isascii, names)) else utf16)
     try:
@@ -97,7 +108,7 @@ def signature(content: bytes, secret_key: str) -> str:
 
 
 def shown_fields(ext_fields: Mapping[str, str | None] | None) -> dict[str, str | None] | None:
-    """Returns the extFields with HIDDEN in place of signature and security token, for logs and errors; None for None."""
+    """Return the extFields with HIDDEN in place of signature and security token, for logs and errors; None for None."""
     if ext_fields is None:
         return None
     return {name: HIDDEN if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext_fields.items()}

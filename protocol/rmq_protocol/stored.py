@@ -1,5 +1,6 @@
-"""Decodes records as brokers store them: bodies of pulls, look-ups, transaction checks (``MessageDecoder``); ``stored_layout``
-describes a record.
+"""Decodes records as brokers store them: bodies of pulls, look-ups, transaction checks (``MessageDecoder``).
+
+``stored_layout`` describes a record.
 
 Nearly all records are ordinary: version 1, IPv4 hosts, a body neither compressed nor a batch, lengths that agree, the right CRC.
 One loop reads them (``_ordinary``). It makes values that neighbours have in common only once: hosts, and all properties but the
@@ -31,10 +32,12 @@ _UNIQUE_ID: Final = b"UNIQ_KEY\x01"
 
 
 class DecodedMessages(NamedTuple):
-    """The messages of a block of stored records. ``corrupt``: the errors of records that cannot be read.
+    """The messages of a block of stored records.
 
-    ``resume_at``: queue offset of the record at which decoding stopped because it did not fit (see ``decode_messages``); None if it
-    did not stop.
+    Attributes:
+        corrupt: The errors of records that cannot be read.
+        resume_at: Queue offset of the record at which decoding stopped because it did not fit (see ``decode_messages``); None
+            if it did not stop.
     """
 
     messages: tuple[MessageExt, ...]
@@ -51,15 +54,18 @@ def decode_messages(
     unwrap_batches: bool = True,
     allow_partial: bool = False,
 ) -> DecodedMessages:
-    """Returns the messages in a block of stored records, and the errors of records that cannot be read; it raises no error for
-    them.
+    """Return the messages in a block of stored records, and the errors of records that cannot be read.
 
-    ``topic_queue_broker``: broker name in each message's ``queue``. ``max_decompressed_size``: bytes, for one body and for all
-    decompressed bodies of the block together. ``check_crc``: False accepts bodies that do not have the CRC in their record.
-    ``allow_partial``: True stops decoding at a record that does not fit, and ``resume_at`` is the offset for another pull; False
-    reports such records as corrupt. A body that alone exceeds the limit is corrupt in both cases. ``unwrap_batches``: True
-    returns the messages of an inner batch instead of the batch, unless it is malformed or, if it was compressed, has more messages
-    than the limit allows.
+    It raises no error for them.
+
+    Args:
+        topic_queue_broker: Broker name in each message's ``queue``.
+        max_decompressed_size: Bytes, for one body and for all decompressed bodies of the block together.
+        check_crc: False accepts bodies that do not have the CRC in their record.
+        allow_partial: True stops decoding at a record that does not fit, and ``resume_at`` is the offset for another pull;
+            False reports such records as corrupt. A body that alone exceeds the limit is corrupt in both cases.
+        unwrap_batches: True returns the messages of an inner batch instead of the batch, unless it is malformed or, if it was
+            compressed, has more messages than the limit allows.
     """
     block = MessageBlock(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
     return block.decode()
@@ -78,13 +84,18 @@ def decode_pull(
     allow_partial: bool = False,
     only_queue: bool = False,
 ) -> DecodedMessages:
-    """Returns the messages of a pull's body, completed as ``PullAPIWrapper.processPullResult`` does.
+    """Return the messages of a pull's body, completed as ``PullAPIWrapper.processPullResult`` does.
 
     Each has the pulled ``queue``, its offset moved by ``offset_delta``, the properties MIN_OFFSET and MAX_OFFSET if they are
-    given, and its unique id as ``transaction_id`` if it belongs to a transaction. Messages without one of the ``tags`` ("*" or "a
-    || b") are left out, since brokers compare hashes of tags only. ``only_queue``: True leaves out records of another topic or
-    queue, with ``offset_delta`` those of another topic only, and none of a light message queue (``LMQ_PREFIX``). Other arguments
-    are those of ``decode_messages``. Raises ``LocalProtocolError`` for ``tags`` of separators only.
+    given, and its unique id as ``transaction_id`` if it belongs to a transaction. Messages without one of the ``tags`` ("*" or
+    "a || b") are left out, since brokers compare hashes of tags only.
+
+    Args:
+        only_queue: True leaves out records of another topic or queue, with ``offset_delta`` those of another topic only, and
+            none of a light message queue (``LMQ_PREFIX``). Other arguments are those of ``decode_messages``.
+
+    Raises:
+        LocalProtocolError: For ``tags`` of separators only.
     """
     block = MessageBlock(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)
@@ -98,7 +109,11 @@ class MessageBlock(RecordBlock):
     __slots__ = ("_added", "_messages", "_queues", "_shapes")
 
     def decode(self, added: dict[str, str] | None = None) -> DecodedMessages:
-        """Returns the decoded messages. ``added``: properties that each message gets."""
+        """Return the decoded messages.
+
+        Args:
+            added: Properties that each message gets.
+        """
         self._added = added
         self._messages: list[MessageExt] = []
         self._shapes: dict[bytes, dict[str, str]] = {}
@@ -111,7 +126,7 @@ class MessageBlock(RecordBlock):
         return DecodedMessages(tuple(self._messages), tuple(self._corrupt), self._resume_at)
 
     def _ordinary(self, position: int) -> int:
-        """Reads records as long as they are ordinary; returns the position after them.
+        """Read records as long as they are ordinary; return the position after them.
 
         Most records differ from the one before in numbers, body and unique id only. They have the same bytes between body and
         unique id (``middle``: topic, length of the properties, properties before the id) and after the unique id (``tail``).
@@ -188,8 +203,12 @@ class MessageBlock(RecordBlock):
         return position
 
     def _properties(self, text: bytes, id_at: int, id_end: int) -> dict[str, str]:
-        """Returns the properties in ``text``. ``id_at``, ``id_end``: the place of the unique id; texts that differ only there can
-        share one decoding."""
+        """Return the properties in ``text``.
+
+        Args:
+            id_at: The place of the unique id; texts that differ only there can share one decoding.
+            id_end: See ``id_at``.
+        """
         shape, start = text[:id_at] + text[id_end:], id_at - len(_UNIQUE_ID)
         if not 0 <= start < id_end - len(_UNIQUE_ID):
             return decode_properties(text)

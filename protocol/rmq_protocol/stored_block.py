@@ -49,10 +49,12 @@ class _Full(Exception):  # noqa: N818 - a signal inside this module
 
 
 class RecordBlock(ABC):
-    """The input, limits and results of one call. Each subclass keeps the messages in its own form, and reads ordinary records
-    faster.
+    """The input, limits and results of one call.
 
-    ``stopped_at``: byte position of the record at which reading stopped because it did not fit; None if it did not stop.
+    Each subclass keeps the messages in its own form, and reads ordinary records faster.
+
+    Attributes:
+        stopped_at: Byte position of the record at which reading stopped because it did not fit; None if it did not stop.
     """
 
     __slots__ = (
@@ -103,8 +105,11 @@ class RecordBlock(ABC):
         self.offset_delta = 0
 
     def choose(self, queue: MessageQueue, tags: str, offset_delta: int | None, *, only_queue: bool) -> None:
-        """Sets which records of a pull are kept; arguments as in ``decode_pull``. Raises ``LocalProtocolError`` for ``tags`` of
-        separators only."""
+        """Set which records of a pull are kept; arguments as in ``decode_pull``.
+
+        Raises:
+            LocalProtocolError: For ``tags`` of separators only.
+        """
         self.queue = queue
         self.tags = None if tags == "*" else parse_tags(tags)  # a call less for each pull
         self.offset_delta = offset_delta or 0
@@ -114,8 +119,12 @@ class RecordBlock(ABC):
 
     @abstractmethod
     def _keep(self, fields: Fields, topic: str, body: bytes, properties: dict[str, str]) -> None:
-        """Keeps a valid message. ``fields``: those of its record, without the compression bit if the body was decompressed; those
-        of ``_keep_inner`` if it was in an inner batch."""
+        """Keep a valid message.
+
+        Args:
+            fields: Those of its record, without the compression bit if the body was decompressed; those of ``_keep_inner`` if
+                it was in an inner batch.
+        """
 
     def _topic(self, encoded: bytes) -> str:
         topic = self._topics.get(encoded)
@@ -124,7 +133,7 @@ class RecordBlock(ABC):
         return topic
 
     def _record(self, position: int) -> int:
-        """Reads the record at ``position``; returns the position of the next one, or the end if reading stops."""
+        """Read the record at ``position``; return the position of the next one, or the end if reading stops."""
         data, end = self._data, self._end
         if position + MIN_RECORD > end:
             return self._remainder(position)
@@ -180,10 +189,12 @@ class RecordBlock(ABC):
     # ------------------------------------------------------------------------------------------------------- a good record
 
     def _accept(self, fields: Fields, body: bytes, topic_bytes: bytes, properties: dict[str, str]) -> str | None:
-        """Checks and decompresses the body, then keeps the message and returns None, or returns the reason why it is corrupt. A
-        message of another topic or queue is skipped.
+        """Check and decompress the body, then keep the message and return None, or return the reason why it is corrupt.
 
-        Raises ``CorruptMessageError`` for a body that cannot be decompressed, and ``_Full``.
+        A message of another topic or queue is skipped.
+
+        Raises:
+            CorruptMessageError: For a body that cannot be decompressed, and ``_Full``.
         """
         topic = self._topic(topic_bytes)
         if not (self.only_topic in (None, topic) and self.only_queue_id in (None, fields[3])):
@@ -235,7 +246,7 @@ class RecordBlock(ABC):
         return plain
 
     def _keep_inner(self, inner: list[BatchRecord], fields: Fields, topic: str, wait_store: bool) -> None:
-        """Keeps the messages of an inner batch: each has its own offset, and 0 for the fields that only a record has."""
+        """Keep the messages of an inner batch: each has its own offset, and 0 for the fields that only a record has."""
         wait = "true" if wait_store else "false"
         keep = self._keep
         (
@@ -254,7 +265,7 @@ class RecordBlock(ABC):
     # -------------------------------------------------------------------------------------------------------- a bad record
 
     def _remainder(self, position: int) -> int:
-        """Handles an end with too few bytes for a message, which may be a blank filler."""
+        """Handle an end with too few bytes for a message, which may be a blank filler."""
         left = self._end - position
         if left >= _HEAD.size:
             total, magic = _HEAD.unpack_from(self._data, position)
@@ -264,7 +275,7 @@ class RecordBlock(ABC):
         return self._end
 
     def _no_message(self, position: int, total: int, magic: int) -> int:
-        """Skips a blank filler; reports an unknown magic code, and a filler of a wrong size."""
+        """Skip a blank filler; report an unknown magic code, and a filler of a wrong size."""
         if magic != BLANK_MAGIC_CODE:
             return self._lost(position, total, f"unknown magic code {magic & 0xFFFFFFFF:#010x}")
         if _HEAD.size <= total <= self._end - position:
@@ -273,8 +284,7 @@ class RecordBlock(ABC):
         return self._end
 
     def _lost(self, position: int, total: int, reason: str, fields: Fields | None = None) -> int:
-        """Reports a record whose fields cannot be read; continues after TOTALSIZE bytes if a record begins there, else
-        stops."""
+        """Report a record whose fields cannot be read; continue after TOTALSIZE bytes if a record begins there, else stops."""
         if self._begins_at(position + total, total):
             self._report(position, reason, fields)
             return position + total
@@ -287,8 +297,9 @@ class RecordBlock(ABC):
         return position == self._end or self._data[position + 4 : position + 8] in _MAGIC_BYTES
 
     def _disagreement(self, position: int, following: int, fields: Fields, body_at: int, body_end: int) -> int:
-        """Reports a record whose TOTALSIZE and fields lead to different positions; returns the one where a record begins, or the
-        end if none does.
+        """Report a record whose TOTALSIZE and fields lead to different positions.
+
+        Return the one where a record begins, or the end if none does.
 
         If a record begins at both, the fields are right, unless the CRC contradicts the body that they delimit, or TOTALSIZE leads
         into their topic or properties: no text has a magic code in it.

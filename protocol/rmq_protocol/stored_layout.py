@@ -52,11 +52,17 @@ def encode_stored(
     body_crc: int | None = None,
     version: int | None = None,
 ) -> bytes:
-    """Returns one record as a broker stores it. ``body``: written as given; the caller compresses it if ``sys_flag`` says so.
+    """Return one record as a broker stores it.
 
-    The host bits of ``sys_flag`` are set according to the hosts ("ip:port", IPv6 in brackets). ``version``: 1 or 2, by default 2
-    only for topics above 127 bytes. ``body_crc``: by default that of ``body``. Raises ``LocalProtocolError`` for values that do
-    not fit their fields.
+    The host bits of ``sys_flag`` are set according to the hosts ("ip:port", IPv6 in brackets).
+
+    Args:
+        body: Written as given; the caller compresses it if ``sys_flag`` says so.
+        version: 1 or 2, by default 2 only for topics above 127 bytes.
+        body_crc: By default that of ``body``.
+
+    Raises:
+        LocalProtocolError: For values that do not fit their fields.
     """
     born_ip, born_port = pack_host(born_host)
     store_ip, store_port = pack_host(store_host)

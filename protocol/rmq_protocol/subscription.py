@@ -16,18 +16,22 @@ SUB_ALL: Final = "*"
 
 
 def split_tags(expression: str) -> tuple[str, ...]:
-    """Returns the tags of ``A || B``, each once, without blanks around them; blank parts are left out. Raises LocalProtocolError
-    for a text that is empty or has separators only."""
+    """Return the tags of ``A || B``, each once, without blanks around them; blank parts are left out.
+
+    Raises:
+        LocalProtocolError: For a text that is empty or has separators only.
+    """
     if not expression.replace("||", ""):
         raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag; name one, or give * for all")
     return tuple(dict.fromkeys(tag for part in expression.split("||") if (tag := part.strip(BLANKS))))
 
 
 def parse_tags(expression: str | None) -> frozenset[str] | None:
-    """Returns the tags of a subscription expression "a || b"; None if it selects all messages: "*", None, or no tag
+    """Return the tags of a subscription expression "a || b"; None if it selects all messages: "*", None, or no tag
     (``FilterAPI.buildSubscriptionData``).
 
-    Raises ``LocalProtocolError`` for an expression of separators only.
+    Raises:
+        LocalProtocolError: For an expression of separators only.
     """
     if not expression or expression == "*":
         return None
@@ -37,12 +41,16 @@ def parse_tags(expression: str | None) -> frozenset[str] | None:
 def build_subscription(
     topic: str, expression: str | None = SUB_ALL, expression_type: str = TAG, *, sub_version: int = 0
 ) -> SubscriptionData:
-    """Returns the subscription of a topic. ``expression``: for TAG ``A || B``, or ``*``, "" or None for all messages; for SQL92 a
-    condition over properties, sent as it is.
+    """Return the subscription of a topic.
 
-    ``sub_version``: epoch ms; brokers refuse a pull without its own subscription and with a higher version than that of the
-    group's heartbeat (``PullMessageProcessor``). Raises LocalProtocolError for a TAG expression of separators only, and for an
-    empty one of another type.
+    Args:
+        expression: For TAG ``A || B``, or ``*``, "" or None for all messages; for SQL92 a condition over properties, sent as it
+            is.
+        sub_version: Epoch ms; brokers refuse a pull without its own subscription and with a higher version than that of the
+            group's heartbeat (``PullMessageProcessor``).
+
+    Raises:
+        LocalProtocolError: For a TAG expression of separators only, and for an empty one of another type.
     """
     if expression_type != TAG:
         if not expression:

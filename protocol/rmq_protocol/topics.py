@@ -21,8 +21,11 @@ __all__ = [
 class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
     """The settings of a topic.
 
-    ``topic_filter_type``: SINGLE_TAG or MULTI_TAG. ``perm``: bits of ``Perm``. ``attributes``: name -> value; in a request, which
-    changes attributes, the name has a leading ``+`` or ``-`` (``AttributeUtil``).
+    Attributes:
+        topic_filter_type: SINGLE_TAG or MULTI_TAG.
+        perm: Bits of ``Perm``.
+        attributes: Name -> value; in a request, which changes attributes, the name has a leading ``+`` or ``-``
+            (``AttributeUtil``).
     """
 
     topic_name: str
@@ -36,9 +39,14 @@ class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of a static topic's queue: offset ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` is offset
-    ``logic_offset`` of the whole queue (-1 while that is not decided). ``end_offset``: the physical offset after the part, -1
-    while it grows. ``time_of_start``, ``time_of_end``: epoch ms, -1 if not known."""
+    """A part of a static topic's queue: offset ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` is
+    offset ``logic_offset`` of the whole queue (-1 while that is not decided).
+
+    Attributes:
+        end_offset: The physical offset after the part, -1 while it grows.
+        time_of_start: Epoch ms, -1 if not known.
+        time_of_end: See ``time_of_start``.
+    """
 
     gen: Int = 0
     queue_id: Int = 0
@@ -51,12 +59,16 @@ class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def logic_end(self) -> int:
-        """Returns the offset of the whole queue after the part's last message; while the part grows, ``logic_offset``."""
+        """The offset of the whole queue after the part's last message; while the part grows, ``logic_offset``."""
         return self.logic_offset + max(self.end_offset - self.start_offset, 0)
 
 
 class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
-    """The queues of a static topic on one broker. ``hosted_queues``: global queue id -> its parts, oldest first."""
+    """The queues of a static topic on one broker.
+
+    Attributes:
+        hosted_queues: Global queue id -> its parts, oldest first.
+    """
 
     topic: str | None = None
     scope: str | None = None
@@ -67,15 +79,21 @@ class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicConfigAndQueueMapping(TopicConfig, frozen=True, rename="camel"):
-    """Response of GET_TOPIC_CONFIG to a request with ``lo=True``. ``mapping_detail``: the queues of a static topic; None for
-    other topics."""
+    """Response of GET_TOPIC_CONFIG to a request with ``lo=True``.
+
+    Attributes:
+        mapping_detail: The queues of a static topic; None for other topics.
+    """
 
     mapping_detail: TopicQueueMappingDetail | None = None
 
 
 def decode_topic_config(body: bytes) -> TopicConfig:
-    """Returns the settings in a body. Raises RemoteProtocolError for a body that is not a topic's settings, and for one above
-    MAX_JSON_BODY_SIZE (4 MiB)."""
+    """Return the settings in a body.
+
+    Raises:
+        RemoteProtocolError: For a body that is not a topic's settings, and for one above MAX_JSON_BODY_SIZE (4 MiB).
+    """
     return decode_body(TopicConfig, body)
 
 

@@ -1,7 +1,7 @@
-"""Message traces (``TraceDataEncoder``): reports of clients about sends, recalls, ends of transactions and consumption.
+r"""Message traces (``TraceDataEncoder``): reports of clients about sends, recalls, ends of transactions and consumption.
 
-The body of a trace message is a sequence of records. The fields of a record are joined by \\x01, the first one is its kind, and
-\\x02 ends it. A field that is null is the text ``null``. Nothing is escaped, so texts with one of these characters are refused.
+The body of a trace message is a sequence of records. The fields of a record are joined by \x01, the first one is its kind, and
+\x02 ends it. A field that is null is the text ``null``. Nothing is escaped, so texts with one of these characters are refused.
 """
 
 from __future__ import annotations
@@ -50,8 +50,13 @@ class MessageType(IntEnum):
 
 
 class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
-    """The message of a trace record. ``store_host``: address of the broker. ``body_length``: bytes. ``transaction_state``:
-    COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+    """The message of a trace record.
+
+    Attributes:
+        store_host: Address of the broker.
+        body_length: bytes.
+        transaction_state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW.
+    """
 
     topic: str | None = None
     msg_id: str | None = None
@@ -71,8 +76,11 @@ class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
 class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
     """One event and its messages: several for consumption, else one.
 
-    ``time_stamp``: epoch ms. ``cost_time``: ms. ``request_id``: the same in the events before and after consumption.
-    ``context_code``: the result of consumption: 0 success, 1 time-out, 2 exception, 3 null, 4 failed (``ConsumeReturnType``).
+    Attributes:
+        time_stamp: Epoch ms.
+        cost_time: ms.
+        request_id: The same in the events before and after consumption.
+        context_code: The result of consumption: 0 success, 1 time-out, 2 exception, 3 null, 4 failed (``ConsumeReturnType``).
     """
 
     trace_type: TraceType
@@ -152,10 +160,14 @@ _OPTIONAL: Final = {TraceType.SUB_AFTER: 2}
 
 
 def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
-    """Returns the records of ``context`` as a text: one for each message for events of consumption, for other events only that of
-    the first message. ``cloud``: True leaves out time and group in events after consumption, as clients of Alibaba's cloud do.
+    """Return the records of ``context`` as a text: one for each message for events of consumption, for other events only that
+    of the first message.
 
-    Raises LocalProtocolError for a text with one of the separators in it.
+    Args:
+        cloud: True leaves out time and group in events after consumption, as clients of Alibaba's cloud do.
+
+    Raises:
+        LocalProtocolError: For a text with one of the separators in it.
     """
     if (
         context.trace_type is TraceType.PUB
@@ -174,8 +186,9 @@ def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
 
 
 def _sent_record(context: TraceContext, bean: TraceBean) -> str | None:
-    """Returns the record of a send, formatted in one piece because producers write one for each message; None if a text has a
-    separator in it."""
+    """Return the record of a send, formatted in one piece because producers write one for each message; None if a text has a
+    separator in it.
+    """
     region, group, topic, msg_id = context.region_id, context.group_name, bean.topic, bean.msg_id
     tags, keys, host, offset_id = bean.tags, bean.keys, bean.store_host, bean.offset_msg_id
     record = (
@@ -189,18 +202,22 @@ def _sent_record(context: TraceContext, bean: TraceBean) -> str | None:
 
 
 def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
-    """Returns ids and keys of the messages, which become the keys of the trace message, so that a query for one of them finds
-    it."""
+    """Return ids and keys of the messages, which become the keys of the trace message, so that a query for one of them finds
+    it.
+    """
     beans = [bean for context in contexts for bean in context.beans]
     keys = {key for bean in beans for key in (bean.keys or "").split(" ")}
     return frozenset(keys | {bean.msg_id or "" for bean in beans}) - {""}
 
 
 def decode_trace(data: str) -> list[TraceContext]:
-    """Returns the records in a trace message's body, each as a context with one message; records of unknown kinds are left out.
+    """Return the records in a trace message's body, each as a context with one message; records of unknown kinds are left out.
 
-    A number whose field is empty has its default. Raises RemoteProtocolError, with the kind of the record, for one that is too
-    short, and for a text that is no number in the range of its field.
+    A number whose field is empty has its default.
+
+    Raises:
+        RemoteProtocolError: With the kind of the record, for one that is too short, and for a text that is no number in the
+            range of its field.
     """
     return [_context(record.split(_FIELD)) for record in data.split(_RECORD) if record.partition(_FIELD)[0] in _KINDS]
 

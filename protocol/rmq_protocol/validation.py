@@ -65,13 +65,14 @@ _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
 
 def plain(text: str) -> str:
-    """Returns a text of a subclass of str as a plain str: a member of an Enum has another hash than its text, and formatting it may
-    give its name."""
+    """Return a text of a subclass of str as a plain str: a member of an Enum has another hash than its text, and formatting it
+    may give its name.
+    """
     return text if text.__class__ is str else str.__str__(text)
 
 
 def is_system_topic(topic: str) -> bool:
-    """Returns whether the topic belongs to the system, so that users cannot create it."""
+    """Return whether the topic belongs to the system, so that users cannot create it."""
     return topic in SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
 
 
@@ -90,7 +91,7 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def is_system_group(group: str) -> bool:
-    """Returns whether the group belongs to the system."""
+    """Return whether the group belongs to the system."""
     return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
 
 
@@ -99,12 +100,12 @@ def is_not_allowed_send_topic(topic: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raises ``InvalidMessageError`` (code -1) unless the topic is a str of 1 to 127 ASCII letters, digits and ``% | _ -``."""
+    """Raise ``InvalidMessageError`` (code -1) unless the topic is a str of 1 to 127 ASCII letters, digits and ``% | _ -``."""
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group(group: str) -> None:
-    """Raises ``InvalidMessageError`` (code -1) unless the group is a str of 1 to 120 ASCII letters, digits and ``% | _ -``."""
+    """Raise ``InvalidMessageError`` (code -1) unless the group is a str of 1 to 120 ASCII letters, digits and ``% | _ -``."""
     _check_name("group", group, MAX_GROUP_LENGTH)
 
 
@@ -130,10 +131,11 @@ _MAX_GOOD_TOPICS: Final = 4096
 
 
 def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, properties: Mapping[str, str] | None = None) -> None:
-    """Checks a message before it is sent, as ``Validators.checkMessage`` does.
+    """Check a message before it is sent, as ``Validators.checkMessage`` does.
 
-    Raises ``InvalidMessageError``: code -1 for the topic (see ``check_topic``) and for topics of the broker; 13 for a body that is
-    not ``bytes``, empty or larger than ``max_size`` bytes, and for a path separator in property INNER_MULTI_DISPATCH.
+    Raises:
+        InvalidMessageError: Code -1 for the topic (see ``check_topic``) and for topics of the broker; 13 for a body that is not
+            ``bytes``, empty or larger than ``max_size`` bytes, and for a path separator in property INNER_MULTI_DISPATCH.
     """
     if type(topic) is not str or topic not in _good_topics:
         _check_send_topic(topic)
@@ -166,8 +168,8 @@ def _refuse_body(body: object, max_size: int) -> None:
 
 
 def broker_topic_remark(topic: str | None) -> str | None:
-    """Returns a remark that says why a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic, by
-    the rules of ``TopicValidator.validateTopic``.
+    """Return a remark that says why a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic,
+    by the rules of ``TopicValidator.validateTopic``.
 
     Unlike clients, brokers accept retry and dead-letter topics of up to 255 characters.
     """
@@ -183,7 +185,7 @@ def broker_topic_remark(topic: str | None) -> str | None:
 
 
 def broker_group_remark(group: str | None) -> str | None:
-    """Returns a remark that says why a broker refuses the group, or None if it accepts the group."""
+    """Return a remark that says why a broker refuses the group, or None if it accepts the group."""
     if group is None or is_blank(group):
         return "the group is blank"
     if _LEGAL_NAME.fullmatch(group) is None:

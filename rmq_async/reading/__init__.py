@@ -1,5 +1,7 @@
-"""Reads queues at chosen offsets, without sharing them in a group: ``PullConsumer`` and its streams. Pulls, and looks at messages
-that queues have lost, serve the group consumer, too."""
+"""Reads queues at chosen offsets, without sharing them in a group: ``PullConsumer`` and its streams.
+
+Pulls, and looks at messages that queues have lost, serve the group consumer, too.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,12 @@ _NO_LONGER_READABLE: Final = ("pulling message is forbidden", "queueId[")
 
 
 class ReadBackoff:
-    """The waits between consecutive failures. ``patience``: seconds since the first of them after which ``rest`` raises the
-    error; None, for a read without an end: no limit, and ROUTE_LAG if the broker refuses a queue that is still in the route."""
+    """The waits between consecutive failures.
+
+    Args:
+        patience: Seconds since the first of them after which ``rest`` raises the error; None, for a read without an end: no
+            limit, and ROUTE_LAG if the broker refuses a queue that is still in the route.
+    """
 
     __slots__ = ("_patience", "_refused_since", "_reported", "_rests", "_since")
 
@@ -41,8 +45,10 @@ class ReadBackoff:
         self._reported = 0.0
 
     def rest(self, error: RocketMQError) -> float:
-        """Returns the seconds until the next attempt. Raises ``error`` if another attempt cannot help, or the patience is
-        over."""
+        """Return the seconds until the next attempt.
+
+        Raise ``error`` if another attempt cannot help, or the patience is over.
+        """
         now = machine.monotonic()
         self._since = self._since or now
         if not _may_pass_in_a_read(error):
@@ -60,13 +66,16 @@ class ReadBackoff:
         self._since = self._refused_since = 0.0
 
     def longer(self) -> float:
-        """Returns the seconds to rest: from FIRST_REST on more each time, up to LAST_REST."""
+        """Return the seconds to rest: from FIRST_REST on more each time, up to LAST_REST."""
         return self._rests.next()
 
 
 async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketMQError) -> bool:
-    """Returns whether ``queue`` has left the route of its topic. If the broker has refused the pull, requests the route first:
-    the broker may know of the change before the name servers are asked again."""
+    """Return whether ``queue`` has left the route of its topic.
+
+    If the broker has refused the pull, requests the route first: the broker may know of the change before the name servers are
+    asked again.
+    """
     routes = instance.routes
     if not _may_pass_in_a_read(error):
         with suppress(RocketMQError):
@@ -76,8 +85,9 @@ async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketM
 
 
 def may_pass(error: RocketMQError) -> bool:
-    """Returns whether the same request to the same broker may succeed later: the cause is the broker, the connection or the name
-    servers, not the request."""
+    """Return whether the same request to the same broker may succeed later: the cause is the broker, the connection or the name
+    servers, not the request.
+    """
     if isinstance(error, NameServerError):
         return not error.permanent
     return (error.retriable or isinstance(error, FlowControlError)) and not isinstance(error, NoPermissionError)
@@ -88,5 +98,5 @@ def _may_pass_in_a_read(error: RocketMQError) -> bool:
 
 
 def _may_leave(error: RocketMQError) -> bool:
-    """Returns whether the broker refused to read the topic or the queue, which may leave the route later."""
+    """Return whether the broker refused to read the topic or the queue, which may leave the route later."""
     return isinstance(error, BrokerError) and any(part in error.remark for part in _NO_LONGER_READABLE)

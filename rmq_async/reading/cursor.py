@@ -15,20 +15,27 @@ __all__ = ["Cursor", "is_doubtful", "until", "within"]
 
 
 class Cursor:
-    """The position of a reading in one queue. ``end``: exclusive; None for no end. ``at_first``: whether to jump to the first
-    message when this offset is deleted.
+    """The position of a reading in one queue.
 
-    ``wait_for_end``: whether to wait for messages until ``end`` is reached, however late they are stored. ``skipped``: offsets
-    that pulls with tags have skipped and that need a check. ``since``: the time (epoch seconds or aware) at which the reading
-    begins, until its offset is found; ``group``: whether it begins at the group's offset, until that is found.
-    ``begun``: whether an answer other than OFFSET_ILLEGAL has moved the cursor. ``is_filtered``: whether brokers leave messages
-    out of its pulls. ``ahead_since``: monotonic time at which the queue was first found to end below the cursor; None without
-    that.
+    Args:
+        end: Exclusive; None for no end.
+        at_first: Whether to jump to the first message when this offset is deleted.
+        wait_for_end: Whether to wait for messages until ``end`` is reached, however late they are stored.
+        is_filtered: Whether brokers leave messages out of its pulls.
 
-    ``first``: the offset at which the reading has begun. ``watched``: whether there is something that the queue should have
-    still; ``doubtful``: whether it may have lost that. ``unmarked``: whether the start is to be found, or the message before the
-    cursor to be noted. ``connection``: the connection of the last pull or look. ``answered_at``: monotonic time of the last
-    answer; ``high``: the end that it named.
+    Attributes:
+        skipped: Offsets that pulls with tags have skipped and that need a check.
+        since: The time (epoch seconds or aware) at which the reading begins, until its offset is found.
+        group: Whether it begins at the group's offset, until that is found.
+        begun: Whether an answer other than OFFSET_ILLEGAL has moved the cursor.
+        ahead_since: Monotonic time at which the queue was first found to end below the cursor; None without that.
+        first: The offset at which the reading has begun.
+        watched: Whether there is something that the queue should have still.
+        doubtful: Whether it may have lost that.
+        unmarked: Whether the start is to be found, or the message before the cursor to be noted.
+        connection: The connection of the last pull or look.
+        answered_at: Monotonic time of the last answer.
+        high: The end that it named.
     """
 
     __slots__ = (
@@ -65,25 +72,27 @@ class Cursor:
         self.high = 0
 
     def begins_at(self, offset: int) -> None:
-        """Moves the cursor before the first message."""
+        """Move the cursor before the first message."""
         self.offset = self.first = offset
         self.unmarked = self._is_lasting and offset > 0
 
     def go_back(self, offset: int) -> None:
-        """Moves the cursor back to ``offset``; what it has passed since is pulled again."""
+        """Move the cursor back to ``offset``; what it has passed since is pulled again."""
         self.offset = offset
         if self.skipped is not None:
             self.skipped.cut(offset)
 
     def pulls_by(self, connection: object) -> None:
-        """Notes the connection of the next pull. If it is another one than before, the broker may have restarted and lost
-        messages."""
+        """Note the connection of the next pull.
+
+        If it is another one than before, the broker may have restarted and lost messages.
+        """
         if connection is not self.connection:
             self.connection = connection
             self.doubt()
 
     def doubt(self) -> None:
-        """Notes that the queue may have lost messages."""
+        """Note that the queue may have lost messages."""
         self.doubtful = self.watched or self.begun
 
     @property
@@ -92,7 +101,7 @@ class Cursor:
         return self.end is None or self.wait_for_end
 
     def is_ahead_for(self) -> float:
-        """Returns the seconds since the queue was first found to end below the cursor, 0 if this is the first time."""
+        """Return the seconds since the queue was first found to end below the cursor, 0 if this is the first time."""
         now = machine.monotonic()
         if self.ahead_since is None:
             self.ahead_since = now
@@ -100,7 +109,7 @@ class Cursor:
 
     @property
     def finished(self) -> bool:
-        """Returns whether the queue is read to its end and no offset needs a check."""
+        """Whether the queue is read to its end and no offset needs a check."""
         return self.end is not None and self.offset >= self.end and not self.skipped
 
     @property
@@ -110,8 +119,9 @@ class Cursor:
 
 
 def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tuple[MessageExt, ...]:
-    """Returns the messages from ``offset`` up to, not including, ``end``: a broker delivers a whole batch that was stored
-    as one record."""
+    """Return the messages from ``offset`` up to, not including, ``end``: a broker delivers a whole batch that was stored as one
+    record.
+    """
     if not messages:
         return messages
     if messages[0].queue_offset >= offset and (end is None or messages[-1].queue_offset < end):
@@ -120,12 +130,12 @@ def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tu
 
 
 def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
-    """Returns the part of ``lost`` before ``end``."""
+    """Return the part of ``lost`` before ``end``."""
     return lost if end is None or not lost else without_ranges(lost, (range(end, max(end, lost[-1].stop)),))
 
 
 def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
-    """Returns whether the result would end the reading, or keep it at its offset, because the broker does not hold an offset."""
+    """Return whether the result would end the reading, or keep it at its offset, because the broker does not hold an offset."""
     if result.status is PullStatus.OFFSET_ILLEGAL:
         return not (cursor.at_first and cursor.offset < result.min_offset)
     if result.next_offset <= cursor.offset:

@@ -1,5 +1,6 @@
 """The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21), or may have other messages
-than those that were read."""
+than those that were read.
+"""
 
 # The causes: an operator has reset the group's offset: the pulled offset exists, and the answer names another one to continue
 # at. The message is deleted: the offset is below the minimum, and the option ``out_of_range`` applies. The topic was deleted and
@@ -43,8 +44,12 @@ class Cause(Enum):
 
 
 class Asked(NamedTuple):
-    """The pull in question. ``proposed``: the next offset in its answer. ``end``: the lowest end below ``offset`` that was seen;
-    None without one."""
+    """The pull in question.
+
+    Attributes:
+        proposed: The next offset in its answer.
+        end: The lowest end below ``offset`` that was seen; None without one.
+    """
 
     queue: MessageQueue
     offset: int
@@ -53,9 +58,14 @@ class Asked(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The cause of a refused offset. ``offset``: the offset to continue at; for DELETED the queue's first one. ``first``: the
-    queue's first offset. For OVER both have no meaning. ``end``: for BEYOND_END the lowest end that was seen, for LOST_READ the
-    first lost offset, as far as the store times show it."""
+    """The cause of a refused offset.
+
+    Attributes:
+        offset: The offset to continue at; for DELETED the queue's first one.
+        first: The queue's first offset. For OVER both have no meaning.
+        end: For BEYOND_END the lowest end that was seen, for LOST_READ the first lost offset, as far as the store times show
+            it.
+    """
 
     cause: Cause
     offset: int
@@ -64,7 +74,11 @@ class Move(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What one look shows of a queue that does not have what it should. ``seen``: at the newest mark; None without marks."""
+    """What one look shows of a queue that does not have what it should.
+
+    Attributes:
+        seen: At the newest mark; None without marks.
+    """
 
     seen: Seen | None
     first: int
@@ -72,10 +86,14 @@ class _View(NamedTuple):
 
 
 async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: float) -> Move:
-    """Returns why the broker refused an offset, or has other messages than those that were read, and an offset as ``Move`` says.
+    """Return why the broker refused an offset, or have other messages than those that were read, and an offset as ``Move``
+    says.
 
-    ``patience``: seconds in which an end below the offset is looked up three times. Only masters are asked for the ends of the
-    queue. Raises the errors of the requests.
+    Raise the errors of the requests.
+
+    Args:
+        patience: Seconds in which an end below the offset is looked up three times. Only masters are asked for the ends of the
+            queue.
     """
     began = machine.time()
     if asked.queue not in marks:
@@ -92,7 +110,11 @@ async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: floa
 
 
 async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> Move | _View:
-    """Looks at a queue once. ``began``: epoch seconds of the first look."""
+    """Look at a queue once.
+
+    Args:
+        began: Epoch seconds of the first look.
+    """
     instance, (queue, offset, _, end) = looks.instance, asked
     known = marks.of(queue)
     seen = await looks.at(queue, known[-1], offset) if known else None
@@ -117,7 +139,7 @@ async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> M
 
 
 def _proposed(asked: Asked, low: int, high: int) -> Move:
-    """Returns the move in a queue that has the offset."""
+    """Return the move in a queue that has the offset."""
     reset = asked.proposed != asked.offset and low <= asked.proposed <= high
     return Move(Cause.RESET if reset else Cause.OVER, asked.proposed, low)
 
@@ -136,7 +158,8 @@ async def _after_loss(looks: Looks, marks: ReadMarks, asked: Asked, view: _View)
 
 
 async def _is_filled_again(looks: Looks, queue: MessageQueue, end: int, began: float) -> bool:
-    """Returns whether the message at ``end``, where a queue has ended before, was stored since ``began`` (epoch seconds), as
-    far as clocks show it. An older one was there, and the broker did not know it yet."""
+    """Return whether the message at ``end``, where a queue has ended before, was stored since ``began`` (epoch seconds), as far
+    as clocks show it. An older one was there, and the broker did not know it yet.
+    """
     stored = await store_time_ms(looks.instance, queue, end, looks.instance.config.request_timeout, any_replica=False)
     return stored / 1000 >= began - CLOCKS_DIFFER

@@ -1,5 +1,6 @@
-"""Looks at single messages of a queue: whether it has those that were read, and where it goes on if it has others. A message is
-recognized by its place: offset, store time and id.
+"""Looks at single messages of a queue: whether it has those that were read, and where it goes on if it has others.
+
+A message is recognized by its place: offset, store time and id.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ CLOCKS_DIFFER: Final = 10.0
 
 
 class Place(NamedTuple):
-    """The place of a message. ``stored``: its store time, epoch ms. ``unique_id``: None without one. ``position``: its commit
-    log offset. The message itself may have megabytes, and each queue would keep several."""
+    """The place of a message.
+
+    Attributes:
+        stored: Its store time, epoch ms.
+        unique_id: None without one.
+        position: Its commit log offset. The message itself may have megabytes, and each queue would keep several.
+    """
 
     offset: int
     stored: int
@@ -52,8 +58,10 @@ def place_of(message: MessageExt) -> Place:
 
 
 def is_at(message: MessageExt, place: Place) -> bool:
-    """Returns whether a message is the one of ``place``. The id alone does not show it: copies that a retry has stored share it,
-    and messages of old clients have none."""
+    """Return whether a message is the one of ``place``.
+
+    The id alone does not show it: copies that a retry has stored share it, and messages of old clients have none.
+    """
     return (
         (message.queue_offset, message.store_time_ms) == place[:2]
         and message.unique_id == place.unique_id
@@ -62,8 +70,12 @@ def is_at(message: MessageExt, place: Place) -> bool:
 
 
 class Seen(Enum):
-    """What a queue has at the offset of a mark. ``GONE``: its end is not above the offset. ``ALL``: as ``SAME``, and the queue
-    reaches the offset that it should."""
+    """What a queue has at the offset of a mark.
+
+    Attributes:
+        GONE: Its end is not above the offset.
+        ALL: As ``SAME``, and the queue reaches the offset that it should.
+    """
 
     ALL = "the message of the mark, and what followed"
     SAME = "the message of the mark, or none since it is deleted"
@@ -72,8 +84,13 @@ class Seen(Enum):
 
 
 class FirstLook(NamedTuple):
-    """A queue before its first pull. ``end``: its end. ``mark``: the message before the start offset; None if the queue ends
-    below. ``connection``: the broker's connection, None if it has changed meanwhile."""
+    """A queue before its first pull.
+
+    Attributes:
+        end: Its end.
+        mark: The message before the start offset; None if the queue ends below.
+        connection: The broker's connection, None if it has changed meanwhile.
+    """
 
     end: int
     mark: Place | None
@@ -88,8 +105,13 @@ class Looks:
         self._group = group
 
     async def first(self, queue: MessageQueue, start: int) -> FirstLook:
-        """Looks at the message before ``start``, which is above 0. Raises BrokerNotFoundError if it is not there while the broker
-        has no master, and the errors of a pull."""
+        """Look at the message before ``start``, which is above 0.
+
+        Raises the errors of a pull, too.
+
+        Raises:
+            BrokerNotFoundError: If it is not there while the broker has no master.
+        """
         instance = self.instance
         broker_name = instance.routes.broker_of(queue)
         before = instance.open_connection(broker_name)
@@ -106,8 +128,12 @@ class Looks:
         return FirstLook(end, mark, connection if connection is before else None)
 
     async def at(self, queue: MessageQueue, mark: Place, reaches: int | None = None) -> Seen:
-        """Looks at the offset of a mark. ``reaches``: an offset for ``Seen.ALL``. Any replica may show that the message is there;
-        raises BrokerNotFoundError for another answer while the broker has no master, and the errors of a pull."""
+        """Look at the offset of a mark.
+
+        Args:
+            reaches: An offset for ``Seen.ALL``. Any replica may show that the message is there; raises BrokerNotFoundError for
+                another answer while the broker has no master, and the errors of a pull.
+        """
         message, result = await self._message(queue, mark.offset)
         if (message is None and result.max_offset > mark.offset) or (message is not None and is_at(message, mark)):
             return Seen.ALL if reaches is not None and result.max_offset >= reaches else Seen.SAME
@@ -124,16 +150,16 @@ class Looks:
             )
 
     async def first_new(self, queue: MessageQueue, marks: Sequence[Place]) -> int:
-        """Returns the offset of the first message stored after the newest mark, exact only if brokers' clocks agree."""
+        """Return the offset of the first message stored after the newest mark, exact only if brokers' clocks agree."""
         since = datetime.fromtimestamp((marks[-1].stored + 1) / 1000, UTC)
         return await search_offset(self.instance, queue, since, any_replica=False)
 
     async def goes_on_at(self, queue: MessageQueue, marks: Sequence[Place], lowest: int | None) -> int:
-        """Returns the offset from which on a queue may have messages that were not read, because it has not that of its newest
+        """Return the offset from which on a queue may have messages that were not read, because it has not that of its newest
         mark: the one after its highest mark that is still there.
 
         Without one it is the offset of the first message that was stored after the newest mark, less CLOCKS_DIFFER, but not
-        above ``lowest``, the lowest end that was seen. Raises the errors of the requests.
+        above ``lowest``, the lowest end that was seen. Raise the errors of the requests.
         """
         low, high = 0, len(marks) - 1  # marks below ``low`` are there, those from ``high`` on are not
         while low < high:
@@ -149,7 +175,7 @@ class Looks:
         return found if lowest is None else min(found, lowest)
 
     async def _message(self, queue: MessageQueue, offset: int) -> tuple[MessageExt | None, PullResult]:
-        """Pulls one message; None without one at the offset, and for one whose answer is above ``max_frame_size``."""
+        """Pull one message; None without one at the offset, and for one whose answer is above ``max_frame_size``."""
         request = PullRequest(self._group, queue, offset, 1, "*", 0.0, self.instance.config.request_timeout)
         try:
             result = await pull_once(self.instance, request, OrderedSet())
@@ -164,6 +190,6 @@ class Looks:
 
 
 def is_refused(error: RocketMQError) -> bool:
-    """Returns whether an error of a look says that the queue cannot be read, and not that its broker is busy or gives no answer."""
+    """Return whether an error of a look says that the queue cannot be read, and not that its broker is busy or gives no answer."""
     busy = SystemBusyError | FlowControlError | ServiceNotAvailableError | GoAwayError
     return isinstance(error, BrokerError) and not isinstance(error, busy)

@@ -56,9 +56,14 @@ _NOTHING: Final = DecodedMessages((), ())
 
 
 class PullRequest(msgspec.Struct, frozen=True, gc=False):
-    """One pull. ``queue``: with the topic as servers know it. ``suspend``: seconds that the broker may hold the pull while it
-    has no message. ``timeout``: seconds for request and response. ``sql``: a condition by which the broker filters; ``tags`` is
-    "*" then."""
+    """One pull.
+
+    Attributes:
+        queue: With the topic as servers know it.
+        suspend: Seconds that the broker may hold the pull while it has no message.
+        timeout: Seconds for request and response.
+        sql: A condition by which the broker filters; ``tags`` is "*" then.
+    """
 
     group: str
     queue: MessageQueue
@@ -71,17 +76,21 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def expression(self) -> tuple[str, str]:
-        """Returns the expression by which the broker filters, and its type."""
+        """The expression by which the broker filters, and its type."""
         return (self.tags, TAG) if self.sql is None else (self.sql, SQL92)
 
     @property
     def is_filtered(self) -> bool:
-        """Returns whether messages may be left out."""
+        """Whether messages may be left out."""
         return self.sql is not None or self.tags != "*"
 
 
 class PulledBody(msgspec.Struct, frozen=True, gc=False):
-    """One response, its records not decoded. ``address``: the broker that sent it."""
+    """One response, its records not decoded.
+
+    Attributes:
+        address: The broker that sent it.
+    """
 
     status: PullStatus
     body: bytes
@@ -93,8 +102,12 @@ class PulledBody(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingPull:
-    """A pull whose request was written from a template. ``future``: resolves to a PullReply for a response with messages, to a
-    RemotingCommand for another one. ``since``: monotonic time of the request."""
+    """A pull whose request was written from a template.
+
+    Args:
+        future: Resolves to a PullReply for a response with messages, to a RemotingCommand for another one.
+        since: Monotonic time of the request.
+    """
 
     __slots__ = ("connection", "future", "opaque", "request", "since")
 
@@ -108,14 +121,17 @@ class PendingPull:
         self.since = since
 
     def forget(self) -> None:
-        """Abandons the response."""
+        """Abandon the response."""
         self.connection.requests.forget(self.opaque)
         self.future.cancel()
 
 
 def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool = False) -> PendingPull | None:
-    """Sends the request from a template; returns None where that is not possible. ``gather``: True writes it together with
-    others of this iteration of the loop."""
+    """Send the request from a template; return None where that is not possible.
+
+    Args:
+        gather: True writes it together with others of this iteration of the loop.
+    """
     queue = request.queue
     if instance.pull_sizes.lowered:
         request = _limited(instance, request)
@@ -136,8 +152,7 @@ def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool =
 def _template(
     group: str, topic: str, broker_name: str, queue_id: int, expression: tuple[str, str], suspend_ms: int
 ) -> PullTemplate | None:
-    """Returns the template of a request; None if the general path must make the header, or raise the error for an invalid
-    one."""
+    """Return the template of a request; None if the general path must make the header, or raise the error for an invalid one."""
     try:
         template = PullTemplate(group, topic, queue_id, broker_name, expression[0], suspend_ms, expression[1])
     except (LocalProtocolError, UnicodeEncodeError, TypeError):
@@ -148,10 +163,13 @@ def _template(
 async def pull_once(
     instance: ClientInstance, request: PullRequest, calls: Calls, pending: PendingPull | None = None
 ) -> PullResult:
-    """Pulls once and decodes the messages. ``pending``: the request if it was sent already.
+    """Pull once and decode the messages.
 
     Raises as ``pull_body`` and ``lost_offsets`` do; RequestTimeoutError where the messages are not decoded in time; and
     RemoteProtocolError for an answer with messages whose next offset is not above the requested one.
+
+    Args:
+        pending: The request if it was sent already.
     """
     since = pending.since if pending is not None else machine.monotonic()
     answer = await pull_body(instance, request, calls, pending)
@@ -182,7 +200,11 @@ async def _decoded(
     queue: MessageQueue,
     answer: PulledBody,
 ) -> DecodedMessages:
-    """Decodes in a thread. Raises RequestTimeoutError at ``deadline``."""
+    """Decode in a thread.
+
+    Raises:
+        RequestTimeoutError: At ``deadline``.
+    """
     try:
         return await instance.threads.run(decode, deadline, calls)
     except TimeoutError:
@@ -194,8 +216,12 @@ async def _decoded(
 
 
 def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult | None:
-    """Returns the result of ``pull_once`` for a response with messages that needs no thread and no further request; None for
-    others. Raises RemoteProtocolError as ``pull_once`` does."""
+    """Return the result of ``pull_once`` for a response with messages that needs no thread and no further request; None for
+    others.
+
+    Raises:
+        RemoteProtocolError: As ``pull_once`` does.
+    """
     request, future = pending.request, pending.future
     if future.cancelled() or future.exception() is not None:
         return None
@@ -215,11 +241,18 @@ def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult |
 async def pull_body(
     instance: ClientInstance, request: PullRequest, calls: Calls, pending: PendingPull | None = None
 ) -> PulledBody:
-    """Pulls once, and again for half as many messages while the response is above ``max_frame_size``. ``calls``: futures to end
-    when the consumer stops. ``pending``: the request if it was sent already.
+    """Pull once, and again for half as many messages while the response is above ``max_frame_size``.
 
-    Raises BrokerError for a response that is no pull result, RemoteProtocolError for one without its offsets, FrameTooLargeError
-    for a message that is too large alone, and the errors of finding the broker and of the request.
+    Raises the errors of finding the broker and of the request, too.
+
+    Args:
+        calls: Futures to end when the consumer stops.
+        pending: The request if it was sent already.
+
+    Raises:
+        BrokerError: For a response that is no pull result.
+        RemoteProtocolError: For one without its offsets.
+        FrameTooLargeError: For a message that is too large alone.
     """
     queue, sizes = request.queue, instance.pull_sizes
     if sizes.lowered:
@@ -270,8 +303,10 @@ def _general_body(instance: ClientInstance, request: PullRequest, response: Remo
 
 
 def _asks_for_fewer(instance: ClientInstance, request: PullRequest, cause: FrameTooLargeError) -> bool:
-    """Lowers the number of messages of the queue's pulls after an answer above ``max_frame_size``; returns False if the pull was
-    for one message."""
+    """Lower the number of messages of the queue's pulls after an answer above ``max_frame_size``.
+
+    Return False if the pull was for one message.
+    """
     queue, sizes = request.queue, instance.pull_sizes
     if not sizes.lower(queue, request.max_messages):
         return False
@@ -282,13 +317,13 @@ def _asks_for_fewer(instance: ClientInstance, request: PullRequest, cause: Frame
 
 
 def _limited(instance: ClientInstance, request: PullRequest) -> PullRequest:
-    """Returns the request with the number of messages that answers of the queue have room for."""
+    """Return the request with the number of messages that answers of the queue have room for."""
     limit = instance.pull_sizes.limit(request.queue, request.max_messages)
     return request if limit == request.max_messages else replace(request, max_messages=limit)
 
 
 def _one_too_large(instance: ClientInstance, request: PullRequest, error: FrameTooLargeError) -> FrameTooLargeError:
-    """Returns the error of a pull for one message; it names the message."""
+    """Return the error of a pull for one message; it names the message."""
     shown, after = instance.names.shown_queue(request.queue), next_offset_in(error)
     offset = request.offset if after is None else max(after - 1, request.offset)
     text = (
@@ -308,8 +343,12 @@ async def _ask(
     calls: Calls,
     sent_away: RemotingCommand | None = None,
 ) -> tuple[RemotingCommand, str]:
-    """Sends the request on the general path; returns the response and the broker's address. ``timeout``: seconds that are left.
-    ``sent_away``: the GO_AWAY response to an earlier attempt."""
+    """Send the request on the general path; return the response and the broker's address.
+
+    Args:
+        timeout: Seconds that are left.
+        sent_away: The GO_AWAY response to an earlier attempt.
+    """
     queue = request.queue
     expression, expression_type = request.expression
     header = pull_header(
@@ -367,8 +406,14 @@ def _found(reply: PullReply, address: str) -> PulledBody:
 
 
 def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
-    """Returns the result of the pull. ``lost`` holds the offsets without a record, also those that compaction has removed; it
-    is empty for a filtered pull and for a light queue. Raises RemoteProtocolError for a FOUND answer that leads no further."""
+    """Return the result of the pull.
+
+    ``lost`` holds the offsets without a record, also those that compaction has removed; it is empty for a filtered pull and for
+    a light queue.
+
+    Raises:
+        RemoteProtocolError: For a FOUND answer that leads no further.
+    """
     queue, offset = request.queue, request.offset
     for corrupt in decoded.corrupt:
         corrupt.broker, corrupt.address = queue.broker_name, answer.address
@@ -397,8 +442,12 @@ def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, 
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """The requested part of a response. ``after``: the next offset. ``missing``: requested offsets before it without a
-    record."""
+    """The requested part of a response.
+
+    Attributes:
+        after: The next offset.
+        missing: Requested offsets before it without a record.
+    """
 
     messages: tuple[MessageExt, ...]
     corrupt: tuple[CorruptMessageError, ...]
@@ -407,7 +456,7 @@ class _Held(msgspec.Struct, frozen=True):
 
 
 def _compared(request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> _Held:
-    """Compares a response with its request, offset by offset.
+    """Compare a response with its request, offset by offset.
 
     A batch that was stored as one record comes whole, with messages before the requested offset. Where the broker has deleted
     the requested message and returns another one in its place, the response is not used, because the messages behind that may

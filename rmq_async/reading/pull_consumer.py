@@ -56,15 +56,21 @@ MAX_PULL: Final = 1024
 
 @lists_options(ClientConfig)
 class PullConsumer(ClientUser):
-    """Reads queues at offsets that the caller chooses. Brokers list it as a member of ``group``, and store a position only at
-    ``commit``.
+    """Reads queues at offsets that the caller chooses.
 
-    ``options``: any field of ClientConfig. Raises InvalidGroupError for an invalid group name, ConfigError for an invalid value
-    of ``namesrv`` or an option, TypeError for an unknown option and for a ``client`` of another type.
+    Brokers list it as a member of ``group``, and store a position only at ``commit``.
 
     The methods that ask servers also raise ConfigError for an invalid argument, InvalidMessageError for an invalid topic name,
     ClientStateError before ``start`` and after ``stop``, ForkedError in a forked child, WrongLoopError on another event loop,
     and the errors of a request (``RocketMQError``).
+
+    Args:
+        **options: Any field of ClientConfig.
+
+    Raises:
+        InvalidGroupError: For an invalid group name.
+        ConfigError: For an invalid value of ``namesrv`` or an option.
+        TypeError: For an unknown option and for a ``client`` of another type.
     """
 
     def __init__(
@@ -89,28 +95,35 @@ class PullConsumer(ClientUser):
         return self._name
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the readable queues of ``topic``, sorted by broker name and id, as a name server reports them now; without a
-        usable answer, those that this client knows.
+        """Return the readable queues of ``topic``, sorted by broker name and id, as a name server reports them now.
 
-        Raises TopicNotFoundError if the name servers do not know the topic, NameServerError if none answers; neither of them if
-        this client knows a route of the topic.
+        Without a usable answer, those that this client knows.
+
+        Raises:
+            TopicNotFoundError: If the name servers do not know the topic.
+            NameServerError: If none answers; neither of them if this client knows a route of the topic.
         """
         return self._names.shown_queues(await self._queues(self._wire(topic)))
 
     async def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait: float = 0.0
     ) -> PullResult:
-        """Returns one answer of the broker: the messages at ``offset`` (0 to 2**63 - 1) and after it, at most ``max_messages``
-        (1 to 1024); brokers may return fewer.
+        """Return one answer of the broker: the messages at ``offset`` (0 to 2^63 - 1) and after it, at most ``max_messages`` (1
+        to 1024). Brokers may return fewer.
 
-        ``tags``: "*" or "a || b". ``wait``: seconds for which the broker may hold the pull while it has no message (0: it
-        answers at once). An offset outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out
-        and listed in ``corrupt``, deleted messages in ``lost`` (without tags).
+        Args:
+            tags: "*" or "a || b".
+            wait: Seconds for which the broker may hold the pull while it has no message (0: it answers at once). An offset
+                outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out and listed in
+                ``corrupt``, deleted messages in ``lost`` (without tags).
 
-        Raises BrokerNotFoundError if no route has an address of the broker (TopicNotFoundError if its topic has no route
-        either), ConnectError if no connection to it can be made, ConnectionLostError if the connection closes before the
-        answer, RequestTimeoutError without an answer within ``wait`` + ``request_timeout`` seconds, RemoteProtocolError for an
-        answer without a usable next offset, and BrokerError if the broker refuses.
+        Raises:
+            BrokerNotFoundError: If no route has an address of the broker (TopicNotFoundError if its topic has no route either).
+            ConnectError: If no connection to it can be made.
+            ConnectionLostError: If the connection closes before the answer.
+            RequestTimeoutError: Without an answer within ``wait`` + ``request_timeout`` seconds.
+            RemoteProtocolError: For an answer without a usable next offset.
+            BrokerError: If the broker refuses.
         """
         instance = self._client()
         queue = check_queue(queue)
@@ -144,19 +157,9 @@ class PullConsumer(ClientUser):
         queues: Iterable[MessageQueue] | None = None,
         above_end: AboveEnd = "end",
     ) -> AsyncGenerator[MessageExt, None]:
-        """Iterates over the messages of ``topic`` from ``start`` to ``end``. Messages of one queue come in the order of their
-        offsets; the queues are interleaved as brokers answer.
+        """Iterate over the messages of ``topic`` from ``start`` to ``end``.
 
-        ``start``: "earliest", "latest", "committed" (this group's offsets, or the first message of a queue without one), an
-        aware datetime, or offsets by queue. ``end``, exclusive: "latest", an aware datetime, offsets by queue, or None.
-        "latest" includes every message that was acknowledged before the first step, which takes some 60 ms for each broker. For
-        an offset beyond the last message, the iteration waits for the missing messages. None never ends and, unless ``queues``
-        is given, includes queues that are added later. ``queues``: the queues to read; default: those for which ``start`` or
-        ``end`` gives offsets, or all readable queues if neither does. ``above_end``: where "committed" begins in a queue that
-        ends below the group's offset, because it has lost messages: at its lowest end in three looks within 10 s ("end"), at its
-        "earliest" message, both with an ERROR in the log, or "stop", which raises OffsetRangeError. Offsets are looked up at
-        masters: if a broker has no master, the first step raises BrokerNotFoundError, as for a topic without a readable queue
-        and a given one that is not.
+        Messages of one queue come in the order of their offsets; the queues are interleaved as brokers answer.
 
         The iteration raises OffsetRangeError if a queue does not hold the offset to read, if it has lost messages that were
         read, so that others may get their offsets, and if messages were deleted before they were read, except that "earliest"
@@ -164,6 +167,19 @@ class PullConsumer(ClientUser):
         with it; TopicNotFoundError if the name servers do not know the topic; ClientStateError when the consumer is stopped; and
         the errors of the requests for offsets, and of pulls that still fail after retries. A loop that is left early ends its
         requests when the iterator is collected; ``contextlib.aclosing`` ends them at once.
+
+        Args:
+            start: "earliest", "latest", "committed" (this group's offsets, or the first message of a queue without one), an
+                aware datetime, or offsets by queue. ``end``, exclusive: "latest", an aware datetime, offsets by queue, or None.
+                "latest" includes every message that was acknowledged before the first step, which takes some 60 ms for each
+                broker. For an offset beyond the last message, the iteration waits for the missing messages. None never ends
+                and, unless ``queues`` is given, includes queues that are added later.
+            queues: The queues to read; default: those for which ``start`` or ``end`` gives offsets, or all readable queues if
+                neither does.
+            above_end: Where "committed" begins in a queue that ends below the group's offset, because it has lost messages: at
+                its lowest end in three looks within 10 s ("end"), at its "earliest" message, both with an ERROR in the log, or
+                "stop", which raises OffsetRangeError. Offsets are looked up at masters: if a broker has no master, the first
+                step raises BrokerNotFoundError, as for a topic without a readable queue and a given one that is not.
         """
         topic, names = self._wire(topic), self._names
         checked_tags(tags)
@@ -190,7 +206,7 @@ class PullConsumer(ClientUser):
         return Reader(instance, self._group, scope, opening, self._calls, self._readers, watch).messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset that the broker has stored for this group; None if there is none.
+        """Return the offset that the broker has stored for this group; None if there is none.
 
         This method and ``commit``, ``min_offset``, ``max_offset`` and ``search_offset`` raise TopicNotFoundError if the name
         servers do not know the topic, BrokerNotFoundError if the topic is not on the queue's broker, and ConfigError if it has
@@ -200,34 +216,42 @@ class PullConsumer(ClientUser):
             return await committed_offset(instance, self._group, await known_queue(instance, queue))
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Stores ``offset`` (0 to 2**63 - 1) for this group at the broker; returns when the broker has answered. Raises as
-        ``committed`` does, and ConfigError for another offset."""
+        """Store ``offset`` (0 to 2^63 - 1) for this group at the broker; return when the broker has answered. Raises as
+        ``committed`` does, and ConfigError for another offset.
+        """
         async with self._call() as instance:
             offset = _checked_offset(check_queue(queue), offset)
             await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset of the first message that is not deleted; the end of the queue if there is none. Raises as
-        ``committed`` does."""
+        """Return the offset of the first message that is not deleted; the end of the queue if there is none. Raises as
+        ``committed`` does.
+        """
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Returns the offset after the last message that can be read. Raises as ``committed`` does."""
+        """Return the offset after the last message that can be read. Raises as ``committed`` does."""
         async with self._call() as instance:
             return await max_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
-        """Returns the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later; if
-        there is none, the offset that the next message will have. Raises as ``committed`` does, and ConfigError for a datetime
-        without a time zone."""
+        """Return the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later.
+
+        If there is none, the offset that the next message will have. Raises as ``committed`` does, and ConfigError for a
+        datetime without a time zone.
+        """
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when)
 
     # -- inside
 
     def _wire(self, topic: str) -> str:
-        """Returns the topic's name on the wire. Raises InvalidMessageError for an invalid name."""
+        """Return the topic's name on the wire.
+
+        Raises:
+            InvalidMessageError: For an invalid name.
+        """
         check_topic(topic)
         topic = self._names.wire(topic)
         check_topic(topic)
@@ -239,8 +263,11 @@ class PullConsumer(ClientUser):
         return route.subscribe_queues
 
     async def _readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the readable queues of a topic (its name on the wire). Raises BrokerNotFoundError if there is none: an
-        iteration that ended at once would look like that of an empty topic."""
+        """Return the readable queues of a topic (its name on the wire).
+
+        Raises:
+            BrokerNotFoundError: If there is none: an iteration that ended at once would look like that of an empty topic.
+        """
         queues = await self._queues(topic)
         if not queues:
             raise BrokerNotFoundError(
@@ -322,7 +349,7 @@ def _end_of(instance: ClientInstance, end: End) -> Offsets:
 
 
 async def _check_readable(instance: ClientInstance, topic: str, queues: Iterable[MessageQueue]) -> None:
-    """Raises BrokerNotFoundError for a queue that may not be read: its iteration would look like that of an empty one."""
+    """Raise BrokerNotFoundError for a queue that may not be read: its iteration would look like that of an empty one."""
     route = instance.routes.cached(topic)
     if route is None or not set(route.subscribe_queues).issuperset(queues):
         route = await instance.routes.refresh(topic)
@@ -339,7 +366,7 @@ async def _check_readable(instance: ClientInstance, topic: str, queues: Iterable
 
 
 async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
-    """Raises BrokerNotFoundError if the name servers know only replicas of the queue's broker."""
+    """Raise BrokerNotFoundError if the name servers know only replicas of the queue's broker."""
     if await has_master(instance, queue):
         return
     await instance.routes.refresh(queue.topic)
@@ -352,8 +379,11 @@ async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
 
 
 async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
-    """Waits until all acknowledged messages can be read. Raises RequestTimeoutError if that takes longer than
-    ``request_timeout``."""
+    """Wait until all acknowledged messages can be read.
+
+    Raises:
+        RequestTimeoutError: If that takes longer than ``request_timeout``.
+    """
     if not await until_readable(instance, broker_name, topic, any_replica=False):
         raise RequestTimeoutError(
             f"broker {printable(broker_name)} has acknowledged messages that cannot be read yet: its queues have been behind its "
@@ -370,12 +400,16 @@ def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
 
 
 def _on_the_wire(names: Names, bound: Bound) -> Bound:
-    """Returns a bound whose queues have the topics' names on the wire."""
+    """Return a bound whose queues have the topics' names on the wire."""
     return cast(Bound, _wired(names, bound)) if isinstance(bound, Mapping) else bound
 
 
 def _wired(names: Names, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Returns offsets by queues on the wire. Raises ConfigError for an invalid queue or offset."""
+    """Return offsets by queues on the wire.
+
+    Raises:
+        ConfigError: For an invalid queue or offset.
+    """
     checked = {check_queue(queue): offset for queue, offset in offsets.items()}
     return {names.wire_queue(queue): _checked_offset(queue, offset) for queue, offset in checked.items()}
 
@@ -383,8 +417,13 @@ def _wired(names: Names, offsets: Mapping[MessageQueue, int]) -> dict[MessageQue
 def _chosen_queues(
     names: Names, topic: str, start: Start, end: End, queues: Iterable[MessageQueue] | None
 ) -> tuple[MessageQueue, ...] | None:
-    """Returns the queues that the arguments name, with the topic's name on the wire; None for all queues. Raises ConfigError if
-    the arguments contradict each other, or for an invalid offset. ``topic``: name on the wire.
+    """Return the queues that the arguments name, with the topic's name on the wire; None for all queues.
+
+    Args:
+        topic: Name on the wire.
+
+    Raises:
+        ConfigError: If the arguments contradict each other, or for an invalid offset.
     """
     named: Iterable[MessageQueue] | None = queues
     for offsets in (start, end):

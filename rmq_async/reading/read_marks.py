@@ -42,7 +42,8 @@ APART: Final = 2.0
 class ReadMarks:
     """The marks of up to MOST_KEPT queues, up to MOST_OF_QUEUE of each.
 
-    ``doubted``: queues to check before the next answer of a pull is used.
+    Attributes:
+        doubted: Queues to check before the next answer of a pull is used.
     """
 
     __slots__ = ("_left_at", "_marks", "_unread", "doubted")
@@ -61,22 +62,22 @@ class ReadMarks:
         return queue in self._marks
 
     def of(self, queue: MessageQueue) -> Sequence[Place]:
-        """Returns the marks of a queue, lowest first."""
+        """Return the marks of a queue, lowest first."""
         return tuple(self._marks.get(queue, ()))
 
     def newest(self, queue: MessageQueue) -> int:
-        """Returns the offset of the newest mark of a queue; -1 without one."""
+        """Return the offset of the newest mark of a queue; -1 without one."""
         marks = self._marks.get(queue)
         return marks[-1].offset if marks else -1
 
     def read(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
-        """Notes the messages of an answer, at least one, in the order of their offsets."""
+        """Note the messages of an answer, at least one, in the order of their offsets."""
         if queue not in self._marks:
             self.add(queue, place_of(messages[0]))
         self.add(queue, place_of(messages[-1]))
 
     def add(self, queue: MessageQueue, place: Place) -> None:
-        """Notes one message; one below the newest mark is ignored."""
+        """Note one message; one below the newest mark is ignored."""
         marks = self._marks.get(queue)
         if marks is None:
             while len(self._marks) >= MOST_KEPT:
@@ -88,7 +89,7 @@ class ReadMarks:
                 marks[:] = _thinned(marks)
 
     def cut(self, queue: MessageQueue, offset: int) -> None:
-        """Removes the marks from ``offset`` on: the queue has other messages there."""
+        """Remove the marks from ``offset`` on: the queue has other messages there."""
         left = [mark for mark in self._marks.get(queue, ()) if mark.offset < offset]
         if left:
             self._marks[queue] = left
@@ -96,19 +97,24 @@ class ReadMarks:
             self.forget(queue)
 
     def doubt(self, queues: Iterable[MessageQueue]) -> None:
-        """Notes that queues with marks must be checked: their broker may have another store, or their topic may have been
-        deleted."""
+        """Note that queues with marks must be checked: their broker may have another store, or their topic may have been
+        deleted.
+        """
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Removes the marks of a queue: its offsets are no longer those of the messages that were read."""
+        """Remove the marks of a queue: its offsets are no longer those of the messages that were read."""
         self._marks.pop(queue, None)
         self._left_at.pop(queue, None)
         self.doubted.discard(queue)
 
     def given_up(self, queue: MessageQueue, highest: int | None, unread: int | None) -> None:
-        """Notes the highest offset that brokers may have from this member, in a queue with marks that leaves it. ``unread``: the
-        offset to which the queue has gone back after a loss, if this member has not handled what is stored there; else None."""
+        """Note the highest offset that brokers may have from this member, in a queue with marks that leaves it.
+
+        Args:
+            unread: The offset to which the queue has gone back after a loss, if this member has not handled what is stored
+                there; else None.
+        """
         if queue in self._marks:
             self._left_at[queue] = highest
         if unread is not None:
@@ -117,10 +123,10 @@ class ReadMarks:
             self._unread[queue] = unread, now
 
     def taken_over(self, queue: MessageQueue, start: int, committed: int | None) -> int:
-        """Returns the offset at which this member takes a queue over: ``start``, or a lower one if the queue was away for a moment
-        and has lost messages before: the member in between may have begun at an offset from before the loss.
+        """Return the offset at which this member takes a queue over: ``start``, or a lower one if the queue was away for a
+        moment and has lost messages before: the member in between may have begun at an offset from before the loss.
 
-        Removes the marks of a queue that returns with a higher committed offset: another member has read it. Other marks are
+        Remove the marks of a queue that returns with a higher committed offset: another member has read it. Other marks are
         doubted, since the queue was not watched meanwhile. A lower one may be old, of a broker that has crashed.
         """
         left_at = self._left_at.pop(queue, committed)
@@ -133,8 +139,9 @@ class ReadMarks:
         return start
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
-        """Returns whether the first message of a queue shows that the queue was created again since it was read; False without
-        a mark. Raises the errors of the requests."""
+        """Return whether the first message of a queue shows that the queue was created again since it was read; False without a
+        mark. Raise the errors of the requests.
+        """
         marks = self._marks.get(queue)
         if not marks:
             return False
@@ -144,7 +151,7 @@ class ReadMarks:
 
 
 def _thinned(marks: Sequence[Place]) -> list[Place]:
-    """Returns the marks without those whose neighbours are not too far APART."""
+    """Return the marks without those whose neighbours are not too far APART."""
     newest, found, distance = marks[-1].offset, [marks[-1]], 1.0
     for mark, older in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
         if newest - older.offset > distance * APART:

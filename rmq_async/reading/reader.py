@@ -56,9 +56,14 @@ MOST_GONE: Final = 1024
 
 
 class ReadScope(NamedTuple):
-    """The scope of a read. ``follow``: whether it has no end. ``topic``: the topic whose new queues it reads too; None for no
-    new queues. ``named``: whether the caller has named queues, so that other queues which the topic has at the start are left
-    out. ``start``: the argument of ``read``."""
+    """The scope of a read.
+
+    Attributes:
+        follow: Whether it has no end.
+        topic: The topic whose new queues it reads too; None for no new queues.
+        named: Whether the caller has named queues, so that other queues which the topic has at the start are left out.
+        start: The argument of ``read``.
+    """
 
     tags: str
     follow: bool
@@ -68,16 +73,25 @@ class ReadScope(NamedTuple):
 
 
 class _Batch(msgspec.Struct, frozen=True):
-    """The messages of one response. ``error``: the error that ends the reading after the messages."""
+    """The messages of one response.
+
+    Attributes:
+        error: The error that ends the reading after the messages.
+    """
 
     messages: tuple[MessageExt, ...] = ()
     error: RocketMQError | None = None
 
 
 class Reader:
-    """One run of ``PullConsumer.read``. ``opening``: makes the cursors, at the first step of the iteration. ``calls``: futures
-    that end when the consumer stops. ``running``: the consumer's readers between their first step and their end. ``watch``: a new
-    one."""
+    """One run of ``PullConsumer.read``.
+
+    Args:
+        opening: Makes the cursors, at the first step of the iteration.
+        calls: Futures that end when the consumer stops.
+        running: The consumer's readers between their first step and their end.
+        watch: A new one.
+    """
 
     def __init__(
         self,
@@ -109,7 +123,7 @@ class Reader:
         self._stopped: RocketMQError | None = None
 
     async def messages(self) -> AsyncGenerator[MessageExt, None]:
-        """Iterates over the messages, once."""
+        """Iterate over the messages, once."""
         done: asyncio.Task[_Batch | None] | PendingPull | None
         message: MessageExt | None
         self._running.add(self)
@@ -143,7 +157,7 @@ class Reader:
             await self._close()
 
     def stop(self) -> list[asyncio.Task[_Batch | None]]:
-        """Ends the pulls and returns their tasks; the next step of the iteration raises ClientStateError."""
+        """End the pulls and return their tasks; the next step of the iteration raises ClientStateError."""
         self._stopped = ClientStateError("the consumer was stopped during the reading; start it and read again")
         for task in self._pulling:
             task.cancel()
@@ -170,7 +184,7 @@ class Reader:
             self._instance.routes.on_change.append(self._route_changed)
 
     def _hold(self, topics: Iterable[str]) -> None:
-        """Keeps the routes of the topics in use until the reading ends, even if the caller pauses for long."""
+        """Keep the routes of the topics in use until the reading ends, even if the caller pauses for long."""
         self._held.update(dict.fromkeys(topics))
         for topic in self._held:
             self._instance.routes.use.hold(topic)
@@ -215,7 +229,7 @@ class Reader:
             self._start_fetching(cursor, pending)
 
     def _decoded(self, cursor: Cursor, pending: PendingPull) -> _Batch | None:
-        """Returns the messages of a response; None if it needs more than decoding, and a task was started for the rest."""
+        """Return the messages of a response; None if it needs more than decoding, and a task was started for the rest."""
         after = cursor.offset
         if cursor.doubtful or cursor.unmarked:
             self._start_fetching(cursor, pending)
@@ -303,8 +317,13 @@ class Reader:
             await asyncio.wait(tasks)
 
     async def _fetch(self, cursor: Cursor, pending: PendingPull | None) -> _Batch | None:
-        """Pulls until there are messages or an error to deliver; returns None if the cursor reaches its end or the queue leaves
-        the route. ``pending``: the first pull, if it was sent already."""
+        """Pull until there are messages or an error to deliver.
+
+        Return None if the cursor reaches its end or the queue leaves the route.
+
+        Args:
+            pending: The first pull, if it was sent already.
+        """
         backoff = ReadBackoff(None if self._scope.follow else PATIENCE)
         moved_at = pulled_at = machine.monotonic() if pending is None else pending.since
         while not cursor.finished:
@@ -341,8 +360,10 @@ class Reader:
         return None
 
     async def _pull(self, cursor: Cursor, pending: PendingPull | None) -> PullResult:
-        """Pulls once, unless ``pending`` was sent already, from the offset of the cursor. Raises the errors of the pull, and as
-        ``believe`` does for a doubtful result."""
+        """Pull once, unless ``pending`` was sent already, from the offset of the cursor.
+
+        Raise the errors of the pull, and as ``believe`` does for a doubtful result.
+        """
         if pending is not None and pending.request.offset != cursor.offset:  # the cursor has gone back since
             pending = None
         request = self._request(cursor) if pending is None else pending.request
@@ -355,7 +376,7 @@ class Reader:
         return result
 
     async def _has_left(self, cursor: Cursor, error: RocketMQError) -> bool:
-        """Returns whether the queue of a read without an end has left its route; then keeps its cursor if the topic exists."""
+        """Return whether the queue of a read without an end has left its route; then keep its cursor if the topic exists."""
         if not (self._scope.follow and isinstance(error, BrokerError) and await has_left(self._instance, cursor.queue, error)):
             return False
         logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
@@ -367,10 +388,14 @@ class Reader:
         return True
 
     def _rest(self, cursor: Cursor, result: PullResult, quiet: float) -> float | None:
-        """Returns the seconds to wait after a pull that did not move the cursor; None if the broker may have held the pull.
+        """Return the seconds to wait after a pull that did not move the cursor; None if the broker may have held the pull.
 
-        ``quiet``: seconds since the cursor moved; after more than ``request_timeout`` of them a reading up to "latest" or a
-        datetime ends where it is. Raises OffsetRangeError for an offset that stays above the queue's end.
+        Args:
+            quiet: Seconds since the cursor moved; after more than ``request_timeout`` of them a reading up to "latest" or a
+                datetime ends where it is.
+
+        Raises:
+            OffsetRangeError: For an offset that stays above the queue's end.
         """
         if cursor.doubtful:
             return 0.0
@@ -395,8 +420,10 @@ class Reader:
         return PullRequest(self._group, cursor.queue, cursor.offset, count, self._scope.tags, suspend, timeout)
 
     def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
-        """Moves the cursor, or raises as ``_jump`` does; returns the messages (perhaps none), None if it did not move: also if the
-        queue ends below an end that it had."""
+        """Move the cursor, or raise as ``_jump`` does.
+
+        Return the messages (perhaps none), None if it did not move: also if the queue ends below an end that it had.
+        """
         offset, after = cursor.offset, result.next_offset
         if result.max_offset < cursor.high:
             cursor.doubt()
@@ -420,21 +447,21 @@ class Reader:
     def _with_error(
         self, cursor: Cursor, result: PullResult, messages: tuple[MessageExt, ...], lost: tuple[range, ...]
     ) -> _Batch:
-        """Returns the messages of a result, up to the first loss if that ends the reading, and the error."""
+        """Return the messages of a result, up to the first loss if that ends the reading, and the error."""
         loss = self._loss(cursor, lost, result.min_offset, result.max_offset) if lost else None
         if loss is not None:
             return _Batch(tuple([message for message in messages if message.queue_offset < lost[0].start]), loss)
         return _Batch(messages, result.corrupt[0] if result.corrupt else None)
 
     def _skip(self, cursor: Cursor, offset: int, first: int) -> None:
-        """Notes the offsets from ``offset`` up to ``first`` that a filter has skipped."""
+        """Note the offsets from ``offset`` up to ``first`` that a filter has skipped."""
         if cursor.skipped is None:
             cursor.skipped = SkippedOffsets()
         cursor.skipped.add(offset, first if cursor.end is None else min(first, cursor.end))
         cursor.unmarked = self._watch.is_far(cursor)
 
     def _jump(self, cursor: Cursor, result: PullResult) -> _Batch:
-        """Moves a cursor with ``at_first`` to the first message; raises OffsetRangeError for a cursor without it."""
+        """Move a cursor with ``at_first`` to the first message; raise OffsetRangeError for a cursor without it."""
         lost = until((range(cursor.offset, result.min_offset),), cursor.end)
         if not cursor.at_first:
             raise range_error(self._instance, cursor, result, lost)
@@ -446,7 +473,7 @@ class Reader:
         return _Batch()
 
     def _loss(self, cursor: Cursor, lost: tuple[range, ...], low: int, high: int) -> OffsetRangeError | None:
-        """Returns the error for lost messages; for a cursor with ``at_first`` logs them and returns None."""
+        """Return the error for lost messages; for a cursor with ``at_first`` logs them and return None."""
         queue = self._instance.names.shown_queue(cursor.queue)
         if sum(map(len, lost[:2])) == 1:
             text = f"offset {lost[0].start} of {queue} was deleted before it was read"
@@ -475,7 +502,7 @@ class Reader:
         return self._instance.open_connection(self._instance.routes.broker_of(cursor.queue))
 
     async def _check(self, cursor: Cursor) -> OffsetRangeError | None:
-        """Checks what the queue had, and offsets that pulls with tags skipped, if that is due; returns the error for a loss."""
+        """Check what the queue had, and offsets that pulls with tags skipped, if that is due; return the error for a loss."""
         error = None
         if cursor.doubtful or cursor.unmarked:
             error = await self._watch.look(cursor)

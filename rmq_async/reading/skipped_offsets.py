@@ -47,7 +47,7 @@ class SkippedOffsets:
         return bool(self.ranges) and machine.monotonic() - self.checked_at >= CHECK_EVERY
 
     def add(self, offset: int, first: int) -> None:
-        """Adds the offsets from ``offset``, where a pull began, up to ``first``, exclusive: the offset of its first message, or
+        """Add the offsets from ``offset``, where a pull began, up to ``first``, exclusive: the offset of its first message, or
         its next offset if it had none.
 
         Offsets behind a message need no check: a queue loses its oldest messages first.
@@ -59,11 +59,11 @@ class SkippedOffsets:
         self.ranges.append(range(offset, first))
 
     def cut(self, offset: int) -> None:
-        """Forgets the offsets from ``offset`` on: they are pulled again."""
+        """Forget the offsets from ``offset`` on: they are pulled again."""
         self.ranges = [range(each.start, min(each.stop, offset)) for each in self.ranges if each.start < offset]
 
     def clear(self) -> None:
-        """Forgets the offsets, after their check."""
+        """Forget the offsets, after their check."""
         self.ranges.clear()
         self.checked_at = machine.monotonic()
 
@@ -71,11 +71,13 @@ class SkippedOffsets:
 async def deleted_among(
     instance: ClientInstance, group: str, queue: MessageQueue, skipped: Sequence[range], *, timeout: float, calls: Calls
 ) -> tuple[tuple[range, ...], int]:
-    """Returns the offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
+    """Return the offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
 
-    ``timeout``: seconds for each request; when the call has lasted as long, it may return after a part of the offsets. Raises
-    the errors of a pull and those of ``lost_offsets``; for an answer that names no further offset OffsetRangeError if the queue
-    ends before the last offset of ``skipped`` and its broker has a master, otherwise BrokerNotFoundError.
+    Raise the errors of a pull and those of ``lost_offsets``; for an answer that names no further offset OffsetRangeError if the
+    queue ends before the last offset of ``skipped`` and its broker has a master, otherwise BrokerNotFoundError.
+
+    Args:
+        timeout: Seconds for each request; when the call has lasted as long, it may return after a part of the offsets.
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False
@@ -120,8 +122,10 @@ async def deleted_among(
 
 
 async def _pull_one(instance: ClientInstance, request: PullRequest, calls: Calls) -> tuple[PulledBody, int | None]:
-    """Returns the answer to a pull of one message, and the offset of its message; None without one of the queue. A message whose
-    answer is above ``max_frame_size`` counts: the reading itself may never want it."""
+    """Return the answer to a pull of one message, and the offset of its message; None without one of the queue.
+
+    A message whose answer is above ``max_frame_size`` counts: the reading itself may never want it.
+    """
     try:
         answer = await pull_body(instance, request, calls)
     except FrameTooLargeError as error:

@@ -51,8 +51,12 @@ STARTING: Final = 10.0
 
 
 class Watch:
-    """The marks of one reading. ``group``: name on the wire of the group whose committed offsets count. ``above_end``: as for
-    ``PullConsumer.read``."""
+    """The marks of one reading.
+
+    Args:
+        group: Name on the wire of the group whose committed offsets count.
+        above_end: As for ``PullConsumer.read``.
+    """
 
     def __init__(self, instance: ClientInstance, group: str, above_end: AboveEnd) -> None:
         self._instance = instance
@@ -62,8 +66,12 @@ class Watch:
         self.marks = ReadMarks()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset at which a reading goes on where the group was, None without one: the committed offset, or where
-        the queue ends below it what ``above_end`` says. Raises OffsetRangeError for "stop", and the errors of the requests."""
+        """Return the offset at which a reading goes on where the group was, None without one: the committed offset, or where
+        the queue ends below it what ``above_end`` says. Raises the errors of the requests, too.
+
+        Raises:
+            OffsetRangeError: For "stop".
+        """
         offset = await committed_offset(self._instance, self._group, queue, any_replica=False)
         if not offset:
             return offset
@@ -97,11 +105,14 @@ class Watch:
         return target
 
     async def look(self, cursor: Cursor) -> OffsetRangeError | None:
-        """Looks at the queue of a cursor before a pull. Returns an error if the queue has lost messages that were read, or that
-        lay before the start of a reading without an end; if it ends below the cursor, after AHEAD_PATIENCE.
+        """Look at the queue of a cursor before a pull.
 
-        Moves a cursor of a reading with tags back to the newest mark, if other messages may be behind it. A message that was
-        deleted because it was the oldest one is no reason for an error. Raises the errors of the requests.
+        Move a cursor of a reading with tags back to the newest mark, if other messages may be behind it. A message that was
+        deleted because it was the oldest one is no reason for an error. Raise the errors of the requests.
+
+        Returns:
+            An error if the queue has lost messages that were read, or that lay before the start of a reading without an end; if
+            it ends below the cursor, after AHEAD_PATIENCE.
         """
         marks, queue, offset = self.marks, cursor.queue, cursor.offset
         if cursor.doubtful:
@@ -121,7 +132,7 @@ class Watch:
         return None
 
     def is_far(self, cursor: Cursor) -> bool:
-        """Returns whether a cursor is far behind its newest mark: brokers leave messages out of its pulls."""
+        """Return whether a cursor is far behind its newest mark: brokers leave messages out of its pulls."""
         return cursor.is_filtered and cursor.offset - max(self.marks.newest(cursor.queue) + 1, cursor.first) > REACH
 
     async def _lost(self, cursor: Cursor, move: Move) -> OffsetRangeError:
@@ -160,7 +171,7 @@ def range_error(instance: ClientInstance, cursor: Cursor, result: PullResult, lo
 
 
 async def believe(instance: ClientInstance, cursor: Cursor) -> None:
-    """Raises BrokerNotFoundError while the broker has no master: a replica may lack messages, or have deleted more."""
+    """Raise BrokerNotFoundError while the broker has no master: a replica may lack messages, or have deleted more."""
     if not await has_master(instance, cursor.queue):
         queue = instance.names.shown_queue(cursor.queue)
         raise BrokerNotFoundError(
@@ -171,8 +182,12 @@ async def believe(instance: ClientInstance, cursor: Cursor) -> None:
 
 
 class Latecomers:
-    """The queues that are added to a topic while it is read. ``start``: as for ``PullConsumer.read``. ``is_filtered``: as for
-    ``Cursor``."""
+    """The queues that are added to a topic while it is read.
+
+    Args:
+        start: As for ``PullConsumer.read``.
+        is_filtered: As for ``Cursor``.
+    """
 
     def __init__(self, start: object, is_filtered: bool) -> None:
         self._start = start
@@ -181,14 +196,14 @@ class Latecomers:
         self._brokers: frozenset[str] = frozenset()
 
     def opened(self, queues: Iterable[MessageQueue], route: TopicRoute | None) -> None:
-        """Notes the brokers of the queues that the reading begins with, and those that the route names at that moment."""
+        """Note the brokers of the queues that the reading begins with, and those that the route names at that moment."""
         known = {queue.broker_name for queue in queues}
         if route is not None:
             known.update(route.addresses, [queue.broker_name for queue in route.subscribe_queues])
         self._brokers = frozenset(known)
 
     def cursor(self, queue: MessageQueue) -> Cursor:
-        """Returns the cursor of a queue that was added."""
+        """Return the cursor of a queue that was added."""
         cursor = Cursor(queue, 0, None, at_first=True, is_filtered=self._is_filtered)
         if self._start == "committed":
             cursor.group = True
@@ -199,8 +214,9 @@ class Latecomers:
 
 
 async def find_start(instance: ClientInstance, cursor: Cursor, watch: Watch) -> None:
-    """Moves a cursor to the group's offset (``Watch.committed``), if it is to begin there and there is one, or to the first
-    message stored at its ``since`` or later. Raises the errors of the requests."""
+    """Move a cursor to the group's offset (``Watch.committed``), if it is to begin there and there is one, or to the first
+    message stored at its ``since`` or later. Raise the errors of the requests.
+    """
     if cursor.group:
         committed = await watch.committed(cursor.queue)
         if committed is not None:
