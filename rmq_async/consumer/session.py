@@ -63,6 +63,10 @@ __all__ = ["Attached", "MemberRequests", "MemberSession"]
 
 logger = logging.getLogger(__name__)
 
+ANSWER_WITHIN: Final = 9.0
+"""Seconds for the handler of a message that a tool sends: the broker waits 10 s for the answer
+(``Broker2Client.callClient``)."""
+
 
 class Attached:
     """Registers one consumer at its client instance and its event loop: its listener for requests of brokers, its routes in
@@ -146,11 +150,6 @@ class Attached:
 
 def _nothing() -> None:
     """Does nothing, for a consumer that does not run."""
-
-
-ANSWER_WITHIN: Final = 9.0
-"""Seconds for the handler of a message that a tool sends: the broker waits 10 s for the answer
-(``Broker2Client.callClient``)."""
 
 
 class MemberRequests:

@@ -50,6 +50,11 @@ MARK: Final = "rmqAsyncMark"
 """The header field with the mark of the process that asks."""
 ANY: Final = ""
 """The address of an entry that may as well be one of this member's."""
+UNTIL_NEXT: Final = 0.0
+LOOK_EVERY: Final = 60.0
+"""Mean seconds between two looks, which are repeated because a broker knows the subscriptions of the newest heartbeat only."""
+SPACING: Final = 5.0
+"""Seconds between two looks at least."""
 
 
 class _Listed:
@@ -216,13 +221,6 @@ class Namesakes:
 
 def _shown(broker: str, places: Iterable[str]) -> list[str]:
     return [f"{printable(place)} at {broker}" if place else f"seen by {broker}" for place in sorted(places)]
-
-
-UNTIL_NEXT: Final = 0.0
-LOOK_EVERY: Final = 60.0
-"""Mean seconds between two looks, which are repeated because a broker knows the subscriptions of the newest heartbeat only."""
-SPACING: Final = 5.0
-"""Seconds between two looks at least."""
 
 
 class Conflicts:

@@ -51,6 +51,36 @@ logger = logging.getLogger(__name__)
 ANSWER_TIME: Final = 3.0
 """Seconds for all answers together: the takeover of other queues waits meanwhile."""
 ASKED_AT_ONCE: Final = 8
+ASK_EVERY: Final = 0.1
+ASK_LATER_EVERY: Final = 0.5
+"""Seconds between two requests for locks if all of them are wanted for longer than ASK_LATER_AFTER: brokers log each
+refusal."""
+ASK_LATER_AFTER: Final = 2.0
+OFFSET_PAUSE: Final = 1.0
+"""Seconds from a failed request for the committed offset of a queue to the next one."""
+OFFSET_PATIENCE: Final = 5.0
+"""Seconds for which a queue with messages and without an offset is left to its former owner. A new master knows no locks and no
+offsets, so the next owner has the lock at once, while the former one may still be about to commit there."""
+LOOK_PATIENCE: Final = 10.0
+"""Seconds for which a queue is not read while the broker gives no answer to the look at it."""
+CRASH_MARGIN: Final = 2.0
+FREED_WITHIN: Final = 2.0
+"""Seconds after ``handover_timeout`` and CRASH_MARGIN after which a queue is read without its lock. A member that has joined
+after a crash does not know the crashed member; in this time the others free the lock."""
+ASK_HOLDERS_EVERY: Final = 5.0
+"""Seconds between two questions to the other members about queues that were not unlocked in time."""
+DOUBTED_FOR: Final = 60.0
+"""Seconds for which a queue whose lock was granted late is left to another member that says that it holds the queue."""
+ASK_DOUBTED_EVERY: Final = 1.0
+DOUBT_TIME: Final = 1.0
+"""Seconds for the answers about queues whose locks were granted late: a silent member does not delay the handover further."""
+SILENT_LIMIT: Final = 20.0
+"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: by then, with the default
+``rebalance_interval``, they have read the list of members again, and given the queue up."""
+AT_ONCE: Final = 16
+Open = Callable[[MessageQueue, int, int | None, FirstLook | None], None]
+"""A function that takes a queue that is this member's now, its start offset, its stored position, and what a look before the
+first pull has found; None without the latter two."""
 
 
 class Holders(NamedTuple):
@@ -96,38 +126,7 @@ async def find_holders(
     return Holders(held, frozenset(client_id for client_id, found in answers.items() if found is None))
 
 
-ASK_EVERY: Final = 0.1
-ASK_LATER_EVERY: Final = 0.5
-"""Seconds between two requests for locks if all of them are wanted for longer than ASK_LATER_AFTER: brokers log each
-refusal."""
-ASK_LATER_AFTER: Final = 2.0
-OFFSET_PAUSE: Final = 1.0
-"""Seconds from a failed request for the committed offset of a queue to the next one."""
-OFFSET_PATIENCE: Final = 5.0
-"""Seconds for which a queue with messages and without an offset is left to its former owner. A new master knows no locks and no
-offsets, so the next owner has the lock at once, while the former one may still be about to commit there."""
-LOOK_PATIENCE: Final = 10.0
-"""Seconds for which a queue is not read while the broker gives no answer to the look at it."""
-CRASH_MARGIN: Final = 2.0
-FREED_WITHIN: Final = 2.0
-"""Seconds after ``handover_timeout`` and CRASH_MARGIN after which a queue is read without its lock. A member that has joined
-after a crash does not know the crashed member; in this time the others free the lock."""
-ASK_HOLDERS_EVERY: Final = 5.0
-"""Seconds between two questions to the other members about queues that were not unlocked in time."""
-DOUBTED_FOR: Final = 60.0
-"""Seconds for which a queue whose lock was granted late is left to another member that says that it holds the queue."""
-ASK_DOUBTED_EVERY: Final = 1.0
-DOUBT_TIME: Final = 1.0
-"""Seconds for the answers about queues whose locks were granted late: a silent member does not delay the handover further."""
-SILENT_LIMIT: Final = 20.0
-"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: by then, with the default
-``rebalance_interval``, they have read the list of members again, and given the queue up."""
-AT_ONCE: Final = 16
 NO_HOLDERS: Final = Holders(frozenset(), frozenset())
-
-Open = Callable[[MessageQueue, int, int | None, FirstLook | None], None]
-"""A function that takes a queue that is this member's now, its start offset, its stored position, and what a look before the
-first pull has found; None without the latter two."""
 
 
 class Takeover:

@@ -40,6 +40,28 @@ __all__ = ["Apply", "Missing", "MissingQueues", "Rebalance", "merged_members", "
 
 logger = logging.getLogger(__name__)
 
+NAMED_FOR: Final = 3600.0
+"""Seconds for which a queue is reported as missing, at most."""
+MOST_NAMED: Final = 1024
+SOUGHT_FOR: Final = 120.0
+"""Seconds for which the routes of missing queues are asked for often: a broker that restarts is usually back by then."""
+FIRST_PAUSE: Final = 0.05
+COUNT_EVERY: Final = 20.0
+"""Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a
+queue a moment after it has seen that the queue is gone."""
+LONGEST_REQUEST: Final = 1.0
+SPACING: Final = 1.0
+"""Seconds from the beginning of one round to that of the next, at least."""
+LOOK_UP_EVERY: Final = 2.0
+"""Seconds between two requests for the route of a topic that no name server knows, or from whose route queues have left
+lately."""
+AT_ONCE: Final = 16
+MOST_DEPARTED: Final = 64
+UNLISTED_LIMIT: Final = 120.0
+"""Seconds after which a member that no broker lists gives its queues up; brokers forget a silent client after as long."""
+Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
+"""A function that takes the share of each topic after a round."""
+
 
 def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
     """Returns the client ids of all lists, sorted, and whether all lists are equal but for their order. An id occurs as often
@@ -72,18 +94,6 @@ def share_of(
         text = ", ".join(sorted(map(shown, strange))[:3])
         raise ValueError(f"allocate must return queues out of those that it was given, not {text}")
     return frozenset(found)
-
-
-NAMED_FOR: Final = 3600.0
-"""Seconds for which a queue is reported as missing, at most."""
-MOST_NAMED: Final = 1024
-SOUGHT_FOR: Final = 120.0
-"""Seconds for which the routes of missing queues are asked for often: a broker that restarts is usually back by then."""
-FIRST_PAUSE: Final = 0.05
-COUNT_EVERY: Final = 20.0
-"""Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a
-queue a moment after it has seen that the queue is gone."""
-LONGEST_REQUEST: Final = 1.0
 
 
 class Missing(NamedTuple):
@@ -173,21 +183,9 @@ class MissingQueues:
             self._unread[queue] = unread
 
 
-SPACING: Final = 1.0
-"""Seconds from the beginning of one round to that of the next, at least."""
-LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows, or from whose route queues have left
-lately."""
 # A member that starts while a name server has lost its routes must not wait for the next poll, because the other members do not
 # read its share any more. When a broker is back, all queues are distributed again, and a queue that one member gives up is not
 # read until the next owner knows the route, too.
-AT_ONCE: Final = 16
-MOST_DEPARTED: Final = 64
-UNLISTED_LIMIT: Final = 120.0
-"""Seconds after which a member that no broker lists gives its queues up; brokers forget a silent client after as long."""
-
-Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
-"""A function that takes the share of each topic after a round."""
 
 
 class Rebalance:

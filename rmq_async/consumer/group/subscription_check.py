@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
 _OFF: Final = "does not support consumer to filter message"
+MODEL: Final = ""
+"""``topic`` of a conflict between broadcasting and clustering, which concerns the whole group."""
+MODE: Final = "\x00mode"
+"""``topic`` of a conflict between members that pull and members that pop."""
+TAKEN: Final = "members miss messages"
 
 
 async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
@@ -88,15 +93,6 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
             "whether the sql filter of topic %s works at brokers that do not answer is not known: %s",
             printable(instance.names.display_name(topic)), printable("; ".join(map(str, silent.values())), 500),
         )  # fmt: skip
-
-
-MODEL: Final = ""
-"""``topic`` of a conflict between broadcasting and clustering, which concerns the whole group."""
-MODE: Final = "\x00mode"
-"""``topic`` of a conflict between members that pull and members that pop."""
-
-
-TAKEN: Final = "members miss messages"
 
 
 class SubscriptionConflict(NamedTuple):

@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 1000
 MAX_KEPT_SIZE: Final = 1024 * 1024
+TRACEBACK_EVERY: Final = 10.0
+"""Seconds between two tracebacks of one handler in the log."""
+Decided = dict[Waiting, tuple[Decision, BaseException]]
+"""Messages of a call that are not settled yet, and for each the decision about it and its error."""
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -107,13 +111,6 @@ class SettledLog:
     def _look(self) -> None:
         count = len(self._kept)
         self._full = count >= self._wanted and (count >= MAX_KEPT or self._size >= MAX_KEPT_SIZE)
-
-
-TRACEBACK_EVERY: Final = 10.0
-"""Seconds between two tracebacks of one handler in the log."""
-
-Decided = dict[Waiting, tuple[Decision, BaseException]]
-"""Messages of a call that are not settled yet, and for each the decision about it and its error."""
 
 
 def _nothing(_: bool) -> None:

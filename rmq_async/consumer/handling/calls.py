@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_PAUSE: Final = 0.005
 """Least seconds from a look at the calls to the one for which it sets the timer: a look takes longer, the more calls run."""
+MARKED_LATE: Final = "the call of this batch has ended; mark its messages before the handler returns"
 
 
 class CallDeadlines:
@@ -107,9 +108,6 @@ class CallDeadlines:
 
 def _deadline(entry: tuple[float, Call]) -> float:
     return entry[0]
-
-
-MARKED_LATE: Final = "the call of this batch has ended; mark its messages before the handler returns"
 
 
 class HandlerCalls:

@@ -38,6 +38,19 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
 """Seconds for which a broker is not asked after its first refusal, and at most after many."""
+AT_ONCE: Final = 16
+"""Messages of one broker that are given back at a time."""
+MOST_WAITING: Final = 1024
+MOST_SIZE: Final = 32 * 1024 * 1024
+"""Messages of one broker, and bytes of their bodies, from which on its queues are not pulled."""
+GOES_ON_BELOW: Final = 0.75
+"""Share of both from which on they are pulled again."""
+ROUNDS: Final = 3
+"""Attempts to give a message back after which this member handles it again itself."""
+SHOWN_FOR: Final = 60.0
+"""Seconds for which ``health()`` reports a refusal when no message waits any more, unless its broker has taken one back."""
+Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
+Report = Callable[[Outcome], None]
 
 
 class CircuitBreaker:
@@ -72,22 +85,6 @@ class CircuitBreaker:
         if self.error is not None:
             self._pauses.reset()
             self.open_until, self.failures, self.error = 0.0, 0, None
-
-
-AT_ONCE: Final = 16
-"""Messages of one broker that are given back at a time."""
-MOST_WAITING: Final = 1024
-MOST_SIZE: Final = 32 * 1024 * 1024
-"""Messages of one broker, and bytes of their bodies, from which on its queues are not pulled."""
-GOES_ON_BELOW: Final = 0.75
-"""Share of both from which on they are pulled again."""
-ROUNDS: Final = 3
-"""Attempts to give a message back after which this member handles it again itself."""
-SHOWN_FOR: Final = 60.0
-"""Seconds for which ``health()`` reports a refusal when no message waits any more, unless its broker has taken one back."""
-
-Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
-Report = Callable[[Outcome], None]
 
 
 def _nothing(*_: object) -> None:

@@ -34,6 +34,10 @@ HOW: Final = (
     "function key= that returns the key of a message, or None for one that needs no order"
 )
 
+B = TypeVar("B")
+MIN_COMPACTED: Final = 64
+"""Number of entries up to which the heap is not compacted."""
+
 
 class Keyless(NamedTuple):
     """The newest message without a key of a subscription. ``at``: monotonic time at which it was pulled."""
@@ -239,11 +243,6 @@ class Lines:
 
 def _offset(item: Waiting) -> int:
     return item.message.queue_offset
-
-
-B = TypeVar("B")
-MIN_COMPACTED: Final = 64
-"""Number of entries up to which the heap is not compacted."""
 
 
 class Rests(Generic[B]):

@@ -40,6 +40,11 @@ __all__ = ["Outcomes", "Refusal", "refusal_of", "shown_message"]
 
 logger = logging.getLogger(__name__)
 
+_GONE: Final = "look message by offset failed"
+"""Part of the remark to 36 for a message that is not stored (``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
+PATIENCE: Final = 2
+"""Attempts at a broker that is busy, or whose connection was lost, before others are asked."""
+
 
 class Refusal(Enum):
     """What a failed request to give a message back means.
@@ -62,8 +67,6 @@ class Refusal(Enum):
     GONE = "gone"
 
 
-_GONE: Final = "look message by offset failed"
-"""Part of the remark to 36 for a message that is not stored (``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
 _STATUS: Final = {
     "FLUSH_DISK_TIMEOUT": Refusal.STORED,
     "FLUSH_SLAVE_TIMEOUT": Refusal.STORED,
@@ -102,8 +105,6 @@ def refusal_of(error: RocketMQError) -> Refusal:
     return Refusal.UNSURE if isinstance(error, RemoteProtocolError) else Refusal.UNABLE
 
 
-PATIENCE: Final = 2
-"""Attempts at a broker that is busy, or whose connection was lost, before others are asked."""
 _PASSING: Final = (Refusal.BUSY, Refusal.CUT)
 """Refusals that end by themselves, as far as is known."""
 _ELSEWHERE: Final = (*_PASSING, Refusal.UNSURE, Refusal.UNABLE)

@@ -36,6 +36,20 @@ __all__ = ["Acks", "Lease", "LeaseState"]
 logger = logging.getLogger(__name__)
 
 NO_HANDLE: Final = ExtraInfo(0, 0, 0, 0, "0", "", 0)
+GATHER: Final = 32
+"""Number of acknowledgements from which on they are sent without waiting for more."""
+GATHER_TIME: Final = 0.01
+"""Maximum seconds for which fewer than GATHER acknowledgements wait for others."""
+MOST_IN_REQUEST: Final = 1024
+ANSWER_WITHIN: Final = 3.0
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 2.0
+MOST_PENDING: Final = 8192
+"""Number of acknowledgements that wait for one broker from which on it is not popped."""
+AFTER_EXPIRY: Final = 2.0
+"""Seconds after the end of a lease in which an acknowledgement may still count."""
+_broker_of: Callable[[Lease], str] = attrgetter("handle.broker_name")
+Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class LeaseState(Enum):
@@ -73,24 +87,6 @@ class Lease(Waiting, eq=False):
 
     def __repr__(self) -> str:
         return f"<Lease of {self.message.msg_id} from {self.handle.broker_name}, {self.state.value}>"
-
-
-GATHER: Final = 32
-"""Number of acknowledgements from which on they are sent without waiting for more."""
-GATHER_TIME: Final = 0.01
-"""Maximum seconds for which fewer than GATHER acknowledgements wait for others."""
-MOST_IN_REQUEST: Final = 1024
-ANSWER_WITHIN: Final = 3.0
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 2.0
-MOST_PENDING: Final = 8192
-"""Number of acknowledgements that wait for one broker from which on it is not popped."""
-AFTER_EXPIRY: Final = 2.0
-"""Seconds after the end of a lease in which an acknowledgement may still count."""
-
-_broker_of: Callable[[Lease], str] = attrgetter("handle.broker_name")
-
-Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
 
 class Acks:

@@ -40,6 +40,16 @@ OLDEST: Final = 477
 _V4_0_0: Final = 213
 _PER_NUMBER: Final = 2
 """Each version has two numbers in ``MQVersion``: that of its snapshots and that of its release."""
+AT_ONCE: Final = 16
+LOOK_SPREAD: Final = 0.25
+KEPT_FOR: Final = 300.0
+"""Seconds for which a conflict stays a problem after it was seen last."""
+LOOK_UP_EVERY: Final = 2.0
+"""Seconds between two requests for the route of a topic that no name server knows, and between two checks of a broker that fail
+for a temporary error."""
+ROUTES_EVERY: Final = 20.0
+CHECK_AGAIN: Final = 30.0
+"""Seconds between two looks at the version of a broker that cannot be popped."""
 
 
 class Looked(NamedTuple):
@@ -107,18 +117,6 @@ async def _said_version(instance: ClientInstance, broker: str, topic: str, timeo
 
 def _is_pulled(modes: Mapping[str, object], group: str) -> bool:
     return getattr(modes.get(group), "mode", None) == "PULL"
-
-
-AT_ONCE: Final = 16
-LOOK_SPREAD: Final = 0.25
-KEPT_FOR: Final = 300.0
-"""Seconds for which a conflict stays a problem after it was seen last."""
-LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows, and between two checks of a broker that fail
-for a temporary error."""
-ROUTES_EVERY: Final = 20.0
-CHECK_AGAIN: Final = 30.0
-"""Seconds between two looks at the version of a broker that cannot be popped."""
 
 
 class PopMember:

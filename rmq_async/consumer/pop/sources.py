@@ -55,6 +55,34 @@ AHEAD: Final = 0.2
 MEASURED_FOR: Final = 0.05
 """Seconds from one measurement of the rate to the next, at least."""
 MOST_AHEAD: Final = 2048
+POLL_TIME: Final = 5.0
+"""Seconds for which a broker may hold a pop."""
+BESIDE_POLL_TIME: Final = 0.2
+"""Seconds for which a broker may hold one of the further pops: one that finds all queues locked by other pops waits for its
+turn."""
+MOST_BESIDE: Final = 7
+"""Maximum number of pops under way beside the one that may be held."""
+GROW_AFTER: Final = 16
+"""Full answers after which a pop asks for one message more, if an answer was too large before. The number is high because
+another answer that is too large costs each of its messages an attempt."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 5.0
+LONGEST_EARLY_PAUSE: Final = 1.0
+FULL_PAUSE: Final = 1.0
+"""Seconds before the next pop of a broker that holds too many pops already or does not know the topic."""
+BUSY_PAUSE: Final = 0.02
+REFUSED_PAUSE: Final = 30.0
+"""Seconds between pops that a broker refuses until an operator acts."""
+REPORT_EVERY: Final = 30.0
+GATHER_TIME: Final = 0.05
+"""Seconds for which a pop with few credits waits for more: each pop costs the broker a record."""
+BLOCKED_FOR: Final = 60.0
+"""Seconds for which a message that cannot be read stays a problem after it should have come again."""
+MOST_BLOCKED: Final = 16
+RESERVED_FOR: Final = 0.5
+"""Seconds for which a pop without an answer keeps credits."""
+PAUSED_FOR: Final = 1.0
+"""Seconds after which a source that must not be popped is checked again, if nothing wakes it before."""
 
 
 class Credits:
@@ -117,36 +145,6 @@ class Credits:
             if room < free:
                 free = int(room) if room >= 1 else int(not self.taken and not self.reserved)
         return free
-
-
-POLL_TIME: Final = 5.0
-"""Seconds for which a broker may hold a pop."""
-BESIDE_POLL_TIME: Final = 0.2
-"""Seconds for which a broker may hold one of the further pops: one that finds all queues locked by other pops waits for its
-turn."""
-MOST_BESIDE: Final = 7
-"""Maximum number of pops under way beside the one that may be held."""
-GROW_AFTER: Final = 16
-"""Full answers after which a pop asks for one message more, if an answer was too large before. The number is high because
-another answer that is too large costs each of its messages an attempt."""
-FIRST_PAUSE: Final = 0.05
-LONGEST_PAUSE: Final = 5.0
-LONGEST_EARLY_PAUSE: Final = 1.0
-FULL_PAUSE: Final = 1.0
-"""Seconds before the next pop of a broker that holds too many pops already or does not know the topic."""
-BUSY_PAUSE: Final = 0.02
-REFUSED_PAUSE: Final = 30.0
-"""Seconds between pops that a broker refuses until an operator acts."""
-REPORT_EVERY: Final = 30.0
-GATHER_TIME: Final = 0.05
-"""Seconds for which a pop with few credits waits for more: each pop costs the broker a record."""
-BLOCKED_FOR: Final = 60.0
-"""Seconds for which a message that cannot be read stays a problem after it should have come again."""
-MOST_BLOCKED: Final = 16
-RESERVED_FOR: Final = 0.5
-"""Seconds for which a pop without an answer keeps credits."""
-PAUSED_FOR: Final = 1.0
-"""Seconds after which a source that must not be popped is checked again, if nothing wakes it before."""
 
 
 class Source:

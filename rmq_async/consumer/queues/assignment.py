@@ -36,6 +36,20 @@ __all__ = ["UNLOCK_RESERVE", "Assignment", "Pauses", "cancel_calls", "give_back_
 
 logger = logging.getLogger(__name__)
 
+COMMIT_TIME: Final = 3.0
+"""Seconds for the last commit of a queue after its drain, at least; more where ``handover_timeout`` or a stop leaves more: the
+broker may be without a master."""
+UNLOCK_RESERVE: Final = 0.4
+"""Seconds of a stop that its last commits leave to the unlocks."""
+RESET_TIME: Final = 10.0
+"""Seconds for which a reset waits for running handlers; Java's ``MQClientInstance.resetOffset`` sleeps as long."""
+SETTLE_TIME: Final = 2.0
+"""Maximum seconds for cancelled calls to end, and for giving messages back, when the wait for handlers is over."""
+UNLOCK_TIME: Final = 3.0
+LOOK_EVERY: Final = 5.0
+GATHER_TIME: Final = 0.05
+"""Maximum seconds for which queues that are taken over are gathered for one call of ``on_assigned``."""
+
 
 class Pauses:
     """The pauses of topics and queues.
@@ -114,21 +128,6 @@ def warn_running(held: HeldQueue) -> None:
         len(held.running),
         held.shown,
     )
-
-
-COMMIT_TIME: Final = 3.0
-"""Seconds for the last commit of a queue after its drain, at least; more where ``handover_timeout`` or a stop leaves more: the
-broker may be without a master."""
-UNLOCK_RESERVE: Final = 0.4
-"""Seconds of a stop that its last commits leave to the unlocks."""
-RESET_TIME: Final = 10.0
-"""Seconds for which a reset waits for running handlers; Java's ``MQClientInstance.resetOffset`` sleeps as long."""
-SETTLE_TIME: Final = 2.0
-"""Maximum seconds for cancelled calls to end, and for giving messages back, when the wait for handlers is over."""
-UNLOCK_TIME: Final = 3.0
-LOOK_EVERY: Final = 5.0
-GATHER_TIME: Final = 0.05
-"""Maximum seconds for which queues that are taken over are gathered for one call of ``on_assigned``."""
 
 
 class Assignment:

@@ -46,6 +46,25 @@ logger = logging.getLogger(__name__)
 
 LARGE_PULL: Final = 4 * 1024 * 1024
 """Bytes that a pull reserves, unless room is short, before the size of the queue's messages is known."""
+SUSPEND: Final = 15.0
+"""Seconds for which a broker may hold a pull. It looks at held pulls every 5 s (``PullRequestHoldService``), so an answer may
+take 20 s."""
+PULL_TIMEOUT: Final = 30.0
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 5.0
+LONGEST_REST: Final = 1.0
+"""Most seconds between pulls of a broker that answers at once although it has nothing new."""
+HELD_FOR: Final = 1.0
+"""Minimum seconds from a pull to its answer after which the broker counts as having held the pull."""
+BUSY_PAUSE: Final = 1.0
+REFUSED_PAUSE: Final = 30.0
+"""Seconds between pulls that a broker refuses until an operator acts."""
+REPORT_EVERY: Final = 30.0
+REPORTED_TOGETHER: Final = 10.0
+"""Seconds after a line of the log about a broker that does not answer in which its other failed pulls get none: the queues of
+the broker fail one after the other, as their pauses are random."""
+IDLE_ANSWERS: Final = 10
+"""Answers in a row without progress after which the next pull waits."""
 
 
 class Budget:
@@ -148,27 +167,6 @@ class Budget:
 
 def _nothing() -> None:
     """Does nothing: the default of ``Budget.full``."""
-
-
-SUSPEND: Final = 15.0
-"""Seconds for which a broker may hold a pull. It looks at held pulls every 5 s (``PullRequestHoldService``), so an answer may
-take 20 s."""
-PULL_TIMEOUT: Final = 30.0
-FIRST_PAUSE: Final = 0.05
-LONGEST_PAUSE: Final = 5.0
-LONGEST_REST: Final = 1.0
-"""Most seconds between pulls of a broker that answers at once although it has nothing new."""
-HELD_FOR: Final = 1.0
-"""Minimum seconds from a pull to its answer after which the broker counts as having held the pull."""
-BUSY_PAUSE: Final = 1.0
-REFUSED_PAUSE: Final = 30.0
-"""Seconds between pulls that a broker refuses until an operator acts."""
-REPORT_EVERY: Final = 30.0
-REPORTED_TOGETHER: Final = 10.0
-"""Seconds after a line of the log about a broker that does not answer in which its other failed pulls get none: the queues of
-the broker fail one after the other, as their pauses are random."""
-IDLE_ANSWERS: Final = 10
-"""Answers in a row without progress after which the next pull waits."""
 
 
 class PullLimits:
