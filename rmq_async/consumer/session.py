@@ -56,7 +56,7 @@ from .reports import (
     restart_problems,
     stuck_problems,
 )
-from .subscription import Subscription
+from .subscription import Subscription, on_change
 from .supervisor import Supervisor
 
 __all__ = ["Attached", "MemberRequests", "MemberSession"]
@@ -145,11 +145,7 @@ class Attached:
         for hook in self.request_hooks:
             self._instance.pool.hooks.remove(hook)
         for subscription in subscriptions:
-            subscription.wake = _nothing
-
-
-def _nothing() -> None:
-    """Does nothing, for a consumer that does not run."""
+            on_change(subscription, None)
 
 
 class MemberRequests:

@@ -21,7 +21,7 @@ from ..timeouts import checked_timeout
 from .config import MAX_CONCURRENCY, Retry
 from .outcome import Batch
 
-__all__ = ["NO_KEY", "Handler", "Subscription", "by_hand"]
+__all__ = ["NO_KEY", "Handler", "Subscription", "by_hand", "on_change"]
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
@@ -47,8 +47,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "_concurrency", "_rate", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key",
-        "name", "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "timeout", "topic", "wake",
+        "_changed", "_concurrency", "_rate", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key",
+        "name", "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "timeout", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -96,8 +96,8 @@ class Subscription:
         self.retry = retry
         self.dead_letter_on = _checked_errors(dead_letter_on)
         self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait, order)
-        self.wake: Callable[[], None] = _nothing
-        """Function that is called when ``concurrency`` or ``rate`` changes; a running consumer sets it."""
+        self._changed: Callable[[], None] = _nothing
+        """A function that is called when ``concurrency`` or ``rate`` changes (``on_change``)."""
         self._concurrency: int | None = None
         self.concurrency = concurrency
         self._rate: float | None = None
@@ -167,7 +167,7 @@ class Subscription:
         if value is not None:
             check_int("concurrency", value, 1, MAX_CONCURRENCY)
         self._concurrency = value
-        self.wake()
+        self._changed()
 
     @property
     def rate(self) -> float | None:
@@ -177,12 +177,17 @@ class Subscription:
     @rate.setter
     def rate(self, value: float | None) -> None:
         self._rate = _checked_rate(value)
-        self.wake()
+        self._changed()
 
 
 _FIXED: Final = frozenset(
     {"batch_size", "batch_wait", "dead_letter_on", "handler", "key", "order", "retry", "sql", "tags", "topic"}
 )
+
+
+def on_change(subscription: Subscription, function: Callable[[], None] | None) -> None:
+    """Have ``function`` called when ``concurrency`` or ``rate`` changes; None for no function."""
+    subscription._changed = _nothing if function is None else function  # noqa: SLF001 - of this module; users do not see it
 
 
 async def by_hand(_: MessageExt) -> None:

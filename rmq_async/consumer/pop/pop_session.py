@@ -31,7 +31,7 @@ from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..reports import ConsumerStats, Lag
 from ..session import Attached, MemberRequests, MemberSession
-from ..subscription import Subscription
+from ..subscription import Subscription, on_change
 from .acks import Lease
 from .arrivals import Arrivals
 from .core import PopCore
@@ -117,7 +117,7 @@ class PopSession(MemberSession):
         self.calls.dispatcher = self.dispatcher
         self.dispatcher.has_thread = self.calls.threads.has_next
         for subscription in subscriptions.values():
-            subscription.wake = self._settings_changed
+            on_change(subscription, self._settings_changed)
 
     # -- life
 

@@ -32,7 +32,7 @@ from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..reports import ConsumerStats, Lag
 from ..session import Attached, MemberSession
-from ..subscription import Subscription
+from ..subscription import Subscription, on_change
 from .assignment import UNLOCK_RESERVE, Assignment
 from .callbacks import AssignmentCallbacks
 from .intake import Intake
@@ -179,7 +179,7 @@ class PullSession(MemberSession):
         self.budget.full = self._make_room
         self.dispatcher.may_begin = self.assignment.may_begin
         for subscription in self.subscriptions.values():
-            subscription.wake = self.dispatcher.settings_changed
+            on_change(subscription, self.dispatcher.settings_changed)
 
     @property
     def is_assigned(self) -> bool:

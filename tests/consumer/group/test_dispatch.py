@@ -9,7 +9,7 @@ import pytest
 from rmq_async import MessageExt, MessageQueue
 from rmq_async.consumer.handling.dispatch import Dispatcher
 from rmq_async.consumer.held_queue import HeldQueue, Waiting
-from rmq_async.consumer.subscription import Subscription
+from rmq_async.consumer.subscription import Subscription, on_change
 from rmq_async.testing.simulation import Simulation
 
 pytestmark = pytest.mark.virtual_time
@@ -59,7 +59,7 @@ async def test_dispatcher_limit_of_a_subscription() -> None:
     assert sorted(begun) == [("A", 0, 0), ("B", 0, 0), ("B", 0, 1), ("B", 0, 2)]
     dispatcher.ended(subscriptions["A"], ())
     assert begun[-1] == ("A", 0, 1)
-    subscriptions["A"].wake = dispatcher.pump
+    on_change(subscriptions["A"], dispatcher.pump)
     subscriptions["A"].concurrency = 3
     assert [each for each in begun if each[0] == "A"] == [("A", 0, 0), ("A", 0, 1), ("A", 0, 2), ("A", 0, 3)]
 
