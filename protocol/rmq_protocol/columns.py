@@ -121,10 +121,6 @@ class _Heads:
             numbers.byteswap()
         return numbers
 
-    def raw32(self, place: int) -> bytes:
-        """Return the 4 bytes at ``place`` of every row, joined."""
-        return self._words()[place // 4 :: _STEP].tobytes()
-
     def raw64(self, place: int) -> bytes:
         """Return the 8 bytes at ``place`` of every row, joined."""
         words = self._words()

@@ -262,6 +262,20 @@ class ResponseCode(IntEnum):
     POLICY_NOT_EXIST = 3002
 
 
+STORED_CODES: Final = frozenset(
+    map(
+        int,
+        (
+            ResponseCode.SUCCESS,
+            ResponseCode.FLUSH_DISK_TIMEOUT,
+            ResponseCode.SLAVE_NOT_AVAILABLE,
+            ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ),
+    )
+)
+"""The codes with which a broker answers a send whose message it has stored."""
+
+
 class LanguageCode(IntEnum):
     JAVA = 0
     CPP = 1

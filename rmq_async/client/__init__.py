@@ -32,6 +32,5 @@ from .reply_table import PushedReply
 from .retry_requests import body_as_stored, broker_of_message, retry_brokers, send_back, send_copy
 from .route_table import RouteTable
 from .topic_route import TopicRoute, first_port, malformed_addresses, vip_address
-from .trace_records import TRACE_TIMEOUT, TraceRecords
-from .trace_requests import send_trace
+from .trace_records import TRACE_TIMEOUT, TraceRecords, send_trace
 from .unique_ids import UniqueIds, longest_id

@@ -221,10 +221,6 @@ class Heartbeats:
         self._closed = False
 
     @property
-    def producer_groups(self) -> frozenset[str]:
-        return frozenset(self._producers)
-
-    @property
     def consumer_groups(self) -> frozenset[str]:
         return frozenset(self._consumers)
 

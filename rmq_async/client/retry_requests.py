@@ -20,6 +20,7 @@ from rmq_protocol.constants import (
     COMPRESSION_TYPE_MASK,
     LOGICAL_QUEUE_MOCK_BROKER_PREFIX,
     RETRY_TOPIC_PREFIX,
+    STORED_CODES,
     PropertyName,
     RequestCode,
     ResponseCode,
@@ -76,15 +77,6 @@ _NOT_COPIED: Final = frozenset(
     }
 )
 """Properties with which a broker would hold the copy back, hide it, or store it in other queues too."""
-_STORED: Final = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-    }
-)
-"""The codes of a send that is stored."""
 
 
 async def send_back(
@@ -154,7 +146,7 @@ async def send_copy(
         n=broker,
     )
     command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
-    await _ask(instance, broker, retry_topic, command, _STORED)
+    await _ask(instance, broker, retry_topic, command, STORED_CODES)
 
 
 async def retry_brokers(instance: ClientInstance, group: str, timeout: float) -> tuple[str, ...]:

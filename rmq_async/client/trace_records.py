@@ -15,13 +15,20 @@ from collections.abc import Awaitable, Callable, Collection
 from contextvars import Context
 from typing import Final, NamedTuple
 
+from rmq_protocol.command import RemotingCommand
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, STORED_CODES, RequestCode
 from rmq_protocol.errors import LocalProtocolError, RocketMQError
-from rmq_protocol.message import Message
+from rmq_protocol.headers import SendMessageRequestHeaderV2, to_ext
+from rmq_protocol.message import Message, MessageQueue
+from rmq_protocol.properties import message_properties
 from rmq_protocol.trace import TraceContext, encode_trace, trace_keys
 
 from .. import machine
 from .._ordered import OrderedSet
 from .._text import printable
+from ..broker_answers import broker_error
+from ..errors import TopicNotFoundError
+from .instance import ClientInstance
 
 DELAY: Final = 1.0
 """Seconds after which a waiting record is due, also in a message that is not full."""
@@ -216,3 +223,69 @@ def _may_be_key(key: str) -> bool:
 
 def _size(keys: Collection[str]) -> int:
     return sum(len(key.encode()) + 1 for key in keys)
+
+
+# Trace messages of clients that have no producer.
+
+QUEUES: Final = 4
+"""Queues per broker of a trace topic that brokers create."""
+
+
+async def send_trace(instance: ClientInstance, group: str, message: Message, deadline: float) -> None:
+    """Send a trace message by ``deadline`` (monotonic), in at most two attempts, on two brokers if the topic has them.
+
+    Raises as ``ClientInstance.ask_broker`` does, too.
+
+    Args:
+        group: The header's producer group, by its name on the wire.
+
+    Raises:
+        TopicNotFoundError: If the topic does not exist and no broker offers to create it, and if no master has it with write
+            permission.
+        NameServerError: If no name server answers usably;.
+    """
+    topic = instance.names.wire(message.topic)
+    route = await instance.routes.get(
+        topic, deadline - machine.monotonic(), create_key=AUTO_CREATE_TOPIC_KEY, default_queues=QUEUES
+    )
+    queues = route.reachable_queues
+    if not queues:
+        raise TopicNotFoundError(
+            f"no master has trace topic {message.topic} with write permission; give it perm 6, or turn tracing off"
+        )
+    first = machine.random.choice(queues)
+    properties = message_properties(message, instance.unique_ids.next())
+    try:
+        await _send(instance, group, message, first, properties, min(deadline, machine.monotonic() + TRACE_TIMEOUT / 2))
+    except RocketMQError as error:
+        if not error.retriable:
+            raise
+        others = [queue for queue in queues if queue.broker_name != first.broker_name] or queues
+        await _send(instance, group, message, machine.random.choice(others), properties, deadline)
+
+
+async def _send(
+    instance: ClientInstance, group: str, message: Message, queue: MessageQueue, properties: str, deadline: float
+) -> None:
+    broker_name = instance.routes.broker_of(queue)
+    header = SendMessageRequestHeaderV2(
+        a=group,
+        b=queue.topic,
+        c=AUTO_CREATE_TOPIC_KEY,
+        d=QUEUES,
+        e=queue.queue_id,
+        f=0,
+        g=round(machine.time() * 1000),
+        h=message.flag,
+        i=properties,
+        j=0,
+        k=instance.config.unit_mode,
+        l=None,
+        m=False,
+        n=broker_name,
+    )
+    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=message.body)
+    left = max(deadline - machine.monotonic(), 0.0)
+    response, address = await instance.ask_broker(broker_name, queue.topic, command, left)
+    if response.code not in STORED_CODES:
+        raise broker_error(response.code, response.remark, request="SEND_MESSAGE_V2", broker=broker_name, address=address)

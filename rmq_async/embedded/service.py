@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import STORED_CODES, RequestCode, ResponseCode
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame
 from rmq_protocol.headers import REQUEST_HEADERS, Header, from_ext, to_ext
@@ -28,9 +28,7 @@ ExtFields = dict[str, str | None]
 Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
 """Function of a connection, a request and its response: sends the response to a request that was not answered at once."""
 
-STORED_WITH_A_FLAW: Final = frozenset(
-    {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT}
-)
+STORED_WITH_A_FLAW: Final = STORED_CODES - {ResponseCode.SUCCESS}
 """Codes that answer a send although its message was stored."""
 MAX_CODES: Final = 1024
 SENDS: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import RESPONSE_FLAG, RequestCode, ResponseCode, SerializeType
+from rmq_protocol.constants import RESPONSE_FLAG, STORED_CODES, RequestCode, ResponseCode, SerializeType
 from rmq_protocol.errors import FrameTooLargeError, ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import CutFrame, Frame, FrameDecoder
 from rmq_protocol.pull_codec import decode_pull_reply
@@ -66,17 +66,6 @@ RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | Awa
 """Called with a connection and a server's request; returns the response, an awaitable of it, or None for no response."""
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
-_STORED: Final = frozenset(
-    map(
-        int,
-        (
-            ResponseCode.SUCCESS,
-            ResponseCode.FLUSH_DISK_TIMEOUT,
-            ResponseCode.SLAVE_NOT_AVAILABLE,
-            ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ),
-    )
-)
 _SEND_BACK: Final = int(RequestCode.CONSUMER_SEND_MSG_BACK)
 _NO_REPLY: Final = SendReply(code=-1)
 SOON: Final = 2.0
@@ -302,7 +291,7 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self.close(CloseReason.PROTOCOL, error)
             return
-        if reply.code in _STORED:  # once for each read, not for each message
+        if reply.code in STORED_CODES:  # once for each read, not for each message
             self.stored_at = requests.last_used
         if requests.held:
             requests.answers_came()
@@ -380,7 +369,7 @@ class Connection(asyncio.Protocol):
             self.requests.busy(pending)
 
     def _finish_send(self, pending: Pending, command: RemotingCommand) -> None:
-        if command.code in _STORED:
+        if command.code in STORED_CODES:
             self.stored_at = self.requests.last_used
         try:
             pending.receiver.set_result(send_reply_of(command))

@@ -39,14 +39,6 @@ def parallelism(spark: SparkSession) -> int:
         return spark.range(_MANY).select(spark_partition_id()).distinct().count()
 
 
-def master_of(spark: SparkSession) -> str:
-    """Return the master URL of the session's context; of Spark Connect the setting, which a session may have changed."""
-    try:
-        return str(spark.sparkContext.master)
-    except PySparkAttributeError:
-        return spark.conf.get("spark.master", "") or ""
-
-
 @contextmanager
 def running_or(begin: Callable[[], SparkSession]) -> Iterator[SparkSession]:
     """Yield the session of this process, else one that ``begin`` makes and that ends here; active in this thread."""
