@@ -1,18 +1,8 @@
-"""Consuming: group consumers, and reading by queue and offset.
-
-The names in ``__all__`` are public; the other imported ones are for the Spark source.
-"""
+"""Consuming: group consumers, and reading by queue and offset."""
 
 from __future__ import annotations
 
 from ..reading import PullConsumer
-from ..reading import PulledBody as PulledBody
-from ..reading import PullRequest as PullRequest
-from ..reading import SkippedOffsets as SkippedOffsets
-from ..reading import deleted_among as deleted_among
-from ..reading import may_pass as may_pass
-from ..reading import pull_body as pull_body
-from ..reading import start_pull as start_pull
 from .config import ConsumerConfig, Positions, Retry
 from .consumer import Consumer
 from .delivery import Delivery, current_delivery

@@ -33,7 +33,6 @@ from ..client import (
     store_time_ms,
     until_readable,
 )
-from ..consumer import may_pass
 from ..errors import (
     AuthenticationError,
     BrokerNotFoundError,
@@ -42,6 +41,7 @@ from ..errors import (
     RocketMQError,
     TopicNotFoundError,
 )
+from ..reading import may_pass
 from .options import ReadOptions
 from .positions import key_of
 from .renewal import forget

@@ -16,8 +16,8 @@ from rmq_protocol.message import MessageQueue
 
 from .._ordered import OrderedSet
 from ..client import ClientInstance, has_master, lost_offsets
-from ..consumer import PulledBody, deleted_among
 from ..errors import BrokerNotFoundError, OffsetRangeError
+from ..reading import PulledBody, deleted_among
 from .options import ReadOptions
 from .planning import Loss, Range
 from .positions import key_of

@@ -32,8 +32,8 @@ from .._backoff import Backoff
 from .._ordered import OrderedSet
 from .._text import printable
 from ..client import ClientInstance
-from ..consumer import PulledBody, PullRequest, SkippedOffsets, deleted_among, may_pass, pull_body, start_pull
 from ..errors import OffsetRangeError, RequestTimeoutError, RocketMQError, TopicNotFoundError
+from ..reading import PulledBody, PullRequest, SkippedOffsets, deleted_among, may_pass, pull_body, start_pull
 from ..results import PullStatus
 from .arrow import Rows
 from .losses import Losses

@@ -26,7 +26,6 @@ from rmq_protocol.message import MessageQueue
 
 from .._backoff import Backoff
 from .._text import printable
-from ..consumer import may_pass
 from ..errors import (
     BrokerError,
     BrokerNotFoundError,
@@ -37,6 +36,7 @@ from ..errors import (
     TopicNotFoundError,
 )
 from ..producer import PreparedSend, Producer, compress_prepared, prepare, queues_instead, send_prepared
+from ..reading import may_pass
 from ..results import BatchSendResult, SendResult, SendStatus
 from .options import WriteOptions
 from .positions import key_of, named_queues

@@ -17,8 +17,8 @@ from typing import Any, Final
 import pytest
 
 from rmq_async import Admin, Consumer, Hook, Message, MessageExt, MessageQueue, Producer
-from rmq_async.consumer import session
 from rmq_async.consumer.group.queue_locks import QueueLocks, handover_group
+from rmq_async.consumer.queues import pull_session
 from rmq_async.errors import BrokerError
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.command import RemotingCommand
@@ -52,7 +52,7 @@ async def test_blocking_handlers_cost_no_lock_and_a_stop_leaves_nothing(
     group, topic, other = f"blocking-{unique}", f"blocking-plain-{unique}", f"blocking-async-{unique}"
     options: dict[str, Any] = {}
     if SLEEP < 60:
-        monkeypatch.setattr(session, "RENEW_EVERY", 1.0)
+        monkeypatch.setattr(pull_session, "RENEW_EVERY", 1.0)
         options = {"heartbeat_interval": 1.0}
     began, handled = asyncio.Event(), Counter[bytes]()
     loop = asyncio.get_running_loop()

@@ -14,8 +14,8 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from rmq_async import PullConsumer
-from rmq_async.consumer import pull_body
 from rmq_async.errors import ConfigError, OffsetRangeError, TopicNotFoundError
+from rmq_async.reading import pull_body
 from rmq_protocol.message import MessageQueue
 
 from .conftest import Loop

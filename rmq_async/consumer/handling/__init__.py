@@ -4,12 +4,12 @@ back."""
 from __future__ import annotations
 
 from .ack import Settled, SettledLog, Settling
-from .blocking import Block, Find, LoopWatch
 from .calls import CallDeadlines, HandlerCalls
 from .decision import DEAD, Decision
 from .dispatch import Dispatcher, HeldLine, Single
 from .give_backs import GiveBack, GiveBacks, Report
 from .hooks import CallHooks
+from .loop_watch import Block, Find, LoopWatch
 from .redelivery import Outcomes
 from .trace import ConsumeTracer
 

@@ -13,7 +13,7 @@ import pytest
 
 from rmq_async import Consumer, MessageExt, MessageQueue, machine
 from rmq_async.client import loop_monitor
-from rmq_async.consumer.handling import blocking
+from rmq_async.consumer.handling import loop_watch
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import Seen, create, member, send
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.interpreters
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks of a fifth of a second are named."""
     monkeypatch.setattr(loop_monitor, "INTERVAL", 0.1)
-    monkeypatch.setattr(blocking, "POLL", 0.02)
-    monkeypatch.setattr(blocking, "THRESHOLD", 0.2)
+    monkeypatch.setattr(loop_watch, "POLL", 0.02)
+    monkeypatch.setattr(loop_watch, "THRESHOLD", 0.2)
     ears = Ears()
-    blocking.logger.addHandler(ears)
+    loop_watch.logger.addHandler(ears)
     yield
-    blocking.logger.removeHandler(ears)
+    loop_watch.logger.removeHandler(ears)
     heard.clear()
     assert not [thread for thread in threading.enumerate() if thread.name == "rmq_async loop watch"]
 
@@ -107,7 +107,7 @@ async def test_callback_that_blocks_the_loop_is_named() -> None:
 async def test_nothing_is_named_that_lets_go_of_the_loop(poll: float, caplog: pytest.LogCaptureFixture) -> None:
     """Neither tasks that hold the loop for 0.9 s in each step, nor a callback that belongs to none; also where looks are late."""
     loop = asyncio.get_running_loop()
-    monitor, watch = loop_monitor.LoopMonitor(loop), blocking.LoopWatch(loop)
+    monitor, watch = loop_monitor.LoopMonitor(loop), loop_watch.LoopWatch(loop)
     watch.finders[lambda task: "handler busy"] = monitor.late
     held, next_look = None, loop.time() + poll
 
@@ -137,7 +137,7 @@ async def test_nothing_is_named_that_lets_go_of_the_loop(poll: float, caplog: py
 
 async def blocks_again(message: MessageExt) -> None:
     """Until a block of its own is found."""
-    (watch,) = blocking.LoopWatch.running.values()
+    (watch,) = loop_watch.LoopWatch.running.values()
     began = machine.monotonic()
     inner(lambda: [block for find in watch.finders if (block := watch.newest(find)) and block.at > began])
 
@@ -151,7 +151,7 @@ async def test_function_is_named_once_in_a_while_and_all_consumers_share_a_threa
             member("h", server.namesrv, "two", Seen()) as other,
         ):
             assert len([thread for thread in threading.enumerate() if thread.name == "rmq_async loop watch"]) == 1
-            (watch,) = blocking.LoopWatch.running.values()
+            (watch,) = loop_watch.LoopWatch.running.values()
             task = asyncio.current_task()
             assert task is not None
             assert [find(task) for find in watch.finders] == [None, None]  # of the test, no consumer's
