@@ -10,7 +10,7 @@ One server's "no" is not enough: it may have been restarted, and brokers registe
 others at the same time, and ``knows_brokers`` says whether a server is a witness: one that lists no broker knows no topic either.
 
 A broker refuses requests for routes (3, request type not supported), which is all that distinguishes its address from that of a
-name server. Where every address is a broker's, the error is permanent: nothing passes that could be waited for.
+name server. If every address is a broker's, the error is permanent: waiting cannot help.
 """
 
 from __future__ import annotations

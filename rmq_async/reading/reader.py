@@ -61,7 +61,7 @@ class ReadScope(NamedTuple):
     Attributes:
         follow: Whether it has no end.
         topic: The topic whose new queues it reads too; None for no new queues.
-        named: Whether the caller has named queues, so that other queues which the topic has at the start are left out.
+        named: True if the caller listed queues; other queues that the topic has at the start are ignored.
         start: The argument of ``read``.
     """
 

@@ -282,9 +282,10 @@ class Sending:
             logger.debug("whether %s exists is not known: %s", printable(key_of(queue)), printable(failure))
             return
         if others is not None:
+            choices = printable(named_queues(others))
             raise BrokerNotFoundError(
-                f"there is no queue {printable(key_of(queue))} to write to: columns brokerName and queueId must name one of "
-                f"{printable(named_queues(others)) or 'none, as the topic has no queue now'}",
+                f"there is no queue {printable(key_of(queue))} to write to: "
+                + (f"columns brokerName and queueId must name one of {choices}" if choices else "its topic has no queues now"),
                 broker=queue.broker_name,
             ) from error
 

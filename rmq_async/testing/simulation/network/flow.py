@@ -21,11 +21,11 @@ SEND_BUFFER: Final = 256 * 1024
 """Bytes of one stream that a kernel takes before the receiver's kernel has them."""
 RECEIVE_WINDOW: Final = 256 * 1024
 """Bytes of one stream that a kernel keeps for a process that does not read."""
-LONGEST_INTERVAL: Final = 120_000_000_000
+MAX_RTO: Final = 120_000_000_000
 """Nanoseconds between two repetitions of a segment, at most."""
-FIRST_QUESTION: Final = 200_000_000
-"""Nanoseconds without room at the receiver after which a kernel asks for it; it asks again after twice as long each time."""
-GIVE_UP: Final = 924_600_000_000
+ZERO_WINDOW_PROBE: Final = 200_000_000
+"""Nanoseconds until the first probe of a full receiver; each further probe comes after twice as long."""
+RETRIES_TIMEOUT: Final = 924_600_000_000
 """Nanoseconds without an answer after which a kernel gives a stream up: Linux with ``tcp_retries2`` = 15."""
 
 
@@ -104,7 +104,7 @@ class Flow:
         self._expiry: Call | None = None
         self._question: Call | None = None
         """The next question for room, while the receiver has none."""
-        self._patience = FIRST_QUESTION
+        self._patience = ZERO_WINDOW_PROBE
         # of the receiver's kernel
         self._expected = 0
         self._received = 0
@@ -181,7 +181,7 @@ class Flow:
             return
         at, interval = self._stalled + self._interval, self._interval
         while at < self._scheduler.now:
-            interval = min(2 * interval, LONGEST_INTERVAL)
+            interval = min(2 * interval, MAX_RTO)
             at += interval
         self._repetition = self._scheduler.after(at - self._scheduler.now, self._repeat)
 
@@ -204,12 +204,12 @@ class Flow:
         """Ask for room, in case the segment that offers it was lost, or there is no receiver any more."""
         self._question = None
         if self._outbox and self._sent == self._limit:
-            self._patience = min(2 * self._patience, LONGEST_INTERVAL)
+            self._patience = min(2 * self._patience, MAX_RTO)
             self._question = self._scheduler.after(self._patience, self._ask)
             if self._stalled < 0:
                 self.way.send(0, self._probe)
         else:
-            self._patience = FIRST_QUESTION
+            self._patience = ZERO_WINDOW_PROBE
 
     def _carry(self, kind: Segment, data: bytes) -> None:
         number = self._number
@@ -220,7 +220,7 @@ class Flow:
         if self._stalled < 0 and not self._abandoned:
             self._stalled = self._scheduler.now
             self._interval = self.way.retransmission_timeout()
-            self._expiry = self._scheduler.after(GIVE_UP, self._expire)
+            self._expiry = self._scheduler.after(RETRIES_TIMEOUT, self._expire)
 
     def _answered(self) -> None:
         """End a stall."""
