@@ -91,9 +91,9 @@ class Retry:
         object.__setattr__(self, "delays", tuple(self.delays))
 
     def delay_after(self, attempt: int) -> float | None:
-        """Returns the seconds between attempt ``attempt``, counted from 1, and the next one; None for the default.
+        """Return the seconds between attempt ``attempt``, counted from 1, and the next one; None for the default.
 
-        Raises the errors of ``delays`` if that is a function, and those of ``float()`` for what it returns.
+        Raise the errors of ``delays`` if that is a function, and those of ``float()`` for what it returns.
         """
         delays = self.delays
         if delays is None:
@@ -256,7 +256,7 @@ class ConsumerConfig:
             )
 
     def _check_mode(self) -> None:
-        """Raises ConfigError for settings that the mode does not use, and for values outside of its limits."""
+        """Raise ConfigError for settings that the mode does not use, and for values outside of its limits."""
         useless = _OF_PULL if self.mode == "pop" else _OF_POP
         for item in fields(self):
             if item.name in useless and getattr(self, item.name) != item.default:
@@ -328,8 +328,12 @@ def split_options(
     config: ConsumerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ConsumerConfig]:
-    """Sorts keyword options into the two configs. Raises TypeError for an unknown option and for a config of another type,
-    ConfigError for an invalid value."""
+    """Sort keyword options into the two configs.
+
+    Raises:
+        TypeError: For an unknown option and for a config of another type.
+        ConfigError: For an invalid value.
+    """
     merged = client_options(owner, namesrv, client, options, _FIELDS)
     if not isinstance(config, ConsumerConfig | None):
         raise TypeError(f"config must be a ConsumerConfig object, not {shown(config)}")

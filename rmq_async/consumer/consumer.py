@@ -63,15 +63,24 @@ class Consumer(LifeCycle):
     consumer run at the same time, in no order even for messages of one queue, unless their subscription has ``order="key"`` or
     ``order="queue"``.
 
-    All members of a group must subscribe to the same topics with the same tags or conditions. ``topics``: a topic,
-    topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead of by handlers.
-    ``namesrv``: "host:port;host:port" or a sequence; default: the environment variable NAMESRV_ADDR. ``client``, ``config``:
-    settings. ``options``: any field of ConsumerConfig or ClientConfig.
+    All members of a group must subscribe to the same topics with the same tags or conditions.
 
-    Raises InvalidGroupError for an invalid group name; ConfigError for an invalid value, for settings that exclude each other,
-    and for ``topics`` with ``trace``, ``broadcast`` or ``mode="pop"``; TypeError for an unknown option and for a config of
-    another type. Methods that need a running consumer raise ClientStateError unless it runs, ForkedError in a forked child, and
+    Methods that need a running consumer raise ClientStateError unless it runs, ForkedError in a forked child, and
     WrongLoopError on another event loop.
+
+    Args:
+        topics: A topic, topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead
+            of by handlers.
+        namesrv: "host:port;host:port" or a sequence; default: the environment variable NAMESRV_ADDR.
+        client: Settings that all clients have.
+        config: Settings of the consumer.
+        **options: Any field of ConsumerConfig or ClientConfig.
+
+    Raises:
+        InvalidGroupError: For an invalid group name.
+        ConfigError: For an invalid value, for settings that exclude each other, and for ``topics`` with ``trace``,
+            ``broadcast`` or ``mode="pop"``.
+        TypeError: For an unknown option and for a config of another type.
     """
 
     def __init__(
@@ -140,33 +149,41 @@ class Consumer(LifeCycle):
         dead_letter_on: tuple[type[Exception], ...] = (),
         rate: float | None = None,
     ) -> Subscription:
-        """Subscribes ``handler`` to a topic; allowed before ``start()`` and after a stop.
+        """Subscribe ``handler`` to a topic; allowed before ``start()`` and after a stop.
 
-        ``handler``: a coroutine function, which runs as a task, or a plain function, which runs in a thread. ``tags``: "*" or
-        "a || b". ``sql``: an SQL92 condition over the messages' properties instead, such as "a > 5 AND region = 'eu'". Brokers
-        filter by it if they have ``enablePropertyFilter=true``; ``start()`` checks that. ``concurrency``: maximum number of
-        calls of this handler at a time (1 to 65,536), within that of the consumer. ``timeout``: seconds for one call, after
-        which it is cancelled and the message delivered again; None for no limit. A thread cannot be cancelled: its message is
-        delivered again when it ends. ``retry``: None for the consumer's. ``dead_letter_on``: exception classes, after which the
-        message is dead-lettered at once. ``batch_size``: the handler takes a Batch of up to so many messages (1 to 65,536, and
-        to ``buffered_limit``), of any queues of the topic, or of one queue with ``order="queue"``; None: it takes one message.
-        With ``order="key"`` it must be None. ``batch_wait``: maximum seconds for which a message waits until its batch is full;
-        0 takes the messages that have arrived. ``rate``: maximum messages per second whose calls begin in this member, on
-        average; those of 0.1 s may begin at once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be
-        set while the consumer runs.
+        Args:
+            handler: A coroutine function, which runs as a task, or a plain function, which runs in a thread.
+            tags: "*" or "a || b".
+            sql: An SQL92 condition over the messages' properties instead, such as "a > 5 AND region = 'eu'". Brokers filter by
+                it if they have ``enablePropertyFilter=true``; ``start()`` checks that.
+            concurrency: Maximum number of calls of this handler at a time (1 to 65,536), within that of the consumer.
+            timeout: Seconds for one call, after which it is cancelled and the message delivered again; None for no limit. A
+                thread cannot be cancelled: its message is delivered again when it ends.
+            retry: None for the consumer's.
+            dead_letter_on: Exception classes, after which the message is dead-lettered at once.
+            batch_size: The handler takes a Batch of up to ``batch_size`` messages (1 to 65,536, and to
+                ``buffered_limit``), of any
+                queues of the topic, or of one queue with ``order="queue"``; None: it takes one message. With ``order="key"`` it
+                must be None.
+            batch_wait: Maximum seconds for which a message waits until its batch is full; 0 takes the messages that have
+                arrived.
+            rate: Maximum messages per second whose calls begin in this member, on average; those of 0.1 s may begin at once.
+                ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
+            order: "key" handles messages with the same key in one queue one after the other, in the order of their offsets, and
+                so the messages of a queue without a key; "queue" all messages of a queue; None keeps no order. The key is the
+                sharding key (``key`` of a send writes none), else what ``key`` returns, a plain function that is called for
+                each pulled message without a sharding key: "" for no key, None for a message that needs no order. A message for
+                which it raises fails. The first message without a key is logged, and ``health()`` has the problem
+                ``key_missing``. A failed attempt is repeated in place: its key or queue waits, up to ``retry.max_hold``. Unless
+                in broadcast, ordered queues are locked under the group's name, as Java's orderly members lock them.
 
-        ``order``: "key" handles messages with the same key in one queue one after the other, in the order of their offsets,
-        and so the messages of a queue without a key; "queue" all messages of a queue; None keeps no order. The key is the
-        sharding key (``key`` of a send writes none), else what ``key`` returns, a plain function that is called for each pulled
-        message without a sharding key: "" for no key, None for a message that needs no order. A message for which it raises
-        fails. The first message without a key is logged, and ``health()`` has the problem ``key_missing``. A failed attempt is
-        repeated in place: its key or queue waits, up to ``retry.max_hold``. Unless in
-        broadcast, ordered queues are locked under the group's name, as Java's orderly members lock them.
-
-        Raises ClientStateError unless the consumer is new or stopped; ConfigError for an invalid value, options that exclude
-        each other, ``order`` with ``mode="pop"``, a second subscription of a topic, more than 1,000 subscriptions, and beside
-        ``topics``; TypeError for a ``handler`` or ``key`` that does not take one positional argument or is a class of
-        callable objects, and for a ``timeout`` that is not a number; ValueError for a ``timeout`` that is not above 0.
+        Raises:
+            ClientStateError: Unless the consumer is new or stopped.
+            ConfigError: For an invalid value, options that exclude each other, ``order`` with ``mode="pop"``, a second
+                subscription of a topic, more than 1,000 subscriptions, and beside ``topics``.
+            TypeError: For a ``handler`` or ``key`` that does not take one positional argument or is a class of callable
+                objects, and for a ``timeout`` that is not a number.
+            ValueError: For a ``timeout`` that is not above 0.
         """
         if self._state not in (LifeState.NEW, LifeState.STOPPED):
             raise ClientStateError(f"{self._label} is {self._state.value}: subscribe before start() or after stop()")
@@ -216,10 +233,11 @@ class Consumer(LifeCycle):
         self._subscriptions[wire] = subscription
 
     def handler(self, topic: str, **options: Any) -> Callable[[F], F]:
-        """Returns a decorator that subscribes a function to ``topic``, and returns the function unchanged.
+        """Return a decorator that subscribes a function to ``topic``, and returns the function unchanged.
 
-        ``options``: those of ``subscribe``. Decorators may be stacked to subscribe one function to several topics. The
-        decorator raises as ``subscribe`` does, and TypeError for an unknown option.
+        Args:
+            **options: Those of ``subscribe``. Decorators may be stacked to subscribe one function to several topics. The
+                decorator raises as ``subscribe`` does, and TypeError for an unknown option.
         """
 
         def decorate(function: F) -> F:
@@ -231,21 +249,26 @@ class Consumer(LifeCycle):
     # -- life cycle
 
     async def start(self) -> None:
-        """Joins the group, and waits until the queues of the first share are read, or with ``mode="pop"`` until each broker has
+        """Join the group, and wait until the queues of the first share are read, or with ``mode="pop"`` until each broker has
         answered a pop. It waits for at most 3 s, because other members may still hold queues; where none does, and brokers give
         no answer, for up to 10 s more.
 
         A group without committed offsets for a topic, in broadcast a member without positions, starts at ``start_from``;
-        messages that are sent after this has returned are delivered. Does nothing when already running.
+        messages that are sent after this has returned are delivered. Do nothing when already running.
 
-        Raises ConfigError without a subscription, when the group is in use by this client already, for an ``sql`` condition
-        that a broker cannot read (``code`` 23) or does not filter by (``code`` 1), and with ``mode="pop"`` for a broker that
-        cannot be popped; SubscriptionConflictError with ``on_conflict="raise"`` when members of the group have different
-        subscriptions, or another process answers for this client id; NameServerError when no name server is configured, or none
-        answers; SubscriptionGroupNotExistError when the brokers do not have the group and may not create it; the errors of the
-        requests for ``sql`` conditions and offsets, and in broadcast those of ``load``, or ConfigError if it returns no
-        positions of its topic; ClientStateError during a stop, and if ``stop()`` ends the start; ForkedError and WrongLoopError
-        if it runs in the parent process or on another loop. After an error the consumer holds no connection and no task.
+        After an error the consumer holds no connection and no task.
+
+        Raises:
+            ConfigError: Without a subscription, when the group is in use by this client already, for an ``sql`` condition that
+                a broker cannot read (``code`` 23) or does not filter by (``code`` 1), with ``mode="pop"`` for a broker that
+                cannot be popped, and in broadcast if ``load`` returns no positions of its topic.
+            SubscriptionConflictError: With ``on_conflict="raise"`` when members of the group have different subscriptions, or
+                another process answers for this client id.
+            NameServerError: When no name server is configured, or none answers.
+            SubscriptionGroupNotExistError: When the brokers do not have the group and may not create it.
+            RocketMQError: The errors of the requests for ``sql`` conditions and offsets; in broadcast also those of ``load``.
+            ClientStateError: During a stop, and if ``stop()`` ends the start.
+            ForkedError, WrongLoopError: If it runs in the parent process or on another loop.
         """
         if not self._subscriptions:
             raise ConfigError(
@@ -254,20 +277,25 @@ class Consumer(LifeCycle):
         await super().start()
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Leaves the group, waits for running handlers, commits, and releases the queues.
-
-        ``timeout``: seconds, default ``stop_timeout``. Handlers that still run are cancelled after ``handover_timeout``, and at
-        the latest 1 s before the end of ``timeout``. The last commits and unlocks have 1 s even if ``timeout`` is less. A plain
-        function cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns. Called by a
-        handler or a callback, or in the body of an iteration, it begins the stop and returns at once, but only if it is awaited
-        there: a handler that awaits it through another task (``asyncio.wait_for`` before Python 3.12, ``gather``) waits for
-        itself, until ``handover_timeout`` cancels it. Does nothing when not started or stopped already.
+        """Leave the group, wait for running handlers, commit, and release the queues.
 
         In reading by hand, messages in hand are waited for as running handlers are, except those that the calling task has
         from ``receive()``: it cannot settle them while it waits.
 
-        Raises TypeError for a ``timeout`` that is not a number, ValueError for one below 0 or NaN, ForkedError in a forked child,
-        WrongLoopError on another event loop.
+        Args:
+            timeout: Seconds, default ``stop_timeout``. Handlers that still run are cancelled after ``handover_timeout``, and at
+                the latest 1 s before the end of ``timeout``. The last commits and unlocks have 1 s even if ``timeout`` is less.
+                A plain function cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns.
+                Called by a handler or a callback, or in the body of an iteration, it begins the stop and returns at once, but
+                only if it is awaited there: a handler that awaits it through another task (``asyncio.wait_for`` before Python
+                3.12, ``gather``) waits for itself, until ``handover_timeout`` cancels it. Does nothing when not started or
+                stopped already.
+
+        Raises:
+            TypeError: For a ``timeout`` that is not a number.
+            ValueError: For one below 0 or NaN.
+            ForkedError: In a forked child.
+            WrongLoopError: On another event loop.
         """
         stop_budget(timeout, self._stop_timeout)  # raises for a wrong value, before the stop begins
         session = self._session
@@ -283,8 +311,9 @@ class Consumer(LifeCycle):
         await super().stop(timeout)
 
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Starts, runs until one of ``signals`` comes or ``stop()`` is called, and stops. A signal during the stop cancels
-        the running handlers at once.
+        """Start, run until one of ``signals`` comes or ``stop()`` is called, and stop.
+
+        A signal during the stop cancels the running handlers at once.
 
         Outside of the main thread, and on Windows, it handles no signal. Raises as ``start()`` does, and ClientStateError while
         another task is in ``run()``.
@@ -349,19 +378,23 @@ class Consumer(LifeCycle):
         return frozenset() if session is None else session.assignment_shown
 
     def lag(self) -> Lag:
-        """Returns the numbers of messages of this member's share that are not settled; before a start and after a stop zeros,
-        with no age and no queues. It makes no request and may be called from any thread."""
+        """Return the numbers of messages of this member's share that are not settled.
+
+        Before a start and after a stop zeros, with no age and no queues. It makes no request and may be called from any thread.
+        """
         session = self._session
         return Lag(0, 0, None, {}) if session is None else session.lag()
 
     def stats(self) -> ConsumerStats:
-        """Returns the numbers since ``start()``: zeros before the first start, after a stop those at its end. It makes no
-        request and may be called from any thread."""
+        """Return the numbers since ``start()``: zeros before the first start, after a stop those at its end.
+
+        It makes no request and may be called from any thread.
+        """
         session = self._session
         return self._last_stats if session is None else session.stats()
 
     def health(self) -> ConsumerHealth:
-        """Returns the consumer's condition. It makes no request, never raises and may be called from any thread."""
+        """Return the consumer's condition. It makes no request, never raises and may be called from any thread."""
         state, session = self._state, self._session
         if state in (LifeState.RUNNING, LifeState.STOPPING) and self._generation != generation():
             text = f"{self._label} was started before os.fork(); create and start a new one in the child process"
@@ -374,8 +407,9 @@ class Consumer(LifeCycle):
     # -- control
 
     def pause(self, *topics_or_queues: str | MessageQueue) -> None:
-        """Pauses topics or queues, or all if none are given: begins no more calls for them, and does not pull them. They stay
-        with this member.
+        """Pause topics or queues, or all if none are given: begin no more calls for them, and do not pull them.
+
+        They stay with this member.
 
         Running calls continue. Messages that were pulled and have no call are dropped, and pulled again after ``resume()``;
         failed ones that wait for another attempt in place are kept. A topic stays paused for queues that this member takes
@@ -385,13 +419,16 @@ class Consumer(LifeCycle):
         With ``mode="pop"`` only topics can be paused; messages that were popped and have no call go back to their broker at
         once.
 
-        Raises ConfigError for a topic that is not subscribed to, for a value that is no queue, and with ``mode="pop"`` for a
-        queue; QueueLostError for a queue that this member does not read; ClientStateError unless running.
+        Raises:
+            ConfigError: For a topic that is not subscribed to, for a value that is no queue, and with ``mode="pop"`` for a
+                queue.
+            QueueLostError: For a queue that this member does not read.
+            ClientStateError: Unless running.
         """
         self._running_session().pause(topics_or_queues)
 
     def resume(self, *topics_or_queues: str | MessageQueue) -> None:
-        """Ends the pauses of the given topics, with all their queues, and of the given queues; all pauses if none are given.
+        """End the pauses of the given topics, with all their queues, and of the given queues; all pauses if none are given.
 
         Raises as ``pause`` does, and ClientStateError for a queue whose topic is paused as a whole, and for a topic or queue
         after a pause of all; with ``mode="pop"`` single topics may be resumed after a pause of all.
@@ -399,86 +436,122 @@ class Consumer(LifeCycle):
         self._running_session().resume(topics_or_queues)
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
-        """Moves a queue to another offset: waits for its running calls (10 s at most, after which those of an ordered queue are
-        cancelled), drops its buffer, and commits.
+        """Move a queue to another offset: wait for its running calls (10 s at most, after which those of an ordered queue are
+        cancelled), drop its buffer, and commit.
 
-        ``to``: an offset, the first or the end of the queue, or the first message stored at an aware datetime or later.
-        Messages between the offsets are delivered again, or not at all. A commit that is not answered is repeated each
-        ``commit_interval``. Messages of the queue that the calling task has in hand (reading by hand) are left unsettled.
+        Raises the errors of the requests for offsets, too.
 
-        Raises QueueLostError for a queue that this member does not read, or gives up or loses during the call; ConfigError for a
-        value that is no queue, an invalid position or one outside of the queue, and with ``mode="pop"``; ClientStateError unless
-        running, and in a handler, for which the call would have to wait; and the errors of the requests for offsets.
+        Args:
+            to: An offset, the first or the end of the queue, or the first message stored at an aware datetime or later.
+                Messages between the offsets are delivered again, or not at all. A commit that is not answered is repeated each
+                ``commit_interval``. Messages of the queue that the calling task has in hand (reading by hand) are left
+                unsettled.
+
+        Raises:
+            QueueLostError: For a queue that this member does not read, or gives up or loses during the call.
+            ConfigError: For a value that is no queue, an invalid position or one outside of the queue, and with ``mode="pop"``.
+            ClientStateError: Unless running, and in a handler, for which the call would have to wait;.
         """
         await self._running_session().seek(queue, to)
 
     # -- positions
 
     def position(self, queue: MessageQueue) -> int:
-        """Returns the lowest offset of a queue that is not settled: the next commit writes it.
+        """Return the lowest offset of a queue that is not settled: the next commit writes it.
 
-        Raises QueueLostError for a queue that this member neither reads nor gives up at the moment; ConfigError for a value
-        that is no queue, and with ``mode="pop"``; ClientStateError unless running.
+        Raises:
+            QueueLostError: For a queue that this member neither reads nor gives up at the moment.
+            ConfigError: For a value that is no queue, and with ``mode="pop"``.
+            ClientStateError: Unless running.
         """
         check_queue(queue)
         return self._running_session().position(queue)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset that the broker keeps for the group, in broadcast the one that was loaded or saved last; None
+        """Return the offset that the broker keeps for the group, in broadcast the one that was loaded or saved last; None
         without one.
 
         With ``mode="pop"`` it moves when messages are popped, not when they are settled.
 
-        Raises TopicNotFoundError if the name servers do not know the topic; BrokerNotFoundError if the topic is not on the
-        queue's broker; ConfigError if it has no queue of that id there, and for a value that is no queue; InvalidMessageError
-        for an invalid topic name; ClientStateError unless running; and the errors of the requests.
+        Raises the errors of the requests, too.
+
+        Raises:
+            TopicNotFoundError: If the name servers do not know the topic.
+            BrokerNotFoundError: If the topic is not on the queue's broker.
+            ConfigError: If it has no queue of that id there, and for a value that is no queue.
+            InvalidMessageError: For an invalid topic name.
+            ClientStateError: Unless running;.
         """
         session = self._running_session()
         return await session.committed(await known_queue(session.instance, queue))
 
     async def commit(self) -> None:
-        """Commits the queues whose position has moved; returns when the brokers have answered. In broadcast it saves the
-        positions. With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns when those of messages that
-        were handled before the call are answered, or given up after the end of their leases.
+        """Commit the queues whose position has moved; return when the brokers have answered.
 
-        Raises the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where
-        requests are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of
-        ``save``, ConfigError if that is no coroutine function, and TimeoutError after 30 s. Raises ClientStateError unless
-        running, and with ``mode="pop"`` if a stop ends before the brokers have answered.
+        In broadcast it saves the positions. With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns
+        when those of messages that were handled before the call are answered, or given up after the end of their leases.
+
+        Raise the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where requests
+        are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of ``save``,
+        ConfigError if that is no coroutine function, and TimeoutError after 30 s.
+
+        Raises:
+            ClientStateError: Unless running, and with ``mode="pop"`` if a stop ends before the brokers have answered.
         """
         await self._running_session().commit()
 
     # -- tests
 
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
-        """Returns the next ``n`` attempts of messages that have their outcome, abandoned ones left out: since ``start()``, or
+        """Return the next ``n`` attempts of messages that have their outcome, abandoned ones left out: since ``start()``, or
         after those that an earlier call of this method returned.
 
         It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
-        have 1 MiB; later ones are left out. ``timeout``: seconds.
+        have 1 MiB; later ones are left out.
 
-        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; ConfigError for another ``n`` than a whole
-        number from 0 to 2**31; TypeError for a ``timeout`` that is not a number, ValueError for one that is not above 0.
+        Args:
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: After ``timeout`` seconds.
+            ClientStateError: Unless running.
+            ConfigError: For another ``n`` than a whole number from 0 to 2^31.
+            TypeError: For a ``timeout`` that is not a number.
+            ValueError: For one that is not above 0.
         """
         check_int("n", n, 0, 1 << 31)
         return await self._running_session().settled.wait(n, checked_timeout(timeout))
 
     async def wait_idle(self, *, timeout: float = 5.0) -> None:
-        """Waits until all messages that this member's queues hold at this moment are settled, and no call runs. For tests; it
-        does not wait for messages whose next attempt a broker delays. ``timeout``: seconds.
+        """Wait until all messages that this member's queues hold at this moment are settled, and no call runs.
+
+        For tests; it does not wait for messages whose next attempt a broker delays.
 
         With ``mode="pop"`` it waits until all messages of the topics were popped, by any member, and this one holds none.
 
-        Raises TimeoutError after ``timeout`` seconds; ClientStateError unless running; TypeError for a ``timeout`` that is not
-        a number, ValueError for one that is not above 0; and the errors of the requests for offsets.
+        Raises the errors of the requests for offsets, too.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: After ``timeout`` seconds.
+            ClientStateError: Unless running.
+            TypeError: For a ``timeout`` that is not a number.
+            ValueError: For one that is not above 0;.
         """
         session = self._running_session()
         async with asyncio.timeout(checked_timeout(timeout)):
             await session.until_idle()
 
     def _running_session(self) -> MemberSession:
-        """Returns the session, also during a start and a stop, when callbacks and handlers run. Raises ClientStateError without
-        a session, ForkedError in a forked child, WrongLoopError on another event loop."""
+        """Return the session, also during a start and a stop, when callbacks and handlers run.
+
+        Raises:
+            ClientStateError: Without a session.
+            ForkedError: In a forked child.
+            WrongLoopError: On another event loop.
+        """
         session = self._session
         if session is None or self._state not in (LifeState.STARTING, LifeState.STOPPING):
             self._running_instance()
@@ -489,7 +562,7 @@ class Consumer(LifeCycle):
     # -- reading by hand
 
     def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
-        """Returns an iterator over the messages of this member's share, for a Consumer with ``topics``.
+        """Return an iterator over the messages of this member's share, for a Consumer with ``topics``.
 
         Code that starts a task per message inside of ``async for`` loses messages, because asking for the next message settles
         the last one: use a handler for that. Leaving the loop, also by an exception, does not settle the message in hand: it
@@ -505,25 +578,34 @@ class Consumer(LifeCycle):
         return MessageIterator(self._room)
 
     def batches(self, max_messages: int = 32, *, wait: float = 0.0) -> AsyncGenerator[Batch, None]:
-        """Returns an iterator over batches of one topic each. Asking for the next batch settles the messages of the last one,
-        except those with marks, which are given back or dead-lettered.
+        """Return an iterator over batches of one topic each.
 
-        ``wait``: maximum seconds for which the first message waits until there are ``max_messages`` (1 to 65,536); 0 for the
-        messages that are there. Otherwise as ``__aiter__``. Raises ConfigError for a size or a time out of range.
+        Asking for the next batch settles the messages of the last one, except those with marks, which are given back or
+        dead-lettered.
+
+        Args:
+            wait: Maximum seconds for which the first message waits until there are ``max_messages`` (1 to 65,536); 0 for the
+                messages that are there. Otherwise as ``__aiter__``.
+
+        Raises:
+            ConfigError: For a size or a time out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         check_seconds("wait", wait, zero=True)
         return BatchIterator(self._room, max_messages, wait)
 
     async def receive(self, max_messages: int = 32, *, timeout: float | None = None) -> Batch:
-        """Returns up to ``max_messages`` (1 to 65,536) messages of one topic, as soon as there is one; settles nothing.
+        """Return up to ``max_messages`` (1 to 65,536) messages of one topic, as soon as there is one; settle nothing.
 
-        ``timeout``: seconds after which an empty batch is returned; None for no limit. A call that is cancelled
-        has taken nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
-        subscription's ``timeout``, after which they are delivered again.
+        Args:
+            timeout: Seconds after which an empty batch is returned; None for no limit. A call that is cancelled has taken
+                nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
+                subscription's ``timeout``, after which they are delivered again.
 
-        Raises ClientStateError where the consumer stops, also during the call, or does not run, and where it has handlers;
-        ForkedError and WrongLoopError as a step of ``__aiter__`` does; ConfigError for a size or a time out of range.
+        Raises:
+            ClientStateError: Where the consumer stops, also during the call, or does not run, and where it has handlers.
+            ForkedError, WrongLoopError: As a step of ``__aiter__`` does.
+            ConfigError: For a size or a time out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         if timeout is not None:
@@ -537,24 +619,38 @@ class Consumer(LifeCycle):
         return Batch((), Marks(NOTHING))
 
     def done(self, *messages: MessageExt) -> bool:
-        """Settles messages in hand: they are not delivered again, unless this member ends before the next commit.
+        """Settle messages in hand: they are not delivered again, unless this member ends before the next commit.
 
-        Returns False where one of them is not in hand: it was settled or given back already, was in hand for too long, or its
-        queue has gone to another member, for example; the others are settled. Returns False after a stop, too.
+        Return False where one of them is not in hand: it was settled or given back already, was in hand for too long, or its
+        queue has gone to another member, for example; the others are settled.
 
-        Raises TypeError for an object that is no message; ClientStateError before a start, and for a consumer with handlers;
-        ForkedError and WrongLoopError as a step of ``__aiter__`` does.
+        Returns:
+            False after a stop, too.
+
+        Raises:
+            TypeError: For an object that is no message.
+            ClientStateError: Before a start, and for a consumer with handlers.
+            ForkedError, WrongLoopError: As a step of ``__aiter__`` does.
         """
         room = self._room_of(*messages)
         return False if room is None else room.done(messages)
 
     async def retry(self, message: MessageExt, delay: float | None = None) -> bool:
-        """Gives a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says. It uses up an attempt.
+        """Give a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says.
 
-        ``delay``: None for the delay of the attempt. Returns True when a broker has taken it, or this member will hand it out
-        again itself because none does. Returns False as ``done`` does, and when no broker has taken it within 3 s: it goes on
-        waiting for one, as long as the queue is this member's. A call that is cancelled gives the message
-        back all the same. Raises ConfigError for a delay out of range, and as ``done`` does.
+        It uses up an attempt.
+
+        Return False as ``done`` does, and when no broker has taken it within 3 s: it goes on waiting for one, as long as the
+        queue is this member's. A call that is cancelled gives the message back all the same. Raises as ``done`` does, too.
+
+        Args:
+            delay: None for the delay of the attempt.
+
+        Returns:
+            True when a broker has taken it, or this member will hand it out again itself because none does.
+
+        Raises:
+            ConfigError: For a delay out of range.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
@@ -562,7 +658,11 @@ class Consumer(LifeCycle):
         return False if room is None else await room.give_back(message, RetryLater(delay))
 
     async def dead_letter(self, message: MessageExt, reason: str = "") -> bool:
-        """Puts a message in hand into the group's dead-letter topic. ``reason``: for the log. Otherwise as ``retry``."""
+        """Put a message in hand into the group's dead-letter topic.
+
+        Args:
+            reason: For the log. Otherwise as ``retry``.
+        """
         room = self._room_of(message)
         return False if room is None else await room.give_back(message, DeadLetter(reason))
 
@@ -574,8 +674,13 @@ class Consumer(LifeCycle):
         await super().__aexit__(kind, error, trace)
 
     def _room(self) -> ByHand:
-        """Returns the ByHand of the session. Raises ClientStateError unless running, and for a consumer with handlers;
-        ForkedError in a forked child; WrongLoopError on another event loop."""
+        """Return the ByHand of the session.
+
+        Raises:
+            ClientStateError: Unless running, and for a consumer with handlers.
+            ForkedError: In a forked child.
+            WrongLoopError: On another event loop.
+        """
         room = self._running_session().by_hand
         if room is None:
             raise ClientStateError(f"{self._label} has handlers; make a Consumer with topics= to read by hand")
@@ -583,8 +688,11 @@ class Consumer(LifeCycle):
         return room
 
     def _room_of(self, *messages: MessageExt) -> ByHand | None:
-        """Returns the ByHand of the session; None after a stop, when no message is in hand. Raises TypeError for an object that
-        is no message, and as ``_room``."""
+        """Return the ByHand of the session; None after a stop, when no message is in hand.
+
+        Raises:
+            TypeError: For an object that is no message, and as ``_room``.
+        """
         for message in messages:
             if not isinstance(message, MessageExt):
                 raise TypeError(
@@ -594,8 +702,12 @@ class Consumer(LifeCycle):
 
 
 def _subscriptions_of(topics: object) -> list[Subscription]:
-    """Returns subscriptions without handlers. Raises ConfigError unless ``topics`` is a topic, several different topics, or a
-    mapping of topics to tags, and for an invalid topic or tags."""
+    """Return subscriptions without handlers.
+
+    Raises:
+        ConfigError: Unless ``topics`` is a topic, several different topics, or a mapping of topics to tags, and for an invalid
+            topic or tags.
+    """
     if isinstance(topics, str):
         tags_of: Mapping[str, str] = {topics: "*"}
     elif isinstance(topics, Mapping):
@@ -617,8 +729,7 @@ def _wrong_topics(topics: object) -> ConfigError:
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:
-    """Makes the loop call ``function`` for a signal; returns False where it cannot, outside of the main thread and on
-    Windows."""
+    """Make the loop call ``function`` for a signal; return False where it cannot, outside of the main thread and on Windows."""
     try:
         loop.add_signal_handler(number, function)
     except (ValueError, RuntimeError, NotImplementedError) as error:

@@ -105,7 +105,11 @@ class Call(Struct, eq=False, weakref=True):
         self.elapsed = machine.monotonic() - self.began
 
     def settle(self, outcome: Outcome | None = None) -> None:
-        """Note that the handler has ended. ``outcome``: that of all messages; None while it is not known."""
+        """Note that the handler has ended.
+
+        Args:
+            outcome: That of all messages; None while it is not known.
+        """
         self.state, self.outcome, self.elapsed = "settling", outcome, machine.monotonic() - self.began
 
     def finish(self) -> None:
@@ -113,7 +117,11 @@ class Call(Struct, eq=False, weakref=True):
         self.state = "finished"
 
     def leave_task(self, *, finished: bool) -> None:
-        """Note the end of the task. ``finished``: whether all messages have their outcomes, or none is to come."""
+        """Note the end of the task.
+
+        Args:
+            finished: Whether all messages have their outcomes, or none is to come.
+        """
         self.task = None
         if finished:
             self.state = "finished"
@@ -136,15 +144,20 @@ def finish_all(calls: Iterable[Call], ends: Iterable[float]) -> None:
 class Delivery(Struct, frozen=True, weakref=True):
     """One call of a handler, or the messages that one step of reading by hand has returned, as users and hooks see it.
 
-    ``messages``: the messages of this call. ``topic``: the subscribed topic, also for a message that is delivered again.
-    ``attempt``: number of the attempt from 1, of several messages the highest. ``began``: monotonic time at which the call
-    began. ``deadline``: monotonic time at which it times out; None for never. ``state``: "running" in the handler, "settling"
-    while outcomes go to the broker, then "finished". ``outcome``: None until a message has its outcome, of several messages the
-    worst so far (ABANDONED, else DEAD_LETTERED, RETRIED, DONE). ``elapsed``: seconds that the handler took, None while it runs;
-    by hand, seconds until no message was in hand. ``error``: for ``after_consume``, the error that the handler raised;
-    HandlerTimeoutError for a coroutine function that its timeout has ended, and for a plain function that returned later; None
-    if it returned otherwise, or was cancelled because the consumer stops or the queue was given up, lost or moved. By hand, the
-    RetryLater, DeadLetter or HandlerTimeoutError with which messages were given back last.
+    Attributes:
+        messages: The messages of this call.
+        topic: The subscribed topic, also for a message that is delivered again.
+        attempt: Number of the attempt from 1, of several messages the highest.
+        began: Monotonic time at which the call began.
+        deadline: Monotonic time at which it times out; None for never.
+        state: "running" in the handler, "settling" while outcomes go to the broker, then "finished".
+        outcome: None until a message has its outcome, of several messages the worst so far (ABANDONED, else DEAD_LETTERED,
+            RETRIED, DONE).
+        elapsed: Seconds that the handler took, None while it runs; by hand, seconds until no message was in hand.
+        error: For ``after_consume``, the error that the handler raised; HandlerTimeoutError for a coroutine function that its
+            timeout has ended, and for a plain function that returned later; None if it returned otherwise, or was cancelled
+            because the consumer stops or the queue was given up, lost or moved. By hand, the RetryLater, DeadLetter or
+            HandlerTimeoutError with which messages were given back last.
     """
 
     # Two of one call are equal, and have one hash. A call keeps none of them, or it would be a cycle of references.
@@ -225,8 +238,10 @@ class Delivery(Struct, frozen=True, weakref=True):
     def extend(self, seconds: float) -> None:
         """Move the deadline to ``seconds`` from now.
 
-        Raises TypeError if ``seconds`` is not a number, ValueError if it is not above 0, and ClientStateError when the handler
-        has ended or has timed out.
+        Raises:
+            TypeError: If ``seconds`` is not a number.
+            ValueError: If it is not above 0.
+            ClientStateError: When the handler has ended or has timed out.
         """
         self._call.extend(seconds)
 
@@ -255,8 +270,12 @@ CURRENT: ContextVar[Call] = ContextVar("rmq_async_delivery")
 
 
 def current_delivery() -> Delivery:
-    """Returns the delivery of the handler that runs in this context (of ``contextvars``), also in tasks that the handler has
-    started. Raises LookupError in other contexts, also in reading by hand."""
+    """Return the delivery of the handler that runs in this context (of ``contextvars``), also in tasks that the handler has
+    started.
+
+    Raises:
+        LookupError: In other contexts, also in reading by hand.
+    """
     call = CURRENT.get(None)
     if call is None:
         raise LookupError("no handler runs in this context; call current_delivery() in a handler, or in a task that it starts")

@@ -30,7 +30,11 @@ __all__ = ["HeldQueue", "Progress", "QueueState", "Waiting"]
 class Progress:
     """The progress in one queue.
 
-    ``start``: the first offset that is to be entered. ``next``: the offset after the last one that is entered or passed.
+    Args:
+        start: The first offset that is to be entered.
+
+    Attributes:
+        next: The offset after the last one that is entered or passed.
     """
 
     __slots__ = ("_away", "_line", "_open", "next")
@@ -54,11 +58,11 @@ class Progress:
         return len(self._open)
 
     def enter(self, offset: int) -> bool:
-        """Adds the offset of a message; returns False for one below ``next`` that was not withdrawn, which adds nothing."""
+        """Add the offset of a message; return False for one below ``next`` that was not withdrawn, which adds nothing."""
         return self.enter_all([offset])[0]
 
     def enter_all(self, offsets: list[int]) -> list[bool]:
-        """Adds the offsets of messages; returns for each what ``enter`` returns."""
+        """Add the offsets of messages; return for each what ``enter`` returns."""
         line, still_open, following = self._line, self._open, self.next
         if offsets and offsets[0] >= following and offsets == [*range(offsets[0], offsets[0] + len(offsets))]:
             line.extend(offsets)
@@ -81,7 +85,7 @@ class Progress:
         return entered
 
     def pass_to(self, offset: int) -> None:
-        """Marks all offsets below ``offset`` that are not entered, or were withdrawn, as without a message for this member."""
+        """Mark all offsets below ``offset`` that are not entered, or were withdrawn, as without a message for this member."""
         self.next = max(self.next, offset)
         if self._away:
             for gone in [each for each in self._away if each < offset]:
@@ -89,7 +93,7 @@ class Progress:
                 self.settle(gone)
 
     def go_back(self, offset: int) -> None:
-        """Forgets the offsets from ``offset`` on, settled or not: they may be other messages' now, and are entered anew."""
+        """Forget the offsets from ``offset`` on, settled or not: they may be other messages' now, and are entered anew."""
         line = self._line
         while line and line[-1] >= offset:
             gone = line.pop()
@@ -98,7 +102,7 @@ class Progress:
         self.next = min(self.next, offset)
 
     def settle(self, offset: int) -> bool:
-        """Settles an offset; returns whether it was open."""
+        """Settle an offset; return whether it was open."""
         if offset not in self._open:
             return False
         line, still_open = self._line, self._open
@@ -108,7 +112,7 @@ class Progress:
         return True
 
     def settle_all(self, offsets: list[int]) -> None:
-        """Settles offsets; those that are not open change nothing."""
+        """Settle offsets; those that are not open change nothing."""
         line, still_open = self._line, self._open
         still_open.difference_update(offsets)
         while line and line[0] not in still_open:
@@ -118,7 +122,7 @@ class Progress:
         return offset in self._open
 
     def settled_above(self, offset: int) -> bool:
-        """Returns whether a message above ``offset`` is settled that the watermark has not passed."""
+        """Return whether a message above ``offset`` is settled that the watermark has not passed."""
         return any(each > offset and each not in self._open for each in self._line)
 
     @property
@@ -127,11 +131,12 @@ class Progress:
         return next((each for each in reversed(self._line) if each not in self._open), -1)
 
     def withdraw(self, offsets: Collection[int]) -> int:
-        """Withdraws entered offsets, one or more, none of them settled; returns the lowest, from which on they are entered
-        again.
+        """Withdraw entered offsets, one or more, none of them settled; return the lowest, from which on they are entered again.
 
-        Offsets above it that are not withdrawn stay as they are: entering them again changes nothing. Raises ValueError for an
-        offset that is not open.
+        Offsets above it that are not withdrawn stay as they are: entering them again changes nothing.
+
+        Raises:
+            ValueError: For an offset that is not open.
         """
         if not self._open.issuperset(offsets):
             raise ValueError(
@@ -155,8 +160,11 @@ _KEPT = tuple(accumulate(repeat(0.875, 64), mul, initial=1.0))
 class QueueState(Enum):
     """The state of a queue that is held.
 
-    ``TAKEN``: held, and not pulled before ``on_assigned`` has ended. ``DRAINING``: is being given up, or the consumer stops.
-    ``STOPPED``: held, and not pulled, because of ``out_of_range`` or ``above_end``. ``LOST``: another member may read it already.
+    Attributes:
+        TAKEN: Held, and not pulled before ``on_assigned`` has ended.
+        DRAINING: Is being given up, or the consumer stops.
+        STOPPED: Held, and not pulled, because of ``out_of_range`` or ``above_end``.
+        LOST: Another member may read it already.
     """
 
     TAKEN = "taken"
@@ -174,12 +182,17 @@ class Returning(Protocol):
 
 
 class HeldQueue:
-    """A queue that this member holds. ``queue``: with names as on the wire. ``subscription``: None for the retry topic, whose
-    messages are of all subscriptions.
+    """A queue that this member holds.
 
-    ``cursor``: offset of the next pull. ``committed``: the offset that the broker returned or confirmed last. ``end``: the
-    queue's end by the last answer. ``mean_size``: running mean of the bodies, in bytes. None stands for values that are not
-    known yet.
+    Args:
+        queue: With names as on the wire.
+        subscription: None for the retry topic, whose messages are of all subscriptions.
+
+    Attributes:
+        cursor: Offset of the next pull.
+        committed: The offset that the broker returned or confirmed last.
+        end: The queue's end by the last answer.
+        mean_size: Running mean of the bodies, in bytes. None stands for values that are not known yet.
     """
 
     __slots__ = (
@@ -264,7 +277,8 @@ class HeldQueue:
     @property
     def is_ordered(self) -> bool:
         """Whether its subscription has lines, in which this member itself repeats failed attempts; False for the retry
-        topic."""
+        topic.
+        """
         return self.subscription is not None and self.subscription.has_lines
 
     @property
@@ -286,7 +300,8 @@ class HeldQueue:
     @property
     def unread(self) -> int | None:
         """The offset to which the queue has gone back after a loss, or the watermark since; None once what was handled before is
-        passed, or without a loss."""
+        passed, or without a loss.
+        """
         return self.progress.watermark if self.progress.watermark < self.repeated_to else None
 
     # -- the state
@@ -371,12 +386,20 @@ class HeldQueue:
         self.end = end
 
     def pass_to(self, offset: int, end: int | None) -> None:
-        """Pull from ``offset`` on; offsets below it that have no message count as settled. ``end``: the end of the queue."""
+        """Pull from ``offset`` on; offsets below it that have no message count as settled.
+
+        Args:
+            end: The end of the queue.
+        """
         self.progress.pass_to(offset)
         self.cursor, self.end = offset, end
 
     def withdraw(self, offsets: Sequence[int], *, squeezed: bool) -> None:
-        """Pull dropped messages again. ``squeezed``: whether the next pull still waits for room, if it did."""
+        """Pull dropped messages again.
+
+        Args:
+            squeezed: Whether the next pull still waits for room, if it did.
+        """
         self.cursor = min(self.cursor, self.progress.withdraw(offsets))
         self.squeezed = self.squeezed and squeezed
 
@@ -387,7 +410,11 @@ class HeldQueue:
     # -- outcomes and commits
 
     def note_outcome(self, *, is_ready: bool) -> None:
-        """Note that messages have their outcomes. ``is_ready``: whether others of the queue wait for a slot."""
+        """Note that messages have their outcomes.
+
+        Args:
+            is_ready: Whether others of the queue wait for a slot.
+        """
         if not is_ready:
             self.squeezed = False
         self.settled_at = machine.monotonic()
@@ -400,7 +427,7 @@ class HeldQueue:
     # -- moves
 
     def restart(self, offset: int) -> None:
-        """Moves the queue to ``offset`` with a new progress. Running calls no longer count for it."""
+        """Move the queue to ``offset`` with a new progress. Running calls no longer count for it."""
         self.begun = self.cursor = offset
         self.low_end = self.end = None
         self.looked_at = False
@@ -411,8 +438,10 @@ class HeldQueue:
         self.squeezed = False
 
     def go_back(self, offset: int) -> None:
-        """Moves the queue below what was read, without messages that wait from ``offset`` on. Those in calls, or being given back,
-        are compared with the ones that are pulled again (``without_known``)."""
+        """Move the queue below what was read, without messages that wait from ``offset`` on.
+
+        Those in calls, or being given back, are compared with the ones that are pulled again (``without_known``).
+        """
         self.repeated_to = max(self.repeated_to, self.progress.next)
         self.progress.go_back(offset)
         self.cursor = min(self.cursor, offset)
@@ -421,8 +450,10 @@ class HeldQueue:
         self.low_end = self.end = None
 
     def without_known(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Returns those of ``messages``, just pulled, that are not in calls, or being given back, already. What becomes of another
-        message at the offset of one no longer counts for the queue."""
+        """Return those of ``messages``, just pulled, that are not in calls, or being given back, already.
+
+        What becomes of another message at the offset of one no longer counts for the queue.
+        """
         running = {item.message.queue_offset: item for item in self.running}
         returning = {each.message.queue_offset: each for each in self.returning}
         fresh = []
@@ -438,7 +469,7 @@ class HeldQueue:
         return fresh
 
     def count_sizes(self, sizes: Sequence[int]) -> None:
-        """Adds the sizes of bodies, in bytes, one or more, to the running mean."""
+        """Add the sizes of bodies, in bytes, one or more, to the running mean."""
         # The last eight have nearly two thirds of the weight.
         mean, latest = self.mean_size, sum(sizes) / len(sizes)
         kept = _KEPT[min(len(sizes), len(_KEPT) - 1)]
@@ -448,11 +479,14 @@ class HeldQueue:
 class Waiting(Struct, eq=False):
     """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
 
-    ``attempt``: number of the attempt, counted from 1. ``since``: monotonic time from which on it waits for a full batch,
-    ``-inf`` if it waits no more; set only if its subscription waits for full batches. ``key``: key of its line; None without
-    one. ``held_since``: monotonic time at which its first attempt failed that is repeated in place; None before. ``due``:
-    monotonic time at which its next attempt begins, 0 for at once. ``error``: error of the user's ``key`` function; the call
-    fails with it.
+    Attributes:
+        attempt: Number of the attempt, counted from 1.
+        since: Monotonic time from which on it waits for a full batch, ``-inf`` if it waits no more; set only if its
+            subscription waits for full batches.
+        key: Key of its line; None without one.
+        held_since: Monotonic time at which its first attempt failed that is repeated in place; None before.
+        due: Monotonic time at which its next attempt begins, 0 for at once.
+        error: Error of the user's ``key`` function; the call fails with it.
     """
 
     held: HeldQueue

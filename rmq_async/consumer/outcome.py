@@ -17,13 +17,16 @@ __all__ = ["Batch", "DeadLetter", "Marks", "Outcome", "RetryLater", "check_retur
 
 
 class RetryLater(Exception):  # noqa: N818 - not an error
-    """An exception that a handler raises to have its message delivered again. It counts as an attempt and is logged without a
-    traceback.
+    """An exception that a handler raises to have its message delivered again.
 
-    ``delay``: seconds, a negative number as 0; None for the delay of the attempt (``Retry.delays``). The broker delays by
-    levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered messages
-    (in ``order="key"`` all but those for which ``key`` returns None), and those of broadcast, wait for ``delay`` exactly, up to
-    ``max_hold``; with ``mode="pop"`` a message waits for ``delay`` (2 h at most) and up to a tenth more.
+    It counts as an attempt and is logged without a traceback.
+
+    Args:
+        delay: Seconds, a negative number as 0; None for the delay of the attempt (``Retry.delays``). The broker delays by
+            levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered
+            messages (in ``order="key"`` all but those for which ``key`` returns None), and those of broadcast, wait for
+            ``delay`` exactly, up to ``max_hold``; with ``mode="pop"`` a message waits for ``delay`` (2 h at most) and up to a
+            tenth more.
     """
 
     def __init__(self, delay: float | None = None) -> None:
@@ -41,7 +44,8 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
     """An exception that a handler raises to put its message into the group's dead-letter topic at once, without another
     attempt. In broadcast, which has no such topic, the message is given up.
 
-    ``reason``: a text for the log. The request to the broker (CONSUMER_SEND_MSG_BACK) has no field for it.
+    Args:
+        reason: A text for the log. The request to the broker (CONSUMER_SEND_MSG_BACK) has no field for it.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -52,9 +56,12 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
 class Outcome(Enum):
     """The outcome of a message.
 
-    ``DONE``: it was handled. ``RETRIED``: it is to be delivered again, or repeated in place. ``DEAD_LETTERED``: it was put into
-    the group's dead-letter topic, or given up in broadcast. ``ABANDONED``: before the message had another outcome, its queue
-    was lost, given up or moved, or the consumer stopped; it is delivered again, unless its queue was moved beyond it.
+    Attributes:
+        DONE: It was handled.
+        RETRIED: It is to be delivered again, or repeated in place.
+        DEAD_LETTERED: It was put into the group's dead-letter topic, or given up in broadcast.
+        ABANDONED: Before the message had another outcome, its queue was lost, given up or moved, or the consumer stopped; it is
+            delivered again, unless its queue was moved beyond it.
     """
 
     DONE = "done"
@@ -64,14 +71,14 @@ class Outcome(Enum):
 
 
 def check_returned(handler: Callable[..., object], result: object) -> None:
-    """Raises TypeError for an exception of this module that a handler returns: its message would be done, against what it says."""
+    """Raise TypeError for an exception of this module that a handler returns: its message would be done, against what it says."""
     kind = result if isinstance(result, type) else type(result)
     if issubclass(kind, RetryLater | DeadLetter):
         raise TypeError(f"handler {handler_name(handler)} returned {shown(result)}, which chooses nothing: raise it")
 
 
 def outcome_in(error: BaseException, dead_letter_on: tuple[type[Exception], ...]) -> BaseException:
-    """Returns the exception that chooses an outcome if it is alone in a group, as a TaskGroup raises it; else ``error`` itself."""
+    """Return the exception that chooses an outcome if it is alone in a group, as a TaskGroup raises it; else ``error`` itself."""
     alone = error
     while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
         alone = alone.exceptions[0]
@@ -79,8 +86,11 @@ def outcome_in(error: BaseException, dead_letter_on: tuple[type[Exception], ...]
 
 
 class Marks:
-    """The marks of single messages of a batch, by their index in it. ``refused``: the reason why messages cannot be marked
-    (any more); None if they can."""
+    """The marks of single messages of a batch, by their index in it.
+
+    Args:
+        refused: The reason why messages cannot be marked (any more); None if they can.
+    """
 
     __slots__ = ("by_place", "refused")
 
@@ -120,21 +130,30 @@ class Batch(Sequence[MessageExt]):
         return self._messages[index]
 
     def mark_retry(self, message: MessageExt, delay: float | None = None) -> None:
-        """Marks a message to be delivered again, without the others.
+        """Mark a message to be delivered again, without the others.
 
-        ``delay``: seconds, as for RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
+        Args:
+            delay: Seconds, as for RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
 
-        Raises ValueError for a message that is not in the batch; ConfigError for a delay that is not a number from 0 to
-        below 1e9; ClientStateError when the call has ended or the batch is no longer in hand, and for a batch that ``receive()``
-        returned.
+        Raises:
+            ValueError: For a message that is not in the batch.
+            ConfigError: For a delay that is not a number from 0 to below 1e9.
+            ClientStateError: When the call has ended or the batch is no longer in hand, and for a batch that ``receive()``
+                returned.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
         self._mark(message, RetryLater(delay))
 
     def mark_dead_letter(self, message: MessageExt, reason: str = "") -> None:
-        """Marks a message to be put into the group's dead-letter topic. ``reason``: for the log. Raises ValueError and
-        ClientStateError as ``mark_retry`` does."""
+        """Mark a message to be put into the group's dead-letter topic.
+
+        Args:
+            reason: For the log.
+
+        Raises:
+            ValueError, ClientStateError: As ``mark_retry`` does.
+        """
         self._mark(message, DeadLetter(reason))
 
     def _mark(self, message: MessageExt, mark: RetryLater | DeadLetter) -> None:

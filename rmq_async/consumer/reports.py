@@ -34,16 +34,18 @@ BLOCK_SHOWN: Final = 60.0
 class Lag:
     """The numbers of messages of this member's share that are stored and not settled.
 
-    ``messages``: number of messages of the subscribed topics; those that a filter leaves out count until a pull has passed
-    them. ``retries``: number of messages of the group's retry topic, without those that wait for their delay. ``oldest_age``:
-    seconds since the oldest message that is buffered or being handled was stored, by the clock of its broker as far as the
-    broker says its time, else by this machine's; None without one. ``by_queue``: the numbers
-    by queue, those of the retry topic included; None for a queue without an answer yet, which
-    ``messages`` and ``retries`` leave out.
-
     With ``mode="pop"`` members share no queues: ``messages`` counts those that this member holds and those that brokers had
     left at their last answer, an estimate; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries``
     is 0.
+
+    Attributes:
+        messages: Number of messages of the subscribed topics; those that a filter leaves out count until a pull has passed
+            them.
+        retries: Number of messages of the group's retry topic, without those that wait for their delay.
+        oldest_age: Seconds since the oldest message that is buffered or being handled was stored, by the clock of its broker as
+            far as the broker says its time, else by this machine's; None without one.
+        by_queue: The numbers by queue, those of the retry topic included; None for a queue without an answer yet, which
+            ``messages`` and ``retries`` leave out.
     """
 
     messages: int
@@ -56,17 +58,23 @@ class Lag:
 class ConsumerStats:
     """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
 
-    ``handled``, ``failed``: messages whose handler calls returned, or raised; marked messages of a batch count as failed.
-    ``retried``, ``dead_lettered``: messages that brokers have accepted for another attempt or as dead letters. ``retried``
-    includes failed attempts that this member repeats itself (ordered messages, broadcast, messages that no broker takes back);
-    ``dead_lettered`` includes, in broadcast, messages that were given up. ``lost``: offsets that were passed over because their
-    messages were deleted before they were pulled, and offsets below the group's whose messages queues have lost, as far as that
-    is known. ``buffered``: messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies. ``running``:
-    handler calls, and steps of reading by hand, that are not over. ``commits``: number of offsets that brokers have confirmed;
-    in broadcast, number of changed positions that the store's ``save`` has stored. ``rebalances``: changes of this member's
-    share, counted by topic. ``unsure``: requests to give a message back that had no answer; each may have left a copy beside
-    the one that was stored afterwards. With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not,
-    ``commits`` those that brokers have acknowledged, and ``lost`` and ``rebalances`` are 0.
+    Attributes:
+        handled: Messages whose handler calls returned, or raised; marked messages of a batch count as failed.
+        failed: See ``handled``.
+        retried: Messages that brokers have accepted for another attempt or as dead letters. ``retried`` includes failed
+            attempts that this member repeats itself (ordered messages, broadcast, messages that no broker takes back);
+            ``dead_lettered`` includes, in broadcast, messages that were given up.
+        dead_lettered: See ``retried``.
+        lost: Offsets that were passed over because their messages were deleted before they were pulled, and offsets below the
+            group's whose messages queues have lost, as far as that is known.
+        buffered: Messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies.
+        running: Handler calls, and steps of reading by hand, that are not over.
+        commits: Number of offsets that brokers have confirmed; in broadcast, number of changed positions that the store's
+            ``save`` has stored.
+        rebalances: Changes of this member's share, counted by topic.
+        unsure: Requests to give a message back that had no answer; each may have left a copy beside the one that was stored
+            afterwards. With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not, ``commits`` those
+            that brokers have acknowledged, and ``lost`` and ``rebalances`` are 0.
     """
 
     handled: int = 0
@@ -86,14 +94,16 @@ class ConsumerStats:
 class ConsumerHealth:
     """A snapshot of a consumer's condition.
 
-    ``live``: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
-    function runs in its thread for more than twice its timeout, extensions included. ``ready``: the consumer runs and does not
-    stop, the reading of its first share has begun, the event loop is not blocked, and no plain handler waits without any thread
-    to call it in. ``problems``: all problems, including those that leave the consumer ready. ``last_progress_age``: seconds since
-    a message was settled or a queue was taken, the later of the two; None without a queue; with ``mode="pop"`` since a message
-    had its outcome, or the start.
-    ``oldest_unfinished``: the handler call that has run longest, or the step of reading by hand whose messages are in hand for
-    longest; None without one.
+    Attributes:
+        live: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
+            function runs in its thread for more than twice its timeout, extensions included.
+        ready: The consumer runs and does not stop, the reading of its first share has begun, the event loop is not blocked, and
+            no plain handler waits without any thread to call it in.
+        problems: All problems, including those that leave the consumer ready.
+        last_progress_age: Seconds since a message was settled or a queue was taken, the later of the two; None without a queue;
+            with ``mode="pop"`` since a message had its outcome, or the start.
+        oldest_unfinished: The handler call that has run longest, or the step of reading by hand whose messages are in hand for
+            longest; None without one.
     """
 
     live: bool
@@ -104,7 +114,7 @@ class ConsumerHealth:
 
 
 def stuck_problems(oldest: Call | None, after: float) -> list[Problem]:
-    """Returns a problem if a call has run, or messages have been in hand, for more than ``after`` seconds."""
+    """Return a problem if a call has run, or messages have been in hand, for more than ``after`` seconds."""
     if oldest is None or oldest.age <= after:
         return []
     subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
@@ -116,14 +126,14 @@ def stuck_problems(oldest: Call | None, after: float) -> list[Problem]:
 
 
 def hangs(delivery: Call) -> bool:
-    """Returns whether a plain function has run for more than twice its time, extensions included, and runs on."""
+    """Return whether a plain function has run for more than twice its time, extensions included, and runs on."""
     deadline = delivery.deadline
     runs_on = delivery.state == "running" and not delivery.subscription.is_async
     return runs_on and deadline is not None and delivery.age > 2 * (deadline - delivery.began)
 
 
 def block_problems(block: Block | None) -> list[Problem]:
-    """Returns a problem if a function of the user has blocked the event loop of late."""
+    """Return a problem if a function of the user has blocked the event loop of late."""
     if block is None:
         return []
     age = machine.monotonic() - block.at
@@ -134,7 +144,7 @@ def block_problems(block: Block | None) -> list[Problem]:
 
 
 def conflict_problems(conflicts: Conflicts) -> list[Problem]:
-    """Returns the problems of other members: different subscriptions, and another process with the client id."""
+    """Return the problems of other members: different subscriptions, and another process with the client id."""
     found = [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in conflicts.found]
     if (twice := conflicts.namesakes.found) is not None:
         found.append(Problem(ProblemCode.DUPLICATE_CLIENT_ID, twice))

@@ -72,8 +72,11 @@ class Attached:
     """Registers one consumer at its client instance and its event loop: its listener for requests of brokers, its routes in
     use, its hooks, its tracer, and its watch for functions that block the loop.
 
-    ``group``, ``topics``: on the wire. ``blocking``: returns the name of the user's function that a task calls.
-    ``route_changed``: called with each route that has changed.
+    Args:
+        group: On the wire.
+        topics: See ``group``.
+        blocking: Returns the name of the user's function that a task calls.
+        route_changed: Called with each route that has changed.
     """
 
     def __init__(
@@ -102,8 +105,11 @@ class Attached:
         return None if self._watch is None else self._watch.newest(self._blocking)
 
     def begin(self, listener: GroupListener) -> None:
-        """Registers the consumer. Raises ConfigError, without any effect, if the client has a consumer of the group
-        already."""
+        """Register the consumer.
+
+        Raises:
+            ConfigError: Without any effect, if the client has a consumer of the group already.
+        """
         instance = self._instance
         instance.group_requests.add(self._group, listener)
         self._watch = LoopWatch.join(self._blocking, instance.loop_monitor.late)
@@ -114,12 +120,12 @@ class Attached:
         instance.routes.on_change += [self._route_changed, self.closed.route_changed]
 
     def hurry(self) -> None:
-        """Sends traces without waiting for more."""
+        """Send traces without waiting for more."""
         if self.tracer is not None:
             self.tracer.hurry()
 
     def hear_no_more(self) -> None:
-        """Ends the notifications from brokers and routes."""
+        """End the notifications from brokers and routes."""
         self._instance.group_requests.remove(self._group)
         callbacks = self._instance.routes.on_change
         for each in (self._route_changed, self.closed.route_changed):
@@ -127,7 +133,7 @@ class Attached:
                 callbacks.remove(each)
 
     async def end_traces(self, end: float) -> None:
-        """Sends the gathered traces until ``end`` (monotonic), and drops those that are left then."""
+        """Send the gathered traces until ``end`` (monotonic), and drop those that are left then."""
         if self.tracer is not None:
             try:
                 await self.tracer.flush(end)
@@ -136,8 +142,11 @@ class Attached:
             await self.tracer.ended()
 
     def end(self, subscriptions: Iterable[Subscription]) -> None:
-        """Removes the registrations that ``hear_no_more`` leaves: routes in use, hooks and the watch. ``subscriptions``: those of
-        the consumer; a change of their options calls nothing any more."""
+        """Remove the registrations that ``hear_no_more`` leaves: routes in use, hooks and the watch.
+
+        Args:
+            subscriptions: Those of the consumer; a change of their options calls nothing any more.
+        """
         for topic in self._topics:
             self._instance.routes.use.release(topic)
         if self._watch is not None:
@@ -151,7 +160,9 @@ class Attached:
 class MemberRequests:
     """Answers the requests of tools to a member that holds no queues.
 
-    ``data``: returns its part of the heartbeat. ``subscriptions``: by topic on the wire.
+    Args:
+        data: Returns its part of the heartbeat.
+        subscriptions: By topic on the wire.
     """
 
     def __init__(
@@ -170,8 +181,9 @@ class MemberRequests:
         """A lock that is held while the handler runs with a message of a tool: one at a time."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Returns the answer to a request of a tool: an awaitable of it for CONSUME_MESSAGE_DIRECTLY (309), and None for a
-        RESET_CONSUMER_CLIENT_OFFSET (220) that can be read, because brokers expect no answer to that."""
+        """Return the answer to a request of a tool: an awaitable of it for CONSUME_MESSAGE_DIRECTLY (309), and None for a
+        RESET_CONSUMER_CLIENT_OFFSET (220) that can be read, because brokers expect no answer to that.
+        """
         try:
             if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
                 return _answer(command, encode_body(self._running_info(), standard=False))
@@ -209,7 +221,7 @@ class MemberRequests:
         )
 
     def _queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
-        """Returns the state of the queues that this member holds, as tools show it."""
+        """Return the state of the queues that this member holds, as tools show it."""
         return {}
 
     def _status(self, command: RemotingCommand) -> GetConsumerStatusBody:
@@ -218,12 +230,12 @@ class MemberRequests:
     # -- 220
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Does nothing, because a member that pops holds no queue: the broker itself continues at other offsets."""
+        """Do nothing, because a member that pops holds no queue: the broker itself continues at other offsets."""
 
     # -- 309
 
     async def _consume(self, command: RemotingCommand) -> RemotingCommand:
-        """Calls the handler with the message in the request, and settles nothing; returns the answer."""
+        """Call the handler with the message in the request, and settle nothing; return the answer."""
         found = decode_messages(command.body)
         if len(found.messages) != 1:
             text = f"the request must hold one message that can be read, and holds {len(found.messages)}; send one"
@@ -244,7 +256,7 @@ class MemberRequests:
         return _answer(command, encode_body(answer, standard=False))
 
     async def _call(self, subscription: Subscription, message: MessageExt) -> tuple[str, str | None]:
-        """Returns the outcome in Java's word (``CMResult``), and the text of the error; None without one."""
+        """Return the outcome in Java's word (``CMResult``), and the text of the error; None without one."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 error = await self._calls.call_once(subscription, message)
@@ -263,7 +275,10 @@ def _answer(command: RemotingCommand, body: bytes) -> RemotingCommand:
 class MemberSession(ABC):
     """One member of a group, from its start to its stop.
 
-    ``group``: on the wire. ``subscriptions``: by topic on the wire. ``label``: the subject of errors.
+    Args:
+        group: On the wire.
+        subscriptions: By topic on the wire.
+        label: The subject of errors.
     """
 
     by_hand: ByHand | None = None
@@ -294,60 +309,68 @@ class MemberSession(ABC):
 
     @abstractmethod
     async def open(self, starting: StopScope) -> None:
-        """Joins the group, and waits for the first messages or queues. After an error no task and no registration is left."""
+        """Join the group, and wait for the first messages or queues. After an error no task and no registration is left."""
 
     @abstractmethod
     def quiesce(self) -> None:
-        """Begins to stop: asks for no more messages, and drops those without a call."""
+        """Begin to stop: ask for no more messages, and drop those without a call."""
 
     @abstractmethod
     async def close(self, deadline: float) -> None:
-        """Leaves the group, drains, commits, and ends all tasks, by ``deadline`` (monotonic) or a second later."""
+        """Leave the group, drains, commits, and end all tasks, by ``deadline`` (monotonic) or a second later."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Ends the wait of ``close`` for running handlers, also of a later one."""
+        """End the wait of ``close`` for running handlers, also of a later one."""
 
     @abstractmethod
     def members_changed(self) -> None:
-        """Handles NOTIFY_CONSUMER_IDS_CHANGED (40)."""
+        """Handle NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
     @abstractmethod
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Answers requests of tools for this member."""
+        """Answer requests of tools for this member."""
 
     # -- control
 
     @abstractmethod
     def pause(self, given: Sequence[str | MessageQueue]) -> None:
-        """Pauses topics and queues, with the names of users; all if none are given."""
+        """Pause topics and queues, with the names of users; all if none are given."""
 
     @abstractmethod
     def resume(self, given: Sequence[str | MessageQueue]) -> None:
-        """Ends the pauses of topics and queues; all pauses if none are given."""
+        """End the pauses of topics and queues; all pauses if none are given."""
 
     @abstractmethod
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
-        """Moves a queue to another offset."""
+        """Move a queue to another offset."""
 
     @abstractmethod
     def position(self, queue: MessageQueue) -> int:
-        """Returns the lowest offset of a queue that is not settled."""
+        """Return the lowest offset of a queue that is not settled."""
 
     @abstractmethod
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset that is kept for the group; None without one. ``queue``: on the wire."""
+        """Return the offset that is kept for the group; None without one.
+
+        Args:
+            queue: On the wire.
+        """
 
     @abstractmethod
     async def commit(self) -> None:
-        """Sends to the brokers what is settled, and waits for their answers. Raises the first error of a request."""
+        """Send to the brokers what is settled, and wait for their answers. Raise the first error of a request."""
 
     @abstractmethod
     async def until_idle(self) -> None:
-        """Waits until all messages that the member has or is to get are settled, and no call runs."""
+        """Wait until all messages that the member has or is to get are settled, and no call runs."""
 
     def wire_topics(self, given: Iterable[object]) -> list[str]:
-        """Returns the topics among ``given``, on the wire. Raises ConfigError for a topic without a subscription."""
+        """Return the topics among ``given``, on the wire.
+
+        Raises:
+            ConfigError: For a topic without a subscription.
+        """
         names = self.instance.names
         topics = [names.wire(each) for each in given if isinstance(each, str)]
         for topic in topics:
@@ -359,11 +382,11 @@ class MemberSession(ABC):
     # -- functions of the user
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is that of a handler call or of a callback, or has messages of an iterator in hand."""
+        """Return whether ``task`` is that of a handler call or of a callback, or has messages of an iterator in hand."""
         return self.calls.is_own_task(task)
 
     def blocking(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns the name of the user's function that ``task`` calls; None for another task. From any thread."""
+        """Return the name of the user's function that ``task`` calls; None for another task. From any thread."""
         return self.calls.name_of(task)
 
     # -- reports; from any thread, and without a request
@@ -385,18 +408,18 @@ class MemberSession(ABC):
 
     @abstractmethod
     def lag(self) -> Lag:
-        """Returns the numbers of messages that are not settled."""
+        """Return the numbers of messages that are not settled."""
 
     @abstractmethod
     def stats(self) -> ConsumerStats:
-        """Returns the numbers since the start."""
+        """Return the numbers since the start."""
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """Returns the problems of this kind of member."""
+        """Return the problems of this kind of member."""
 
     def health(self) -> ConsumerHealth:
-        """Returns the member's condition."""
+        """Return the member's condition."""
         instance, now, running = self.instance, machine.monotonic(), list(self.calls.running)
         blocked = loop_problem(instance)
         _, silence = name_server_problem(instance)
@@ -418,7 +441,7 @@ class MemberSession(ABC):
         )
 
     def oldest_age(self, clocks: BrokerClocks) -> float | None:
-        """Returns the age of the oldest message that the member has; None without one."""
+        """Return the age of the oldest message that the member has; None without one."""
         held = [message for delivery in list(self.calls.running) for message in delivery.messages]
         held += [*self.dispatcher.oldest(), *self.give_backs.messages()]
         return max((clocks.age(each.queue.broker_name, each.store_time_ms) for each in held), default=None)

@@ -1,4 +1,6 @@
-"""Strategies by which the members of a group share the queues of a topic. All members of a group must use the same one.
+"""Strategies by which the members of a group share the queues of a topic.
+
+All members of a group must use the same one.
 
 Each computes the same as a class of Java's client, so that members of both kinds may share a group.
 """
@@ -39,29 +41,34 @@ follow."""
 
 
 def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """Returns a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it; the first members get one
-    queue more where the queues cannot be divided evenly. A client id that is not in ``client_ids`` gets no queue, here and in
-    the other strategies."""
+    """Return a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it.
+
+    The first members get one queue more where the queues cannot be divided evenly. A client id that is not in ``client_ids``
+    gets no queue, here and in the other strategies.
+    """
     return allocate_averagely(client_id, queues, client_ids)
 
 
 def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """Returns every n-th of ``queues`` for n members, beginning at the member's own position in ``client_ids``, as Java's
-    ``AllocateMessageQueueAveragelyByCircle`` does."""
+    """Return every n-th of ``queues`` for n members, beginning at the member's own position in ``client_ids``, as Java's
+    ``AllocateMessageQueueAveragelyByCircle`` does.
+    """
     return deal_out(client_id, queues, client_ids)
 
 
 def allocate_by_hash(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """Returns the queues that precede this member on a hash ring, as Java's ``AllocateMessageQueueConsistentHash`` does with its
-    defaults: few queues move when a member comes or goes, and the shares differ in size."""
+    """Return the queues that precede this member on a hash ring, as Java's ``AllocateMessageQueueConsistentHash`` does with its
+    defaults: few queues move when a member comes or goes, and the shares differ in size.
+    """
     return allocate_by_consistent_hash(client_id, queues, client_ids)
 
 
 def allocate_by_room(rooms: Collection[str]) -> Allocate:
-    """Makes a strategy for brokers named "room@name": members share the queues of brokers in ``rooms``, as Java's
+    """Make a strategy for brokers named "room@name": members share the queues of brokers in ``rooms``, as Java's
     ``AllocateMessageQueueByMachineRoom`` does. No member reads the queues of other brokers, those of the retry topic included.
 
-    Raises ConfigError unless ``rooms`` is a collection of one or more texts, other than a text.
+    Raises:
+        ConfigError: Unless ``rooms`` is a collection of one or more texts, other than a text.
     """
     if isinstance(rooms, str) or not isinstance(rooms, Collection) or not rooms or not all(isinstance(x, str) for x in rooms):
         raise ConfigError(f"rooms must be a list, tuple or set of one or more names, not {shown(rooms)}")
@@ -78,13 +85,19 @@ def allocate_near_rooms(
     room_of_client: Callable[[str], str],
     inner: Allocate = allocate_evenly,
 ) -> Allocate:
-    """Makes a strategy that shares the queues of a room among the members in it, and those of a room without members among all,
+    """Make a strategy that shares the queues of a room among the members in it, and those of a room without members among all,
     as Java's ``AllocateMachineRoomNearby`` does.
 
-    ``room_of_queue``, ``room_of_client``: return the name of the room of a queue's broker, and of a client id
-    ("address@instance"). ``inner``: shares the queues of a room. Raises ConfigError for an argument that is no plain
-    function, TypeError for one that does not take its arguments. The strategy raises ValueError for an empty name of a room;
-    the member then logs it, and keeps its queues.
+    The strategy raises ValueError for an empty name of a room; the member then logs it, and keeps its queues.
+
+    Args:
+        room_of_queue: Return the name of the room of a queue's broker, and of a client id ("address@instance").
+        room_of_client: See ``room_of_queue``.
+        inner: Shares the queues of a room.
+
+    Raises:
+        ConfigError: For an argument that is no plain function.
+        TypeError: For one that does not take its arguments.
     """
     check_plain("room_of_queue", room_of_queue, "queue")
     check_plain("room_of_client", room_of_client, "client_id")

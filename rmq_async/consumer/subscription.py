@@ -35,15 +35,21 @@ NO_KEY: Final = ""
 class Subscription:
     """A topic and its handler, made by ``Consumer.subscribe``.
 
-    ``tags``: "*" or "a || b"; ``sql``: a condition over properties instead. ``timeout``: seconds for one call of the handler;
-    None for no limit. ``retry``: None for the consumer's. ``dead_letter_on``: exceptions after which the message is
-    dead-lettered at once. ``order``: None, "key" or "queue". ``key``: for ``order="key"``, a function that returns the key of a
-    message without a sharding key, None for one that needs no order. ``batch_size``: maximum messages of one call (1 to 65,536);
-    None for one message instead of a Batch. ``batch_wait``: maximum seconds for which a message waits until its batch is full.
-    ``concurrency``: maximum number of calls of the handler at a time (1 to 65,536), within that of the consumer. ``rate``:
-    maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs, the others not at
-    all (AttributeError). An invalid value raises ConfigError; a ``timeout`` that is not a number, and a function that does not
-    take its arguments, raise TypeError, a ``timeout`` that is not above 0 ValueError.
+    Args:
+        tags: "*" or "a || b".
+        sql: A condition over properties instead.
+        timeout: Seconds for one call of the handler; None for no limit.
+        retry: None for the consumer's.
+        dead_letter_on: Exceptions after which the message is dead-lettered at once.
+        order: None, "key" or "queue".
+        key: For ``order="key"``, a function that returns the key of a message without a sharding key, None for one that needs
+            no order.
+        batch_size: Maximum messages of one call (1 to 65,536); None for one message instead of a Batch.
+        batch_wait: Maximum seconds for which a message waits until its batch is full.
+        concurrency: Maximum number of calls of the handler at a time (1 to 65,536), within that of the consumer.
+        rate: Maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs, the
+            others not at all (AttributeError). An invalid value raises ConfigError; a ``timeout`` that is not a number, and a
+            function that does not take its arguments, raise TypeError, a ``timeout`` that is not above 0 ValueError.
     """
 
     __slots__ = (
@@ -112,15 +118,20 @@ class Subscription:
         return self.order is not None or self.retries_here
 
     def data(self, topic: str, version: int) -> SubscriptionData:
-        """Returns the entry of the subscription in heartbeats (Java's ``SubscriptionData``). ``topic``: its name on the wire.
-        ``version``: epoch ms."""
+        """Return the entry of the subscription in heartbeats (Java's ``SubscriptionData``).
+
+        Args:
+            topic: Its name on the wire.
+            version: Epoch ms.
+        """
         if self.sql is not None:
             return build_subscription(topic, self.sql, SQL92, sub_version=version)
         return build_subscription(topic, self.tags, sub_version=version)
 
     def key_of(self, message: MessageExt) -> Hashable | None:
-        """Returns the sharding key of a message, else what ``key`` returns for it: None for a message without an order. Returns
-        "" for a message without a key: such messages of a queue share one line.
+        """Return the sharding key of a message, else what ``key`` returns for it: None for a message without an order.
+
+        Return "" for a message without a key: such messages of a queue share one line.
 
         Raises what ``key`` raises, and TypeError for a key that cannot be hashed, and for one that is never equal to another one.
         """
@@ -149,8 +160,11 @@ class Subscription:
         return self.handler is by_hand
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Checks ``timeout``, which is no property because each call of a handler reads it. Raises AttributeError for what is set
-        already and may not change."""
+        """Check ``timeout``, which is no property because each call of a handler reads it.
+
+        Raises:
+            AttributeError: For what is set already and may not change.
+        """
         if name == "timeout" and value is not None:
             value = checked_timeout(value)
         elif name in _FIXED and hasattr(self, name):
@@ -191,7 +205,7 @@ def on_change(subscription: Subscription, function: Callable[[], None] | None) -
 
 
 async def by_hand(_: MessageExt) -> None:
-    """Stands for the handler of topics that are read by hand; never called."""
+    """Stand for the handler of topics that are read by hand; never called."""
 
 
 def _checked_topic(topic: str) -> str:
@@ -261,4 +275,4 @@ def _checked_rate(rate: object) -> float | None:
 
 
 def _nothing() -> None:
-    """Does nothing: the consumer does not run."""
+    """Do nothing: the consumer does not run."""

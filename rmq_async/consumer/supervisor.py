@@ -1,5 +1,7 @@
-"""The tasks of a running consumer. A task of ``run`` is restarted after a failure, which ``health()`` reports for a minute; the
-error of a task of ``once`` is logged.
+"""The tasks of a running consumer.
+
+A task of ``run`` is restarted after a failure, which ``health()`` reports for a minute; the error of a task of ``once`` is
+logged.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ SOUND_AFTER: Final = 60.0
 
 
 class Supervisor:
-    """Runs the consumer's tasks. ``failures``: by name of a restarted task, its last error and the monotonic time of that."""
+    """Runs the consumer's tasks.
+
+    Attributes:
+        failures: By name of a restarted task, its last error and the monotonic time of that.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,29 +40,29 @@ class Supervisor:
         self.failures: dict[str, tuple[str, float]] = {}
 
     def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Starts a task that runs ``work()``, and after a pause runs it again if it raised an Exception."""
+        """Start a task that runs ``work()``, and after a pause runs it again if it raised an Exception."""
         return self.once(name, self._repeat(name, work))
 
     def once(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts a task that runs ``work`` and logs its error."""
+        """Start a task that runs ``work`` and logs its error."""
         task = self._loop.create_task(work, name=f"rmq_async {name}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def close(self) -> None:
-        """Cancels all tasks but the current one, those too that start meanwhile, and waits until they have ended."""
+        """Cancel all tasks but the current one, those too that start meanwhile, and wait until they have ended."""
         while tasks := [task for task in self._tasks if task is not asyncio.current_task()]:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
     def is_ending(self) -> bool:
-        """Returns whether a cancellation of each task was requested; True without tasks."""
+        """Return whether a cancellation of each task was requested; True without tasks."""
         return all(task.cancelling() for task in self._tasks)
 
     def recent(self) -> list[str]:
-        """Returns a text for each restarted task whose last failure is less than SOUND_AFTER seconds old."""
+        """Return a text for each restarted task whose last failure is less than SOUND_AFTER seconds old."""
         now = machine.monotonic()
         return [
             f"{name} failed and was restarted: {text}"

@@ -43,7 +43,7 @@ class NoLocks(MemberLocks):
         return frozenset(queues)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Does nothing: this member has no lock at any broker."""
+        """Do nothing: this member has no lock at any broker."""
 
     def owns(self, queue: MessageQueue) -> bool:
         return True
@@ -55,7 +55,8 @@ class NoLocks(MemberLocks):
 class LocalOutcomes(Outcomes):
     """Carries decisions out in broadcast, where no broker redelivers messages.
 
-    ``dead_lettered``: number of messages that were given up; only the log names them.
+    Attributes:
+        dead_lettered: Number of messages that were given up; only the log names them.
     """
 
     given_up = "given up, since broadcast has no dead letters"
@@ -68,12 +69,15 @@ class LocalOutcomes(Outcomes):
         self.give_backs.end_now(back, Outcome.DEAD_LETTERED)
 
     def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
-        """Does nothing: the position stays before the message."""
+        """Do nothing: the position stays before the message."""
 
 
 class Broadcasting:
-    """The membership of a broadcast consumer, with the attributes and methods of ``Clustering``. ``context``: the context that
-    is copied for each call of the user's ``load`` and ``save``."""
+    """The membership of a broadcast consumer, with the attributes and methods of ``Clustering``.
+
+    Args:
+        context: The context that is copied for each call of the user's ``load`` and ``save``.
+    """
 
     model = MessageModel.BROADCASTING
     retries_here = True
@@ -114,8 +118,11 @@ class Broadcasting:
         return self.commits.saved.get(queue)
 
     async def joined(self) -> None:
-        """Saves the first positions, so that a crash soon after the start loses nothing. Raises SubscriptionGroupNotExistError
-        for a broker without the group, which would answer no pull."""
+        """Save the first positions, so that a crash soon after the start loses nothing.
+
+        Raises:
+            SubscriptionGroupNotExistError: For a broker without the group, which would answer no pull.
+        """
         instance = self._instance
         routes = [route for topic in self.topics if (route := instance.routes.cached(topic)) is not None]
         queues = {instance.routes.broker_of(queue): queue for route in routes for queue in route.subscribe_queues}

@@ -49,8 +49,12 @@ MOST_KNOWN: Final = 65_536
 class SavedPositions(Commits):
     """The positions of a broadcast member, loaded and saved.
 
-    ``store``: the user's store, None without one. ``context``: the context that is copied for each call of its functions.
-    ``known``: positions by queue (names on the wire), of queues that are read, were read before, or were in the store.
+    Args:
+        store: The user's store, None without one.
+        context: The context that is copied for each call of its functions.
+
+    Attributes:
+        known: Positions by queue (names on the wire), of queues that are read, were read before, or were in the store.
     """
 
     def __init__(
@@ -65,8 +69,11 @@ class SavedPositions(Commits):
         """The positions of the last load and the last save that succeeded."""
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]:
-        """Loads and returns the stored positions of a topic (its name on the wire). Raises the errors of the user's ``load``,
-        and ConfigError if that is no coroutine function or returns something else than positions of the topic."""
+        """Load and return the stored positions of a topic (its name on the wire).
+
+        Raise the errors of the user's ``load``, and ConfigError if that is no coroutine function or returns something else than
+        positions of the topic.
+        """
         names = self._instance.names
         if self._store is None:
             return {}
@@ -77,15 +84,18 @@ class SavedPositions(Commits):
         return loaded
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
-        """Saves every ``interval`` seconds if a position has changed; never returns."""
+        """Save every ``interval`` seconds if a position has changed; never returns."""
         while True:
             await asyncio.sleep(interval)
             with suppress(Exception):  # the error is logged, and in ``error``
                 await self.now()
 
     async def now(self) -> None:
-        """Saves the positions if any has changed. Raises the errors of the user's ``save``, ConfigError if that is no
-        coroutine function, and TimeoutError after SAVE_TIME seconds."""
+        """Save the positions if any has changed.
+
+        Raise the errors of the user's ``save``, ConfigError if that is no coroutine function, and TimeoutError after SAVE_TIME
+        seconds.
+        """
         for held in self._held():
             if held.is_owned:
                 self._note(held)
@@ -98,9 +108,11 @@ class SavedPositions(Commits):
             raise
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Saves all positions, with that of a queue that is given up or moved; returns whether that succeeded within LAST_TIME
-        seconds and by ``deadline()``, a monotonic time. A look before that shows whether the broker has what was read; where it
-        does not answer, the position stays."""
+        """Save all positions, with that of a queue that is given up or moved.
+
+        Return whether that succeeded within LAST_TIME seconds and by ``deadline()``, a monotonic time. A look before that shows
+        whether the broker has what was read; where it does not answer, the position stays.
+        """
         end = machine.monotonic() + LAST_TIME
         if not self.is_sure(held):
             look = (min(end, deadline()) - machine.monotonic()) / 2
@@ -152,14 +164,14 @@ class SavedPositions(Commits):
             self.count += changed
 
     def _failed(self, error: Exception, raised: Exception) -> None:
-        """Notes why a save failed; logs only the first of consecutive failures, with the traceback of ``raised``."""
+        """Note why a save failed; log only the first of consecutive failures, with the traceback of ``raised``."""
         text = f"save() of the positions failed: {printable(repr(error), 300)}"
         if not self._errors:
             logger.warning("%s; it is called again", text, exc_info=raised)
         self._errors["save"] = text
 
     async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
-        """Awaits a coroutine of the user in a copy of the context; cancels it if the wait is cancelled."""
+        """Await a coroutine of the user in a copy of the context; cancel it if the wait is cancelled."""
         if not asyncio.iscoroutine(work):
             raise ConfigError(
                 f"{name}() of broadcast={shown(self._store)} must be a coroutine function (async def); it returned {shown(work)}"
@@ -190,7 +202,11 @@ def _checked(topic: str, found: object) -> Mapping[MessageQueue, int]:
 
 
 class Starts:
-    """The offsets at which a broadcast member begins. ``positions``: the member's positions, to which ``prepare`` adds."""
+    """The offsets at which a broadcast member begins.
+
+    Args:
+        positions: The member's positions, to which ``prepare`` adds.
+    """
 
     def __init__(self, instance: ClientInstance, positions: SavedPositions, start_from: StartFrom) -> None:
         self._instance = instance
@@ -201,9 +217,13 @@ class Starts:
         self._since = datetime.fromtimestamp(machine.time() - CLOCKS_DIFFER, UTC)
 
     async def prepare(self, topic: str) -> None:
-        """Loads the stored positions of a topic; if there are none, finds positions for the queues that the topic has now.
-        ``topic``: its name on the wire. A topic without a route is logged. Raises the other errors of the requests, and as
-        ``SavedPositions.load`` does."""
+        """Load the stored positions of a topic; if there are none, finds positions for the queues that the topic has now.
+
+        Raise the other errors of the requests, and as ``SavedPositions.load`` does.
+
+        Args:
+            topic: Its name on the wire. A topic without a route is logged.
+        """
         instance, start = self._instance, self._start_from
         stored = await self._positions.load(topic)
         try:
@@ -225,8 +245,10 @@ class Starts:
         self._positions.known.update(found)
 
     async def offset(self, queue: MessageQueue) -> tuple[int, int | None]:
-        """Returns the offset at which the reading of a queue begins, and its known position, None without one. Raises the
-        errors of the request."""
+        """Return the offset at which the reading of a queue begins, and its known position, None without one.
+
+        Raise the errors of the request.
+        """
         known = self._positions.known.get(queue)
         if known is not None:
             return known, known

@@ -62,14 +62,22 @@ class HandDispatcher(Dispatcher):
 
 
 def _nothing(_: bool) -> None:
-    """Does nothing, for messages that go back without a wait."""
+    """Do nothing, for messages that go back without a wait."""
 
 
 class InHand:
-    """The messages that one step has handed out. ``left``: those that are still in hand. ``returning``: number of give-backs
-    whose messages have no outcomes yet. ``iterated``: whether the step was one of an iterator. ``task``: the task that made the
-    step. ``watched``: the context in which hooks have seen the step, until they have seen its end; None without hooks.
-    ``error``: the last error for which messages were given back, for hooks."""
+    """The messages that one step has handed out.
+
+    Args:
+        iterated: Whether the step was one of an iterator.
+
+    Attributes:
+        left: Those that are still in hand.
+        returning: Number of give-backs whose messages have no outcomes yet.
+        task: The task that made the step.
+        watched: The context in which hooks have seen the step, until they have seen its end; None without hooks.
+        error: The last error for which messages were given back, for hooks.
+    """
 
     __slots__ = ("delivery", "error", "iterated", "left", "returning", "task", "watched")
 
@@ -90,8 +98,11 @@ class InHand:
 class ByHand:
     """The messages that a user takes by hand.
 
-    ``running``: by Call, the steps whose messages are in hand. ``owns``: returns whether this member
-    may write the offset of a queue.
+    Args:
+        owns: Returns whether this member may write the offset of a queue.
+
+    Attributes:
+        running: By Call, the steps whose messages are in hand.
     """
 
     concurrency: Final = 1
@@ -120,10 +131,14 @@ class ByHand:
     # -- steps
 
     async def ask(self, limit: int, wait: float = 0.0, until: float = inf, *, iterated: bool) -> InHand | None:
-        """Hands out up to ``limit`` messages of one topic. Returns None if there is none at ``until`` (monotonic), or while the
-        consumer stops.
+        """Hand out up to ``limit`` messages of one topic.
 
-        ``wait``: maximum seconds for which the first message waits for more. ``iterated``: whether an iterator makes the step.
+        Args:
+            wait: Maximum seconds for which the first message waits for more.
+            iterated: Whether an iterator makes the step.
+
+        Returns:
+            None if there is none at ``until`` (monotonic), or while the consumer stops.
         """
         full_until, hurries = inf if wait else 0.0, self._hurries
         while True:
@@ -150,23 +165,23 @@ class ByHand:
             self._waits.leave(future)
 
     def arrived(self) -> None:
-        """Wakes all steps that wait."""
+        """Wake all steps that wait."""
         asking, self._asking = self._asking, {}
         for future in asking:
             if not future.done():
                 future.set_result(True)
 
     def hasten(self) -> None:
-        """Ends the waits for full batches: the steps that wait now take what is buffered."""
+        """End the waits for full batches: the steps that wait now take what is buffered."""
         self._hurries += 1
         self.arrived()
 
     def is_read(self) -> bool:
-        """Returns whether a step waits, or an iterator has messages in hand, after which it may ask for the next."""
+        """Return whether a step waits, or an iterator has messages in hand, after which it may ask for the next."""
         return bool(self._asking) or any(hand.iterated and hand.left for hand in self.running.values())
 
     def check(self) -> None:
-        """Raises ForkedError in a forked child."""
+        """Raise ForkedError in a forked child."""
         check_not_forked(self._generation)
 
     def _hand_out(self, subscription: Subscription, taken: tuple[Waiting, ...], *, iterated: bool) -> InHand:
@@ -188,7 +203,7 @@ class ByHand:
     # -- outcomes
 
     def done(self, messages: Iterable[MessageExt]) -> bool:
-        """Settles messages; returns whether all of them were in hand and their queues still belong to this member."""
+        """Settle messages; return whether all of them were in hand and their queues still belong to this member."""
         all_owned = True
         for message in messages:
             found = self._places.get((message.queue, message.queue_offset))
@@ -196,8 +211,11 @@ class ByHand:
         return all_owned
 
     async def give_back(self, message: MessageExt, cause: RetryLater | DeadLetter) -> bool:
-        """Gives a message back; returns whether a broker has taken it within ANSWER_WITHIN seconds, or this member hands it out
-        again. Returns False for one that is not in hand or no longer this member's."""
+        """Give a message back.
+
+        Return whether a broker has taken it within ANSWER_WITHIN seconds, or this member hands it out again. Return False for
+        one that is not in hand or no longer this member's.
+        """
         found = self._places.get((message.queue, message.queue_offset))
         if found is None:
             return False
@@ -218,8 +236,7 @@ class ByHand:
         return False
 
     def finish(self, hand: InHand) -> None:
-        """Settles the messages that an iterator still has in hand from its last step, and begins to give back those with
-        marks."""
+        """Settle the messages that an iterator still has in hand from its last step, and begin to give back those with marks."""
         marks = hand.delivery.marks
         if marks is None or not marks.by_place:
             self._settle(hand, list(hand.left))
@@ -240,15 +257,24 @@ class ByHand:
             self._return(hand, causes, None)
 
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
-        """Puts the messages of a step back into the buffer; abandons those of queues that are given up, and all of them while
-        the consumer stops. ``held``: the only queue whose messages are put back; None for all."""
+        """Put the messages of a step back into the buffer.
+
+        Abandon those of queues that are given up, and all of them while the consumer stops.
+
+        Args:
+            held: The only queue whose messages are put back; None for all.
+        """
         items = [item for item in hand.left if held is None or item.held is held]
         self._leave(hand, items[::-1], closing=self.closing)  # each goes before those that were put back earlier
         self._dispatcher.pump()
 
     def let_go(self, task: asyncio.Task[Any] | None, held: HeldQueue | None = None, *, received: bool = False) -> None:
-        """Puts back the messages that a task has in hand, because the task will not settle them. ``held``: the only queue whose
-        messages are put back; None for all. ``received``: True leaves out messages of iterators."""
+        """Put back the messages that a task has in hand, because the task will not settle them.
+
+        Args:
+            held: The only queue whose messages are put back; None for all.
+            received: True leaves out messages of iterators.
+        """
         for hand in [*self.running.values()]:
             if hand.task is task and hand.left and not (received and hand.iterated):
                 self.put_back(hand, held)
@@ -256,27 +282,27 @@ class ByHand:
     # -- methods that HandlerCalls has, too
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` has messages of an iterator in hand."""
+        """Return whether ``task`` has messages of an iterator in hand."""
         return any(hand.task is task and hand.iterated and hand.left for hand in self.running.values())
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns a name for the iteration of which ``task`` has messages in hand; None without one. From any thread."""
+        """Return a name for the iteration of which ``task`` has messages in hand; None without one. From any thread."""
         for hand in list(self.running.values()):
             if hand.task is task and hand.iterated and hand.left:
                 return f"the iteration over topic {hand.delivery.topic} in task {task.get_name()}"
         return None
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Returns an error, because messages that a tool sends need a handler."""
+        """Return an error, because messages that a tool sends need a handler."""
         return RuntimeError("this member reads by hand and has no handler; ask a member that has one")
 
     def quiesce(self) -> None:
-        """Notes that the consumer begins to stop, and wakes the steps."""
+        """Note that the consumer begins to stop, and wake the steps."""
         self.closing = True
         self.arrived()
 
     async def cut_off(self, timeout: float) -> None:
-        """Wakes the steps, and abandons the messages in hand."""
+        """Wake the steps, and abandon the messages in hand."""
         self.quiesce()
         for hand in [*self.running.values()]:
             self._leave(hand, list(hand.left), closing=True)
@@ -291,7 +317,7 @@ class ByHand:
         return held.is_owned and item in held.running and self._owns(held.queue)
 
     def _settle(self, hand: InHand, items: Collection[Waiting]) -> bool:
-        """Settles messages in hand; returns whether their queues all still belong to this member."""
+        """Settle messages in hand; return whether their queues all still belong to this member."""
         owned = [item for item in items if self._is_owned(item)]
         if owned:
             self._forget(hand, owned)
@@ -319,7 +345,7 @@ class ByHand:
                 del self._places[place]
 
     def _ended(self, hand: InHand) -> None:
-        """Ends a delivery that has no messages in hand; hooks see that when all its messages have their outcomes."""
+        """End a delivery that has no messages in hand; hooks see that when all its messages have their outcomes."""
         delivery = hand.delivery
         if hand.left:
             return
@@ -340,7 +366,11 @@ class ByHand:
         shared: BaseException | None,
         over: Callable[[bool], None] = _nothing,
     ) -> None:
-        """Begins to give messages back, which are no longer in hand then. ``over``: called with whether all were taken."""
+        """Begin to give messages back, which are no longer in hand then.
+
+        Args:
+            over: Called with whether all were taken.
+        """
         self._forget(hand, causes)
         hand.returning += 1
         hand.error = shared if shared is not None else next(reversed(causes.values()))
@@ -355,7 +385,7 @@ class ByHand:
         self._ended(hand)
 
     def _expire(self, delivery: Call) -> None:
-        """Gives back the messages of a step whose time is over; abandons those that are no longer this member's."""
+        """Give back the messages of a step whose time is over; abandon those that are no longer this member's."""
         delivery.expire()
         hand = self.running[delivery]
         error = HandlerTimeoutError(
@@ -368,7 +398,7 @@ class ByHand:
             self._return(hand, dict.fromkeys(owned, error), error)
 
     def _taken_away(self, delivery: Call) -> None:
-        """Abandons the messages in hand whose queues do not stay, and all of them while the consumer stops."""
+        """Abandon the messages in hand whose queues do not stay, and all of them while the consumer stops."""
         hand = self.running.get(delivery)
         if hand is not None:
             self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])

@@ -27,9 +27,13 @@ T = TypeVar("T")
 
 
 class _Iterator(AsyncGenerator[T, None], Generic[T]):
-    """Base class of the iterators. ``room_of``: returns the ByHand of the running consumer, at the first step; raises
-    ClientStateError without one. ``limit``, ``wait``: maximum messages of a step, and seconds for which the first one
-    waits for more."""
+    """Base class of the iterators.
+
+    Args:
+        room_of: Returns the ByHand of the running consumer, at the first step; raises ClientStateError without one.
+        limit: Maximum messages of a step, and seconds for which the first one waits for more.
+        wait: See ``limit``.
+    """
 
     def __init__(self, room_of: Callable[[], ByHand], limit: int = 1, wait: float = 0.0) -> None:
         self._room_of = room_of
@@ -49,7 +53,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
 
     @abstractmethod
     def _given(self, hand: InHand) -> T:
-        """Returns what a step gives to its caller."""
+        """Return what a step gives to its caller."""
 
     def __aiter__(self) -> Self:
         return self
@@ -88,7 +92,11 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         return room
 
     async def asend(self, value: None, /) -> T:
-        """Returns the next item, as ``anext`` does. Raises TypeError for a value other than None."""
+        """Return the next item, as ``anext`` does.
+
+        Raises:
+            TypeError: For a value other than None.
+        """
         if value is not None:
             raise TypeError(f"an iterator of messages takes no values, but {shown(value)} was sent; use anext()")
         return await self.__anext__()
@@ -100,13 +108,18 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         tb: TracebackType | None = None,
         /,
     ) -> T:
-        """Closes the iterator as ``aclose`` does, and raises the exception."""
+        """Close the iterator as ``aclose`` does, and raise the exception."""
         await self.aclose()
         raise typ
 
     async def aclose(self) -> None:
-        """Ends the iterator. Messages of its last step that are still in hand go back into the buffer. Raises RuntimeError
-        while a task waits for the next message."""
+        """End the iterator.
+
+        Messages of its last step that are still in hand go back into the buffer.
+
+        Raises:
+            RuntimeError: While a task waits for the next message.
+        """
         if self._asking:
             raise RuntimeError("a task waits for the next message of this iterator; cancel it, then close the iterator")
         self._closed = True

@@ -40,8 +40,13 @@ MOST_COUNTED: Final = 64
 
 
 class Closed(NamedTuple):
-    """Queues of a topic (name on the wire) at a broker that no member can read. ``numbers``: their ids. ``perm``: the permission
-    in the route; None where reading is permitted, and the topic has fewer queues to read than to write."""
+    """Queues of a topic (name on the wire) at a broker that no member can read.
+
+    Attributes:
+        numbers: Their ids.
+        perm: The permission in the route; None where reading is permitted, and the topic has fewer queues to read than to
+            write.
+    """
 
     topic: str
     broker: str
@@ -50,7 +55,7 @@ class Closed(NamedTuple):
 
 
 def closed_brokers(topic: str, route: TopicRouteData) -> list[Closed]:
-    """Returns the queues of a route that take messages, and cannot be read. Permissions do not count for a static topic."""
+    """Return the queues of a route that take messages, and cannot be read. Permissions do not count for a static topic."""
     if route.topic_queue_mapping_by_broker:
         return []
     found: list[Closed] = []
@@ -65,9 +70,13 @@ def closed_brokers(topic: str, route: TopicRouteData) -> list[Closed]:
 
 
 class ClosedQueues:
-    """The closed queues of a member's topics (names on the wire). ``group``: its name on the wire.
+    """The closed queues of a member's topics (names on the wire).
 
-    ``limits``: the settings of the group; None for a member that reads no retry topic.
+    Args:
+        group: Its name on the wire.
+
+    Attributes:
+        limits: The settings of the group; None for a member that reads no retry topic.
     """
 
     def __init__(self, instance: ClientInstance, topics: Iterable[str], group: str) -> None:
@@ -83,11 +92,11 @@ class ClosedQueues:
         """An event that is set when the route of the retry topic has changed."""
 
     def problems(self) -> list[Problem]:
-        """Returns the problems of the last looks. It may be called from any thread."""
+        """Return the problems of the last looks. It may be called from any thread."""
         return [*self._problems.copy().values()]
 
     async def run(self) -> None:
-        """Looks at once, and at the settings of the group each LOOK_EVERY seconds and after changes; never returns."""
+        """Look at once, and at the settings of the group each LOOK_EVERY seconds and after changes; never returns."""
         while True:
             self.look()
             if self.limits is not None:
@@ -105,11 +114,11 @@ class ClosedQueues:
             self._grown.set()
 
     def has(self, queue: MessageQueue) -> bool:
-        """Returns whether a queue is at a broker where its topic cannot be read. It may be called from any thread."""
+        """Return whether a queue is at a broker where its topic cannot be read. It may be called from any thread."""
         return (queue.topic, queue.broker_name, ProblemCode.UNREADABLE_TOPIC) in self._problems
 
     def look(self) -> None:
-        """Looks at the routes in use; logs what has changed."""
+        """Look at the routes in use; log what has changed."""
         routes = [self._instance.routes.cached(topic) for topic in self._topics]
         found = [closed for route in routes if route is not None for closed in closed_brokers(route.topic, route.data)]
         self._note(ProblemCode.UNREADABLE_TOPIC, {(each.topic, each.broker): self._text(each) for each in found})
@@ -127,13 +136,13 @@ class ClosedQueues:
         )
 
     async def _look_at_retry_queues(self, topic: str, limits: GroupLimits) -> None:
-        """Compares the number of the group's retry queues at each broker with the queues of the retry topic."""
+        """Compare the number of the group's retry queues at each broker with the queues of the retry topic."""
         route = self._instance.routes.cached(topic)
         if route is None or route.provisional:
             return
 
         async def look(broker: str) -> str | None:
-            """Returns the text of the gap at a broker, "" without one; None if the broker does not answer."""
+            """Return the text of the gap at a broker, "" without one; None if the broker does not answer."""
             settings = await limits.settings(broker, topic) or await self._old_settings(broker, topic)
             if settings is None:
                 return None
@@ -159,7 +168,7 @@ class ClosedQueues:
         self._note(code, gaps)
 
     async def _old_settings(self, broker: str, topic: str) -> SubscriptionGroupConfig | None:
-        """Returns the settings at a broker that does not return those of one group; asks for all at intervals of OLD_EVERY."""
+        """Return the settings at a broker that does not return those of one group; ask for all at intervals of OLD_EVERY."""
         known, now = self._tables.get(broker), machine.monotonic()
         if known is not None and now - known[0] < OLD_EVERY:
             return known[1]
@@ -192,7 +201,7 @@ class ClosedQueues:
         )
 
     def _note(self, code: ProblemCode, texts: dict[tuple[str, str], str]) -> None:
-        """Replaces the problems of a code; logs each new text, and each end of a problem."""
+        """Replace the problems of a code; log each new text, and each end of a problem."""
         for (topic, broker), text in texts.items():
             known = self._problems.get((topic, broker, code))
             if known is None or known.text != text:
@@ -205,7 +214,7 @@ class ClosedQueues:
 
 
 def _readable(instance: ClientInstance, topic: str, broker: str) -> int:
-    """Returns the number of queues to read that the route in use has at a broker."""
+    """Return the number of queues to read that the route in use has at a broker."""
     route = instance.routes.cached(topic)
     numbers = [] if route is None else [each.read_queue_nums for each in route.data.queue_datas if each.broker_name == broker]
     return max(numbers, default=0)

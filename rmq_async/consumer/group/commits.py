@@ -59,8 +59,11 @@ LONGEST_PAUSE: Final = 1.0
 
 
 class Doubts:
-    """The queues with a commit that had no answer, for DOUBT seconds. They outlast the queue's stay with this member and the stop
-    of the consumer: this member may read the queue again, while the commit is still under way."""
+    """The queues with a commit that had no answer, for DOUBT seconds.
+
+    They outlast the queue's stay with this member and the stop of the consumer: this member may read the queue again, while the
+    commit is still under way.
+    """
 
     __slots__ = ("_since",)
 
@@ -80,8 +83,10 @@ class Doubts:
 class Commits:
     """Commits the offsets of this member's queues.
 
-    ``group``: on the wire. ``held``: returns the queues to commit. ``owns``: returns whether this member may still write the
-    offset of a queue.
+    Args:
+        group: On the wire.
+        held: Returns the queues to commit.
+        owns: Returns whether this member may still write the offset of a queue.
     """
 
     def __init__(
@@ -116,8 +121,13 @@ class Commits:
         return next(iter([*self._errors.values()]), None)
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
-        """Commits until it is cancelled. ``interval``, ``full_interval``: seconds between rounds, and between those that commit
-        all queues. ``after_gap``: awaited where the loop was blocked for longer than GAP."""
+        """Commit until it is cancelled.
+
+        Args:
+            interval: Seconds between rounds, and between those that commit all queues.
+            full_interval: See ``interval``.
+            after_gap: Awaited where the loop was blocked for longer than GAP.
+        """
         first_full, full_at = machine.monotonic() + full_interval, dict[str, float]()
         under_way: set[str] = set()
         failed: list[Exception] = []
@@ -156,10 +166,12 @@ class Commits:
     async def round(
         self, brokers: Iterable[str] | None = None, *, wait: bool = False, failures: list[RocketMQError] | None = None
     ) -> None:
-        """Commits the owned queues of ``brokers``, None for all, whose watermark is not confirmed: it has moved, an older commit
+        """Commit the owned queues of ``brokers``, None for all, whose watermark is not confirmed: it has moved, an older commit
         may still arrive, or the broker may be another process than at the confirmation.
 
-        ``wait``: as for ``commit``. ``failures``: a list that receives the errors.
+        Args:
+            wait: As for ``commit``.
+            failures: A list that receives the errors.
         """
         by_broker = self._by_broker()
         asked = [broker for broker in (by_broker if brokers is None else brokers) if broker in by_broker]
@@ -178,7 +190,11 @@ class Commits:
         wait: bool = False,
         failures: list[RocketMQError] | None = None,
     ) -> None:
-        """Makes a round at one broker. ``full``: True commits all owned queues."""
+        """Make a round at one broker.
+
+        Args:
+            full: True commits all owned queues.
+        """
         due = [each for each in queues if self._may(each) and (full or not self._is_confirmed(each))]
         was_failing, failed = broker in self._errors, 0
 
@@ -205,7 +221,7 @@ class Commits:
             )
 
     def _by_broker(self) -> Mapping[str, list[HeldQueue]]:
-        """Returns the held queues by broker, and forgets errors of other brokers."""
+        """Return the held queues by broker, and forget errors of other brokers."""
         found = defaultdict[str, list[HeldQueue]](list)
         for held in self._held():
             found[self._instance.routes.broker_of(held.queue)].append(held)
@@ -214,17 +230,20 @@ class Commits:
         return found
 
     async def now(self) -> None:
-        """Commits the queues whose watermark is not confirmed. Raises the first error, after all requests."""
+        """Commit the queues whose watermark is not confirmed. Raise the first error, after all requests."""
         failures: list[RocketMQError] = []
         await self.round(wait=True, failures=failures)
         if failures:
             raise failures[0]
 
     async def commit(self, held: HeldQueue, *, wait: bool = False) -> None:
-        """Commits one queue; returns when its broker has answered. Raises the error of the request.
+        """Commit one queue; return when its broker has answered.
 
-        ``wait``: True waits for a commit in flight, and commits the watermark unless that is done; False makes no commit while
-        one is in flight.
+        Raise the error of the request.
+
+        Args:
+            wait: True waits for a commit in flight, and commits the watermark unless that is done; False makes no commit while
+                one is in flight.
         """
         if held.committing.locked() and not wait:
             return
@@ -235,8 +254,10 @@ class Commits:
                 await self._send(held)
 
     async def _look(self, held: HeldQueue, limit: float | None) -> bool:
-        """Looks at a queue; returns whether that has ended. After ``limit`` seconds, None for no limit, the look goes on, and the
-        next call waits for it."""
+        """Look at a queue; return whether that has ended.
+
+        After ``limit`` seconds, None for no limit, the look goes on, and the next call waits for it.
+        """
         look = self._looks.get(held)
         if look is None:
             look = self._looks[held] = asyncio.get_running_loop().create_future()
@@ -262,7 +283,7 @@ class Commits:
             look.set_result(False)
 
     async def _send(self, held: HeldQueue) -> bool:
-        """Commits the watermark; returns False, and does not, if the queue has left this member during the wait for this."""
+        """Commit the watermark; return False, and do not, if the queue has left this member during the wait for this."""
         if not self._may(held):
             return False
         offset, connection = held.progress.watermark, self.connection(held)
@@ -283,24 +304,26 @@ class Commits:
         return held.is_owned and self._owns(held.queue)
 
     def _is_confirmed(self, held: HeldQueue) -> bool:
-        """Returns whether the watermark is committed at the present master, as far as this member can know."""
+        """Return whether the watermark is committed at the present master, as far as this member can know."""
         if held.committed != held.progress.watermark or held.queue in self._doubts:
             return False
         return not self._instance.is_replaced(self._instance.routes.broker_of(held.queue), held.confirmed_by)
 
     def _is_untouched(self, held: HeldQueue) -> bool:
-        """Returns whether nothing was read of a queue whose present master has returned the offset at which it begins."""
+        """Return whether nothing was read of a queue whose present master has returned the offset at which it begins."""
         return held.progress.next == held.begun == held.committed and self._is_confirmed(held)
 
     def connection(self, held: HeldQueue) -> Connection | None:
-        """Returns the open connection to the master of a queue's broker."""
+        """Return the open connection to the master of a queue's broker."""
         return self._instance.open_connection(self._instance.routes.broker_of(held.queue), any_replica=False)
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Commits a queue that is given up or moved, also if its watermark is confirmed, unless nothing was read of it. Repeats the
-        commit after an error: the broker may have no master at the moment.
+        """Commit a queue that is given up or moved, also if its watermark is confirmed, unless nothing was read of it.
 
-        Returns whether a broker has confirmed the watermark by ``deadline()``, a monotonic time, which may come nearer meanwhile.
+        Repeat the commit after an error: the broker may have no master at the moment.
+
+        Returns:
+            Whether a broker has confirmed the watermark by ``deadline()``, a monotonic time, which may come nearer meanwhile.
         """
         routes = self._instance.routes
         await routes.renew(held.queue.topic, min(deadline(), machine.monotonic() + ROUTE_TIME))
@@ -328,7 +351,7 @@ class Commits:
         return True
 
     def report_last(self, held: HeldQueue) -> None:
-        """Logs that ``commit_last`` failed: as an error, unless another member may have the queue."""
+        """Log that ``commit_last`` failed: as an error, unless another member may have the queue."""
         offset, shown = held.progress.watermark, held.shown
         if held.state is QueueState.LOST:
             logger.warning(
@@ -344,7 +367,7 @@ class Commits:
 
 
 def _is_unread_retry(held: HeldQueue) -> bool:
-    """Returns whether nothing was read of a retry queue, where each member begins with the first message without an offset, too."""
+    """Return whether nothing was read of a retry queue, where each member begins with the first message without an offset, too."""
     return not held.progress.watermark and held.queue.topic.startswith(RETRY_TOPIC_PREFIX)
 
 
@@ -353,4 +376,4 @@ def _sure(held: HeldQueue) -> bool:
 
 
 async def _made_sure(held: HeldQueue, patience: float) -> None:
-    """Looks at nothing."""
+    """Look at nothing."""

@@ -10,7 +10,6 @@ made, is another one's.
 
 Where a broker sees this member's own connection under another address, behind NAT, no entry can be assigned. Then it counts if for
 130 s there are more entries than connections, while these stay the same.
-
 """
 
 from __future__ import annotations
@@ -58,9 +57,14 @@ SPACING: Final = 5.0
 
 
 class _Listed:
-    """The entries of one broker with this member's id. ``at``: time of the newest answer. ``strangers``: by address, since when
-    they are listed. ``long_at``: when some were listed for too long first; None if none is. ``is_sure``: whether some still were
-    at a later look."""
+    """The entries of one broker with this member's id.
+
+    Attributes:
+        at: Time of the newest answer.
+        strangers: By address, since when they are listed.
+        long_at: When some were listed for too long first; None if none is.
+        is_sure: Whether some still were at a later look.
+    """
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -72,8 +76,11 @@ class _Listed:
         self.strangers: dict[str, float] = {}
 
     def update(self, places: Collection[str], others: Iterable[str], ours: tuple[Connection, ...], now: float) -> bool:
-        """Takes an answer: all entries with the id, and those that are not of ``ours``, this member's connections. Returns whether
-        one of them is surely none of this member's, past ones included."""
+        """Take an answer: all entries with the id, and those that are not of ``ours``, this member's connections.
+
+        Returns:
+            Whether one of them is surely none of this member's, past ones included.
+        """
         known = dict.fromkeys([*self.former, *[each.local_address for each in self.ours]])
         self.former = {each: None for each in known if each in places}
         before = self.strangers if now - self.at <= ANSWERED_FOR else {}
@@ -83,11 +90,11 @@ class _Listed:
         return any(place != ANY and place not in self.former for place in self.strangers)
 
     def long(self) -> list[str]:
-        """Returns the strangers that were listed for too long at the newest answer."""
+        """Return the strangers that were listed for too long at the newest answer."""
         return [place for place, since in self.strangers.items() if self.at - since > LISTED_FOR]
 
     def confirm(self) -> None:
-        """Notes, after an answer, whether strangers have been listed for too long at two looks in a row."""
+        """Note, after an answer, whether strangers have been listed for too long at two looks in a row."""
         if not self.long():
             self.long_at, self.is_sure = None, False
         elif self.long_at is None or (not self.is_sure and self.at - self.long_at > CONFIRMED_WITHIN):
@@ -96,14 +103,19 @@ class _Listed:
             self.is_sure = True
 
     def due(self) -> float | None:
-        """Returns the time of the next answer that matters; None without strangers, and once they are sure."""
+        """Return the time of the next answer that matters; None without strangers, and once they are sure."""
         if not self.strangers or self.is_sure:
             return None
         return self.long_at + CONFIRMED_AFTER if self.long_at is not None else min(self.strangers.values()) + LISTED_FOR
 
 
 class Namesakes:
-    """Other processes with this member's client id. ``ours``: the heartbeat of this member. ``wake``: asks for a look soon."""
+    """Other processes with this member's client id.
+
+    Args:
+        ours: The heartbeat of this member.
+        wake: Asks for a look soon.
+    """
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, wake: Callable[[], object]) -> None:
         self._instance = instance
@@ -120,7 +132,7 @@ class Namesakes:
 
     @property
     def found(self) -> str | None:
-        """Returns a text about another process with the id; None without one. It may be read from any thread."""
+        """A text about another process with the id; None without one. It may be read from any thread."""
         sure = [
             place for broker, listed in [*self._listed.items()] if listed.is_sure for place in _shown(broker, listed.long())
         ]
@@ -139,7 +151,7 @@ class Namesakes:
         return min([due for listed in self._listed.values() if (due := listed.due()) is not None], default=None)
 
     def heard(self, command: RemotingCommand) -> None:
-        """Takes note of a request of a broker: it may bear the mark of this process, or that of another one with the id."""
+        """Take note of a request of a broker: it may bear the mark of this process, or that of another one with the id."""
         mark = (command.ext_fields or {}).get(MARK)
         if mark == self._mark:
             self._came_here = True
@@ -148,8 +160,12 @@ class Namesakes:
             self._wake()
 
     async def look(self, view: GroupView, *, joined: bool, ask: bool = True) -> None:
-        """Compares what brokers list with this member's connections. ``joined``: whether its heartbeats name the group. ``ask``:
-        whether entries that are surely not its own are asked."""
+        """Compare what brokers list with this member's connections.
+
+        Args:
+            joined: Whether its heartbeats name the group.
+            ask: Whether entries that are surely not its own are asked.
+        """
         now = machine.monotonic()
         self._listed = {
             broker: each for broker, each in self._listed.items() if broker in view.own or broker in view.unanswered
@@ -167,7 +183,7 @@ class Namesakes:
             logger.warning("%s", text)
 
     def _compare(self, broker: str, places: Collection[str], now: float, *, joined: bool) -> bool:
-        """Updates what a broker lists; returns whether an entry is surely none of this member's connections, past ones included."""
+        """Update what a broker lists; return whether an entry is surely none of this member's connections, past ones included."""
         listed = self._listed.setdefault(broker, _Listed())
         ours = self._connections(broker) if joined else ()
         own = {connection.local_address for connection in ours}
@@ -178,7 +194,7 @@ class Namesakes:
         return listed.update(places, others, ours, now)
 
     async def _ask(self, brokers: Iterable[str], now: float) -> None:
-        """Asks at brokers, one after the other, for an answer of another process, at most once in ASKED_EVERY seconds."""
+        """Ask at brokers, one after the other, for an answer of another process, at most once in ASKED_EVERY seconds."""
         if self._asked_at is not None and now - self._asked_at < ASKED_EVERY:
             return
         self._asked_at = now
@@ -193,7 +209,7 @@ class Namesakes:
         return tuple([connection for connection in found if connection is not None])
 
     async def _is_answered(self, broker: str) -> bool:
-        """Asks for the running information of this member; returns whether another process has answered."""
+        """Ask for the running information of this member; return whether another process has answered."""
         self._came_here = False
         self._mark = self._mark or f"{machine.entropy.getrandbits(64):016x}"
         fields: dict[str, str | None] = {
@@ -224,9 +240,13 @@ def _shown(broker: str, places: Iterable[str]) -> list[str]:
 
 
 class Conflicts:
-    """The conflicts with other members of the group. ``ours``: the subscriptions in the heartbeats of this client.
-    ``kept_for``: seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until the next comparison. ``spread``: by
-    which share the times between two looks differ."""
+    """The conflicts with other members of the group.
+
+    Args:
+        ours: The subscriptions in the heartbeats of this client.
+        kept_for: Seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until the next comparison.
+        spread: By which share the times between two looks differ.
+    """
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, kept_for: float = UNTIL_NEXT, spread: float = 0.0) -> None:
         self._instance = instance
@@ -240,12 +260,12 @@ class Conflicts:
 
     @property
     def found(self) -> list[SubscriptionConflict]:
-        """Returns the conflicts that count now. It may be read from any thread."""
+        """The conflicts that count now. It may be read from any thread."""
         since = machine.monotonic() - self._kept_for
         return [conflict for conflict, at in [*self._seen.items()] if not self._kept_for or at > since]
 
     async def look_first(self, on_conflict: str) -> None:
-        """Compares before the member joins. If ``on_conflict`` is "raise", raises SubscriptionConflictError for a conflict."""
+        """Compare before the member joins. If ``on_conflict`` is "raise", raises SubscriptionConflictError for a conflict."""
         strict = on_conflict == "raise"
         await self.look(joined=False, ask=strict)
         if self._seen and strict:
@@ -253,8 +273,9 @@ class Conflicts:
         self._check_id(on_conflict)
 
     async def look_joined(self, on_conflict: str) -> None:
-        """Looks for another process with the client id when the member has joined: one that starts at the same time has not been
-        listed before. If ``on_conflict`` is "raise", raises SubscriptionConflictError."""
+        """Look for another process with the client id when the member has joined: one that starts at the same time has not been
+        listed before. If ``on_conflict`` is "raise", raises SubscriptionConflictError.
+        """
         if on_conflict == "raise":
             await self.look()
             self._check_id(on_conflict)
@@ -264,17 +285,17 @@ class Conflicts:
             raise SubscriptionConflictError(text)
 
     def wake(self) -> None:
-        """Asks for a look soon."""
+        """Ask for a look soon."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Looks periodically; never returns."""
+        """Look periodically; never returns."""
         while True:
             await self.wait()
             await self.look()
 
     async def wait(self) -> None:
-        """Waits until the next look is due."""
+        """Wait until the next look is due."""
         began = machine.monotonic()
         spread = machine.random.uniform(-self._spread, self._spread) if self._spread else 0.0
         until = began + LOOK_EVERY * (1 + spread)
@@ -288,8 +309,14 @@ class Conflicts:
         self._woken.clear()
 
     async def look(self, *, joined: bool = True, ask: bool = True) -> None:
-        """Compares with the other members. If ``listed_by`` of the view is empty, the known conflicts stay. ``joined``: as for
-        ``group_view``. ``ask``: as for ``Namesakes.look``."""
+        """Compare with the other members.
+
+        If ``listed_by`` of the view is empty, the known conflicts stay.
+
+        Args:
+            joined: As for ``group_view``.
+            ask: As for ``Namesakes.look``.
+        """
         view = await group_view(self._instance, self._ours, self._instance.config.request_timeout, joined=joined)
         await self.namesakes.look(view, joined=joined, ask=ask)
         if not view.listed_by:

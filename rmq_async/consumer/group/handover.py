@@ -1,5 +1,6 @@
-"""Takes queues over from other members, by locks at the brokers and the committed offsets. Other members are asked which queues
-they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
+"""Takes queues over from other members, by locks at the brokers and the committed offsets.
+
+Other members are asked which queues they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
 """
 
 # A member may not know yet that a queue belongs to another one: the broker's notice was lost, or notices are switched off for
@@ -86,7 +87,9 @@ first pull has found; None without the latter two."""
 class Holders(NamedTuple):
     """The queues that other members report.
 
-    ``held``: queues that another member holds or drains. ``silent``: members that did not answer.
+    Attributes:
+        held: Queues that another member holds or drains.
+        silent: Members that did not answer.
     """
 
     held: frozenset[MessageQueue]
@@ -96,11 +99,13 @@ class Holders(NamedTuple):
 async def find_holders(
     instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str], within: float = ANSWER_TIME
 ) -> Holders:
-    """Asks each member which of ``queues`` it holds, through one broker of the queues after another until the member answers.
+    """Ask each member which of ``queues`` it holds, through one broker of the queues after another until the member answers.
+
     Raises no error.
 
-    ``members``: client ids. ``within``: seconds for all answers; a member that has not answered by then, or cannot be
-    asked, is silent.
+    Args:
+        members: Client ids.
+        within: Seconds for all answers; a member that has not answered by then, or cannot be asked, is silent.
     """
     wanted = frozenset(queues)
     deadline = machine.monotonic() + within
@@ -130,12 +135,13 @@ NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
 
 class Takeover:
-    """The queues of this member's share that it does not hold yet. ``group``: name of the group on the wire. ``patience``:
-    seconds that a former owner has for unlocking a queue, to which CRASH_MARGIN is added.
+    """The queues of this member's share that it does not hold yet.
 
-    ``open``: called with a queue, its start offset, the committed offset, None without one, and what ``look`` has returned.
-    ``departed``: returns the
-    client ids of former members, and the monotonic times at which they left the list.
+    Args:
+        group: Name of the group on the wire.
+        patience: Seconds that a former owner has for unlocking a queue, to which CRASH_MARGIN is added.
+        open: Called with a queue, its start offset, the committed offset, None without one, and what ``look`` has returned.
+        departed: Returns the client ids of former members, and the monotonic times at which they left the list.
     """
 
     def __init__(
@@ -192,13 +198,15 @@ class Takeover:
         return frozenset((*self._waiting, *self._ready))
 
     def locked_out(self) -> dict[MessageQueue, float]:
-        """Returns the ordered queues whose locks are not granted yet, and the seconds for which they are wanted. It may be
-        called from any thread."""
+        """Return the ordered queues whose locks are not granted yet, and the seconds for which they are wanted.
+
+        It may be called from any thread.
+        """
         now = machine.monotonic()
         return {queue: now - since for queue, since in [*self._waiting.items()] if self._locks.is_ordered(queue)}
 
     def want(self, queues: Iterable[MessageQueue]) -> None:
-        """Adds queues of a new share."""
+        """Add queues of a new share."""
         now = machine.monotonic()
         for queue in queues:
             if queue not in self:
@@ -207,8 +215,10 @@ class Takeover:
                 self.idle.clear()
 
     def unwant(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Removes queues that are no longer in the share; returns those whose locks may have been requested, which the caller
-        must unlock: a request may be in flight."""
+        """Remove queues that are no longer in the share.
+
+        Return those whose locks may have been requested, which the caller must unlock: a request may be in flight.
+        """
         removed = []
         for queue in queues:
             waited, locked = self._waiting.pop(queue, None), self._ready.pop(queue, None)
@@ -221,8 +231,11 @@ class Takeover:
         return removed
 
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Waits for the time that a member has to unlock its queues; then unlocks those of a member that has left the list,
-        except ordered ones, unless a broker lists it again or does not answer."""
+        """Wait for the time that a member has to unlock its queues.
+
+        Then unlock those of a member that has left the list, except ordered ones, unless a broker lists it again or does not
+        answer.
+        """
         # Members that have joined since do not know that member. They would have to take its queues without locks, and could
         # not hand them over before its locks end.
         await asyncio.sleep(self._patience)
@@ -231,13 +244,13 @@ class Takeover:
                 await self._locks.unlock_for(client_id, queues)
 
     def lose(self, queue: MessageQueue) -> None:
-        """Requests the lock of a queue again if it was lost before the queue's offset was known."""
+        """Request the lock of a queue again if it was lost before the queue's offset was known."""
         if self._ready.pop(queue, None) is not None:
             self._forget_offset(queue)
             self._waiting[queue] = machine.monotonic()
 
     async def run(self) -> None:
-        """Takes queues over; never returns."""
+        """Take queues over; never returns."""
         while True:
             if not self._waiting and not self._ready:
                 self._wake.clear()
@@ -249,7 +262,7 @@ class Takeover:
                 await asyncio.sleep(max(began + self._pause() - machine.monotonic(), ASK_EVERY / 10))
 
     def _forget_offset(self, queue: MessageQueue) -> None:
-        """Removes what was noted while the offset of a queue was requested."""
+        """Remove what was noted while the offset of a queue was requested."""
         for noted in (self._without, self._looking, self.errors):
             noted.pop(queue, None)
 
@@ -258,7 +271,7 @@ class Takeover:
             self.idle.set()
 
     def _pause(self) -> float:
-        """Returns the seconds from one round of requests to the next."""
+        """Return the seconds from one round of requests to the next."""
         if self._ready:
             return ASK_EVERY
         newest = max(self._waiting.values(), default=0.0)
@@ -298,7 +311,7 @@ class Takeover:
             await self._take_late(late)
 
     def _is_refused(self, queues: Collection[MessageQueue]) -> bool:
-        """Returns whether brokers have refused the locks of some of ``queues``, not failed to answer."""
+        """Return whether brokers have refused the locks of some of ``queues``, not failed to answer."""
         if not queues:
             return False
         errors, broker_of = self._locks.errors_of(queues), self._instance.routes.broker_of
@@ -306,18 +319,20 @@ class Takeover:
         return any(broker_of(queue) not in failed for queue in queues)
 
     def _forget_doubts(self, granted: Collection[MessageQueue]) -> None:
-        """Removes the doubts about queues whose locks are not granted now."""
+        """Remove the doubts about queues whose locks are not granted now."""
         self._doubted = {queue: times for queue, times in self._doubted.items() if queue in granted}
 
     def _begin(self, queue: MessageQueue) -> None:
-        """Notes that this member has a queue, whose offset is requested next."""
+        """Note that this member has a queue, whose offset is requested next."""
         del self._waiting[queue]
         self._doubted.pop(queue, None)
         self._ready[queue] = machine.monotonic()
 
     async def _take_granted(self, queues: list[MessageQueue]) -> None:
-        """Takes queues whose locks were granted late; leaves those that another member says it holds, for up to DOUBTED_FOR
-        seconds."""
+        """Take queues whose locks were granted late.
+
+        Leave those that another member says it holds, for up to DOUBTED_FOR seconds.
+        """
         now = machine.monotonic()
         asked = [queue for queue in queues if now >= self._doubted.get(queue, (0.0, 0.0))[1]]
         found = await self.holders(asked, DOUBT_TIME) if asked else NO_HOLDERS
@@ -332,8 +347,9 @@ class Takeover:
                 self._doubted[queue] = since, now + ASK_DOUBTED_EVERY
 
     async def _take_late(self, late: list[MessageQueue]) -> None:
-        """Seizes the locks of queues that were not unlocked in time, or, FREED_WITHIN seconds later, takes the queues without
-        them. Leaves queues that another member holds, or may hold."""
+        """Seize the locks of queues that were not unlocked in time, or, FREED_WITHIN seconds later, take the queues without
+        them. Leaves queues that another member holds, or may hold.
+        """
         # Another member may read a queue without its lock, because it joined after the owner had left and cannot free the lock.
         # So the other members are also asked before a lock is seized.
         held, unsure = await self._elsewhere(late)
@@ -356,8 +372,10 @@ class Takeover:
         await self._locks.unlock(sorted(seized - self._ready.keys()))
 
     async def _gone(self, queues: Iterable[MessageQueue]) -> list[str]:
-        """Returns the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists. A
-        broker that does not answer counts as listing all of them."""
+        """Return the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists.
+
+        A broker that does not answer counts as listing all of them.
+        """
         # A member that has left and joined again may have its former client id: so the brokers are asked anew.
         before = machine.monotonic() - self._patience
         departed = [client_id for client_id, since in self._departed().items() if since <= before]
@@ -380,8 +398,9 @@ class Takeover:
         return self._late[queue][1] if queue in self._late else 0.0
 
     async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Returns the queues of ``late`` that other members hold, and those that may be held by members which do not answer:
-        for SILENT_LIMIT seconds, all of them."""
+        """Return the queues of ``late`` that other members hold, and those that may be held by members which do not answer: for
+        SILENT_LIMIT seconds, all of them.
+        """
         found = await self.holders(late, ANSWER_TIME)
         now = machine.monotonic()
         for queue in late:
@@ -416,8 +435,11 @@ class Takeover:
         await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)
 
     async def _first_look(self, queue: MessageQueue, offset: int) -> FirstLook | None:
-        """Looks at a queue before it is read; returns None if the broker does not give it to read, or cannot be connected to, and
-        LOOK_PATIENCE after the first error: the first pull meets the error then. Raises the others."""
+        """Look at a queue before it is read.
+
+        Return None if the broker does not give it to read, or cannot be connected to, and LOOK_PATIENCE after the first error:
+        the first pull meets the error then. Raise the others.
+        """
         now = machine.monotonic()
         since = self._looking.setdefault(queue, now)
         try:
@@ -435,8 +457,10 @@ class Takeover:
             return None
 
     async def _may_be_early(self, queue: MessageQueue, first: int) -> bool:
-        """Returns whether a former owner may still commit a queue without an offset, which is read from ``first`` on otherwise.
-        Raises the errors of the request."""
+        """Return whether a former owner may still commit a queue without an offset, which is read from ``first`` on otherwise.
+
+        Raise the errors of the request.
+        """
         now = machine.monotonic()
         if not self.is_shared() or now - self._without.setdefault(queue, now) >= OFFSET_PATIENCE:
             return False
@@ -444,9 +468,9 @@ class Takeover:
 
 
 async def _no_other(_: Iterable[MessageQueue], within: float) -> Holders:
-    """Returns the holders of a group without other members: none."""
+    """Return the holders of a group without other members: none."""
     return NO_HOLDERS
 
 
 async def _no_look(queue: MessageQueue, offset: int) -> None:
-    """Looks at nothing."""
+    """Look at nothing."""

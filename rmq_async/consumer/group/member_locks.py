@@ -25,8 +25,9 @@ RENEWED_WITHIN: Final = 25.0
 class MemberLocks:
     """The locks of a member's queues, ordered ones among them.
 
-    ``group``: name of the group on the wire. ``ordered``: names of the ordered topics on the wire. Methods without a docstring
-    do what those of QueueLocks do.
+    Args:
+        group: Name of the group on the wire.
+        ordered: Names of the ordered topics on the wire. Methods without a docstring do what those of QueueLocks do.
     """
 
     def __init__(self, instance: ClientInstance, group: str, ordered: Collection[str] = ()) -> None:
@@ -35,11 +36,11 @@ class MemberLocks:
         self.own = QueueLocks(instance, group)
 
     def is_ordered(self, queue: MessageQueue) -> bool:
-        """Returns whether a queue is locked under the group's own name, and never read without its lock."""
+        """Return whether a queue is locked under the group's own name, and never read without its lock."""
         return queue.topic in self._ordered
 
     def locked_at(self, queue: MessageQueue) -> float | None:
-        """Returns the monotonic time of the last request that was granted the lock of ``queue``; None without it."""
+        """Return the monotonic time of the last request that was granted the lock of ``queue``; None without it."""
         return self._of(queue).held.get(queue)
 
     @property
@@ -47,15 +48,16 @@ class MemberLocks:
         return self.handover.assumed
 
     def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
-        """Returns broker name -> error of the last failed request for locks of such queues as ``queues``, ordered or not, at
-        their brokers. It may be called from any thread."""
+        """Return broker name -> error of the last failed request for locks of such queues as ``queues``, ordered or not, at
+        their brokers. It may be called from any thread.
+        """
         listed = tuple(queues)
         ordered = [queue for queue in listed if queue.topic in self._ordered]
         return self.handover.errors_of(self._unordered(listed)) | self.own.errors_of(ordered)
 
     @property
     def are_late(self) -> bool:
-        """Returns whether the renewal of some lock is late, so that the lock may end while a call runs."""
+        """Whether the renewal of some lock is late, so that the lock may end while a call runs."""
         now = machine.monotonic()
         return any(now - since > RENEWED_WITHIN for locks in (self.handover, self.own) for since in locks.held.values())
 
@@ -109,15 +111,15 @@ class MemberLocks:
             await self.own.unlock_all(but)
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
-        """Seizes queues as ``QueueLocks.seize`` does, except ordered ones, whose locks stay with their client."""
+        """Seize queues as ``QueueLocks.seize`` does, except ordered ones, whose locks stay with their client."""
         return await self.handover.seize(self._unordered(queues), client_ids)
 
     async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Unlocks queues as ``QueueLocks.unlock_for`` does, except ordered ones, which stay locked."""
+        """Unlock queues as ``QueueLocks.unlock_for`` does, except ordered ones, which stay locked."""
         await self.handover.unlock_for(client_id, self._unordered(queues))
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """Takes queues as ``QueueLocks.assume`` does, except ordered ones."""
+        """Take queues as ``QueueLocks.assume`` does, except ordered ones."""
         self.handover.assume(self._unordered(queues))
 
     def _of(self, queue: MessageQueue) -> QueueLocks:
@@ -129,7 +131,7 @@ class MemberLocks:
     async def _each(
         self, queues: Iterable[MessageQueue], act: Callable[[QueueLocks, Collection[MessageQueue]], Awaitable[None]]
     ) -> None:
-        """Calls ``act`` with the ordered and with the other queues, concurrently."""
+        """Call ``act`` with the ordered and with the other queues, concurrently."""
         listed = tuple(queues)
         if not self._ordered:
             await act(self.handover, listed)

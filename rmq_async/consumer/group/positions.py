@@ -1,5 +1,7 @@
-"""The offset at which a group starts in a queue: the committed one; ``start_from`` for a group without any committed offset for
-the topic; the first message of a queue that is new to the group."""
+"""The offset at which a group starts in a queue: the committed one.
+
+``start_from`` for a group without any committed offset for the topic; the first message of a queue that is new to the group.
+"""
 
 # A queue with a committed offset starts there. A group without any committed offset for a topic starts at ``start_from``, which
 # is looked up before the first heartbeat and stored at once, so that messages sent after ``start()`` has returned are
@@ -64,11 +66,12 @@ StartFrom = Literal["latest", "earliest"] | datetime
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Returns the offsets at which a group starts in those of ``queues``, all of one topic, whose first offsets are still to be
+    """Return the offsets at which a group starts in those of ``queues``, all of one topic, whose first offsets are still to be
     stored (``_unfinished``).
 
-    Leaves out the queues of brokers that do not answer, if others have offsets of the group, or ``start_from`` is "earliest": such
-    a queue starts at the group's offset when its broker answers, or at its first message. Raises the other errors of requests.
+    Leaves out the queues of brokers that do not answer, if others have offsets of the group, or ``start_from`` is "earliest":
+    such a queue starts at the group's offset when its broker answers, or at its first message. Raise the other errors of
+    requests.
     """
     committed, silent = await from_brokers(queues, lambda queue: committed_offset(instance, group, queue, any_replica=False))
     stored = frozenset(queue for queue, offset in committed.items() if offset is not None)
@@ -89,8 +92,9 @@ async def first_positions(
 async def from_brokers(
     queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], Awaitable[T]]
 ) -> tuple[dict[MessageQueue, T], dict[str, RocketMQError]]:
-    """Returns what ``ask`` returns for each queue, without those at brokers that do not answer or stay busy, and the errors of
-    these brokers. Raises the other errors of ``ask``."""
+    """Return what ``ask`` returns for each queue, without those at brokers that do not answer or stay busy, and the errors of
+    these brokers. Raise the other errors of ``ask``.
+    """
     found: dict[MessageQueue, T] = {}
     silent: dict[str, RocketMQError] = {}
 
@@ -107,7 +111,11 @@ async def from_brokers(
 
 
 def warn_of_silent(instance: ClientInstance, topic: str, silent: Mapping[str, RocketMQError]) -> None:
-    """Logs that a member starts without the queues of some brokers. ``topic``: name on the wire."""
+    """Log that a member starts without the queues of some brokers.
+
+    Args:
+        topic: Name on the wire.
+    """
     logger.warning(
         "the queues of topic %s at brokers that do not answer are read when they do: %s",
         printable(instance.names.display_name(topic)),
@@ -122,7 +130,7 @@ def _warn(
     unfinished: Collection[MessageQueue],
     start_from: StartFrom,
 ) -> None:
-    """Logs where queues without an offset start, in a group that has offsets on other queues of their topic."""
+    """Log where queues without an offset start, in a group that has offsets on other queues of their topic."""
     for where, queues in (
         (f"start_from={start_from!s}", [queue for queue in without if queue in unfinished]),
         ("their first message", [queue for queue in without if queue not in unfinished]),
@@ -139,7 +147,7 @@ def _warn(
 
 
 async def store_positions(instance: ClientInstance, group: str, positions: dict[MessageQueue, int]) -> None:
-    """Commits the first positions of a topic, the first queue of each broker last.
+    """Commit the first positions of a topic, the first queue of each broker last.
 
     Temporary errors are retried for ``request_timeout``, and then raised; others are raised at once. A commit that a broker has
     confirmed but does not show is repeated as long, and then logged: where two members start at the same time, the first commit
@@ -148,7 +156,7 @@ async def store_positions(instance: ClientInstance, group: str, positions: dict[
     deadline = machine.monotonic() + instance.config.request_timeout
 
     async def store(queue: MessageQueue) -> bool:
-        """Commits the offset of a queue; returns whether the broker shows it."""
+        """Commit the offset of a queue; return whether the broker shows it."""
         await _repeat(lambda: commit_offset(instance, group, queue, positions[queue]), deadline)
         offset = await _repeat(lambda: committed_offset(instance, group, queue, any_replica=False), deadline)
         return offset is not None and offset >= positions[queue]
@@ -176,7 +184,7 @@ async def store_positions(instance: ClientInstance, group: str, positions: dict[
 
 
 async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
-    """Awaits the request, again after each error that may pass, until ``deadline``. Raises the last error."""
+    """Await the request, again after each error that may pass, until ``deadline``. Raise the last error."""
     pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
     while True:
         try:
@@ -189,8 +197,9 @@ async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 
 def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue]) -> list[MessageQueue]:
-    """Returns the queues whose first offsets are still to be stored: all for a group without offsets, for another one those
-    that a start which failed half-way has left."""
+    """Return the queues whose first offsets are still to be stored: all for a group without offsets, for another one those that
+    a start which failed half-way has left.
+    """
     last = _first_queues(queues)
     if not stored.intersection(last):
         return [queue for queue in queues if queue not in stored]
@@ -199,7 +208,7 @@ def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue])
 
 
 def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Returns the queue with the lowest number of each broker."""
+    """Return the queue with the lowest number of each broker."""
     first: dict[str, MessageQueue] = {}
     for queue in sorted(queues):
         first.setdefault(queue.broker_name, queue)
@@ -207,8 +216,10 @@ def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 
 
 async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> tuple[int, int | None]:
-    """Returns the offset at which a member takes the queue over, and the committed offset, None without one. Raises the errors
-    of the requests."""
+    """Return the offset at which a member takes the queue over, and the committed offset, None without one.
+
+    Raise the errors of the requests.
+    """
     committed = await committed_offset(instance, group, queue, any_replica=False)
     if committed is not None:
         return committed, committed
@@ -216,10 +227,14 @@ async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue
 
 
 async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -> int:
-    """Returns ``to`` if it is an offset of the queue or the queue's end; otherwise the offset that "earliest", "latest" or an
-    aware datetime stands for.
+    """Return ``to`` if it is an offset of the queue or the queue's end.
 
-    Raises ConfigError for anything else, and the errors of the requests.
+    Otherwise the offset that "earliest", "latest" or an aware datetime stands for.
+
+    Raises the errors of the requests, too.
+
+    Raises:
+        ConfigError: For anything else.
     """
     if to == "earliest":
         return await min_offset(instance, queue, any_replica=False)

@@ -1,5 +1,6 @@
 """Locks queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): at most one client of a group has the lock of a
-queue."""
+queue.
+"""
 
 # A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and checks
 # neither members nor group configs (observed on 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover
@@ -46,7 +47,7 @@ MAX_ADDRESSES: Final = 1024
 
 
 def handover_group(group: str) -> str:
-    """Returns the name under which the members of ``group`` lock the queues that they hand over."""
+    """Return the name under which the members of ``group`` lock the queues that they hand over."""
     return RETRY_TOPIC_PREFIX + group
 
 
@@ -79,17 +80,19 @@ class QueueLocks:
 
     @property
     def assumed(self) -> frozenset[MessageQueue]:
-        """Queues that were taken with ``assume`` and whose locks were not granted since."""
+        """Queue that were taken with ``assume`` and whose locks were not granted since."""
         return frozenset(queue for queue, state in self._states.items() if state.hold is Hold.ASSUMED)
 
     @property
     def errors(self) -> Mapping[str, RocketMQError]:
-        """Broker name -> the error of the last failed request to it, until a lock or unlock for this client succeeds there; of
-        at most MAX_ERRORS brokers."""
+        """Broker name -> the error of the last failed request to it, until a lock or unlock for this client succeeds there.
+
+        Of at most MAX_ERRORS brokers.
+        """
         return MappingProxyType(self._errors)
 
     def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
-        """Returns ``errors`` of the brokers that have ``queues``. It may be called from any thread."""
+        """Return ``errors`` of the brokers that have ``queues``. It may be called from any thread."""
         brokers = {self._instance.routes.broker_of(queue) for queue in queues}
         return {broker: error for broker, error in [*self._errors.items()] if broker in brokers}
 
@@ -110,12 +113,11 @@ class QueueLocks:
 
     @property
     def is_masterless(self) -> bool:
-        """Returns whether a broker that has granted locks has no master now: a new one must be noticed soon."""
+        """Whether a broker that has granted locks has no master now: a new one must be noticed soon."""
         return any(self._instance.routes.address_of(broker_name) is None for broker_name in self._granted_by)
 
     def doubt_replaced(self) -> frozenset[str]:
-        """Looks which brokers may be another process than at the grant of their locks; returns those with locks to
-        request there."""
+        """Look which brokers may be another process than at the grant of their locks; return those with locks to request there."""
         for broker_name, known in [*self._granted_by.items()]:
             if self._instance.is_replaced(broker_name, known):
                 self._replaced(broker_name)
@@ -123,7 +125,7 @@ class QueueLocks:
         return frozenset(broker_of(queue) for queue, state in self._states.items() if state.hold is Hold.DOUBTED)
 
     def unreached(self) -> list[str]:
-        """Returns the addresses of masters that have granted locks, or of their successors, without an open connection."""
+        """Return the addresses of masters that have granted locks, or of their successors, without an open connection."""
         found = [self._instance.routes.address_of(broker_name) for broker_name in self._granted_by]
         return [address for address in found if address is not None and address not in self._instance.pool.open]
 
@@ -137,7 +139,7 @@ class QueueLocks:
         return self._states.setdefault(queue, LockState())
 
     async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
-        """Requests locks, or renews them; returns the queues that are locked for this client now."""
+        """Request locks, or renew them; return the queues that are locked for this client now."""
         granted: set[MessageQueue] = set()
 
         async def ask(broker_name: str, asked: Collection[MessageQueue]) -> None:
@@ -147,7 +149,7 @@ class QueueLocks:
         return frozenset(granted)
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
-        """Unlocks queues in the name of clients that have left the group, and locks them; returns those granted.
+        """Unlock queues in the name of clients that have left the group, and lock them; return those granted.
 
         A client that has crashed keeps its locks for up to 60 s, and a queue that is assumed during that time cannot be handed
         over: each next owner would wait again. Brokers accept any client id in an UNLOCK_BATCH_MQ. To be used only for queues
@@ -159,7 +161,7 @@ class QueueLocks:
         return await self.lock(wanted)
 
     async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Unlocks queues in the name of a client that has left the group; locks of other clients stay."""
+        """Unlock queues in the name of a client that has left the group; locks of other clients stay."""
 
         async def unlock(broker_name: str, asked: Collection[MessageQueue]) -> None:
             async with self._turn(broker_name):
@@ -172,14 +174,16 @@ class QueueLocks:
         await self._for_each_broker(queues, unlock)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """Takes queues without their locks: a client that has crashed may keep them for up to 60 s. ``renew`` requests the
-        locks."""
+        """Take queues without their locks: a client that has crashed may keep them for up to 60 s.
+
+        ``renew`` requests the locks.
+        """
         now = machine.monotonic()
         for queue in queues:
             self._state(queue).assume(now)
 
     async def renew(self) -> frozenset[MessageQueue]:
-        """Renews all locks and requests those of assumed queues; returns the queues lost since the last call.
+        """Renew all locks and request those of assumed queues; return the queues lost since the last call.
 
         A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock, or the last
         time when the broker certainly had no master. An assumed queue is lost when its lock is refused after 60 s: a running
@@ -198,8 +202,9 @@ class QueueLocks:
         return frozenset([queue for queue, state in self._states.items() if state.take_lost()])
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Unlocks queues, after the answers to requests in flight. Sends no request for queues whose brokers cannot have a lock
-        of this client.
+        """Unlock queues, after the answers to requests in flight.
+
+        Send no request for queues whose brokers cannot have a lock of this client.
 
         A broker that does not answer keeps the lock for up to 60 s.
         """
@@ -209,7 +214,7 @@ class QueueLocks:
         await self._for_each_broker(to_unlock, self._unlock)
 
     async def unlock_owed(self) -> None:
-        """Repeats, once, the unlocks that brokers have not confirmed, except those whose locks have expired there."""
+        """Repeat, once, the unlocks that brokers have not confirmed, except those whose locks have expired there."""
         now = machine.monotonic()
         owed = [queue for queue, state in self._states.items() if state.owes(now)]
 
@@ -219,7 +224,7 @@ class QueueLocks:
         await self._for_each_broker(owed, unlock)
 
     def leave(self, queues: Iterable[MessageQueue]) -> None:
-        """Removes locks without a request: brokers keep them for up to 60 s."""
+        """Remove locks without a request: brokers keep them for up to 60 s."""
         for queue in queues:
             self._states.pop(queue, None)
 
@@ -234,7 +239,7 @@ class QueueLocks:
     # -- inside
 
     async def _keep_without_master(self, broker_name: str, queues: Collection[MessageQueue], began: float) -> None:
-        """Counts locks as renewed at ``began`` if the broker has had no master since then."""
+        """Count locks as renewed at ``began`` if the broker has had no master since then."""
         timeout = min(self._instance.config.request_timeout, LONGEST_REQUEST)
         if await is_masterless(self._instance, broker_name, next(iter(queues)).topic, timeout):
             for queue in queues:
@@ -243,7 +248,11 @@ class QueueLocks:
     async def _lock(
         self, broker_name: str, queues: Collection[MessageQueue], *, renews: bool = False
     ) -> frozenset[MessageQueue]:
-        """Requests locks at one broker; returns those granted. ``renews``: leaves out queues that are unlocked by then."""
+        """Request locks at one broker; return those granted.
+
+        Args:
+            renews: Leaves out queues that are unlocked by then.
+        """
         async with self._turn(broker_name):
             if renews:  # decided in this turn: unlocks may have waited before it
                 queues = [queue for queue in queues if self._state(queue).is_taken]
@@ -269,8 +278,9 @@ class QueueLocks:
             return kept
 
     def _note_grant(self, broker_name: str, before: Connection | None, asked: frozenset[MessageQueue]) -> None:
-        """Notes the connection over which a broker has answered: ``before``, the one before the request, unless there is another
-        one by now."""
+        """Note the connection over which a broker has answered: ``before``, the one before the request, unless there is another
+        one by now.
+        """
         connection = self._instance.open_connection(broker_name, any_replica=False)
         if self._granted_by.get(broker_name, connection) is not connection:
             self._replaced(broker_name)
@@ -284,8 +294,10 @@ class QueueLocks:
     def _take_answer(
         self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float
     ) -> frozenset[MessageQueue]:
-        """Notes the answer to a request for locks; returns the granted queues, without those that were unlocked since it began:
-        their unlocks follow."""
+        """Note the answer to a request for locks.
+
+        Return the granted queues, without those that were unlocked since it began: their unlocks follow.
+        """
         for queue in asked - granted:
             self._state(queue).refuse(sent)
         return frozenset([queue for queue in granted if self._state(queue).grant(sent)])

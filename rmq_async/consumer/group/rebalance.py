@@ -1,5 +1,6 @@
 """Rounds in which a member looks at the group and computes its share of the queues from the brokers' lists of members; and queues
-that are missing in their topic's route."""
+that are missing in their topic's route.
+"""
 
 # Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or
 # the end of a connection; a client with two connections is listed twice. While members disagree, ``handover`` decides which of
@@ -64,8 +65,10 @@ Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
 
 
 def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
-    """Returns the client ids of all lists, sorted, and whether all lists are equal but for their order. An id occurs as often
-    as in the list in which it occurs most often."""
+    """Return the client ids of all lists, sorted, and whether all lists are equal but for their order.
+
+    An id occurs as often as in the list in which it occurs most often.
+    """
     counts = [Counter(each) for each in lists]
     merged: Counter[str] = Counter()
     for count in counts:
@@ -76,11 +79,17 @@ def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], boo
 def share_of(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str], allocate: Allocate
 ) -> frozenset[MessageQueue]:
-    """Returns the queues of ``client_id``. If ``members`` lists it more than once, it gets the shares of all its places:
-    ``allocate`` finds only the first one, and no member would read the other shares.
+    """Return the queues of ``client_id``.
 
-    ``queues`` and ``members``: sorted. Raises the errors of ``allocate``; TypeError if its result is not iterable, or has an
-    unhashable item; ValueError if the result has other items than the given queues.
+    If ``members`` lists it more than once, it gets the shares of all its places: ``allocate`` finds only the first one, and no
+    member would read the other shares.
+
+    Raise the errors of ``allocate``; TypeError if its result is not iterable, or has an unhashable item; ValueError if the
+    result has other items than the given queues.
+
+    Args:
+        queues: sorted.
+        members: See ``queues``.
     """
     found = set(allocate(client_id, queues, members))
     first = members.index(client_id) if client_id in members else 0
@@ -97,8 +106,12 @@ def share_of(
 
 
 class Missing(NamedTuple):
-    """Queues of one topic and broker that left the route at the same time. ``age``: seconds since that time. ``unread``: number
-    of their messages that the group has not read; None if it is not known."""
+    """Queues of one topic and broker that left the route at the same time.
+
+    Attributes:
+        age: Seconds since that time.
+        unread: Number of their messages that the group has not read; None if it is not known.
+    """
 
     queues: tuple[MessageQueue, ...]
     age: float
@@ -106,8 +119,11 @@ class Missing(NamedTuple):
 
 
 class MissingQueues:
-    """The queues that the routes have named since the start of this member, and do not name now, up to MOST_NAMED. ``group``:
-    its name on the wire."""
+    """The queues that the routes have named since the start of this member, and do not name now, up to MOST_NAMED.
+
+    Args:
+        group: Its name on the wire.
+    """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
@@ -121,7 +137,7 @@ class MissingQueues:
         """A function that is called with the queues, perhaps none, that have left their topic's route since the last look."""
 
     def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
-        """Compares the queues that a topic's route names now with those of the last look."""
+        """Compare the queues that a topic's route names now with those of the last look."""
         now, present = machine.monotonic(), frozenset(queues)
         for queue, since in [*self._since.items()]:
             if queue in present or now - since >= NAMED_FOR:
@@ -136,7 +152,7 @@ class MissingQueues:
         self._known[topic] = present
 
     async def run(self) -> None:
-        """Counts unread messages while queues are missing; never returns."""
+        """Count unread messages while queues are missing; never returns."""
         while True:
             await self._wake.wait()
             pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
@@ -151,12 +167,12 @@ class MissingQueues:
             self._wake.clear()
 
     def topics(self) -> tuple[str, ...]:
-        """Returns the topics of queues that have been missing for at most SOUGHT_FOR seconds."""
+        """Return the topics of queues that have been missing for at most SOUGHT_FOR seconds."""
         since = machine.monotonic() - SOUGHT_FOR
         return tuple(dict.fromkeys(queue.topic for queue, at in self._since.items() if at >= since))
 
     def found(self) -> list[Missing]:
-        """Returns the missing queues, without those that have no message to read. It may be called from any thread."""
+        """Return the missing queues, without those that have no message to read. It may be called from any thread."""
         now, unread = machine.monotonic(), self._unread.copy()
         groups: defaultdict[tuple[str, str, float, bool], list[MessageQueue]] = defaultdict(list)
         for queue, since in list(self._since.items()):
@@ -191,8 +207,9 @@ class MissingQueues:
 class Rebalance:
     """The rounds in which a member computes its share.
 
-    ``topics``: names on the wire, the retry topic included. ``apply``: called with topic -> share after each round, for the
-    topics whose share is known.
+    Args:
+        topics: Names on the wire, the retry topic included.
+        apply: Called with topic -> share after each round, for the topics whose share is known.
     """
 
     def __init__(
@@ -233,16 +250,16 @@ class Rebalance:
         return sorted(self._members - {self._instance.client_id})
 
     def was_shared(self, seconds: float) -> bool:
-        """Returns whether there are other members, or were at some time in the last ``seconds``."""
+        """Return whether there are other members, or were at some time in the last ``seconds``."""
         since = machine.monotonic() - seconds
         return bool(self.others) or any(left >= since for left in self.departed.values())
 
     def trigger(self) -> None:
-        """Asks for a round soon."""
+        """Ask for a round soon."""
         self._wake.set()
 
     async def run(self, interval: float) -> None:
-        """Starts rounds, the first one at once; never returns."""
+        """Start rounds, the first one at once; never returns."""
         while True:
             began = machine.monotonic()
             self._wake.clear()
@@ -256,7 +273,7 @@ class Rebalance:
                 await self._wait(began + interval)
 
     async def _wait(self, until: float) -> None:
-        """Waits for ``trigger``, until the monotonic time ``until`` at most, and requests missing routes meanwhile."""
+        """Wait for ``trigger``, until the monotonic time ``until`` at most, and requests missing routes meanwhile."""
         while (left := until - machine.monotonic()) > 0 and not self._wake.is_set():
             try:
                 async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._sought() else left):
@@ -266,12 +283,13 @@ class Rebalance:
                     self._look_up(topic)
 
     def _sought(self) -> tuple[str, ...]:
-        """Returns the topics whose routes are requested before their next poll."""
+        """Return the topics whose routes are requested before their next poll."""
         return (*self._unknown, *self.missing.topics())
 
     async def round(self) -> bool:
-        """Computes the shares, calls ``apply``, and returns whether the next round can wait for its interval: False if for some
-        topic no broker lists the members, or the lists differ or lack this member."""
+        """Compute the shares, call ``apply``, and return whether the next round can wait for its interval: False if for some
+        topic no broker lists the members, or the lists differ or lack this member.
+        """
         instance = self._instance
         self.count += 1
         balanced = True
@@ -329,8 +347,11 @@ class Rebalance:
             return []
 
     async def _lists(self, brokers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        """Returns the client ids of the members by broker name, without brokers that do not answer. ``brokers``: names by
-        topic."""
+        """Return the client ids of the members by broker name, without brokers that do not answer.
+
+        Args:
+            brokers: Names by topic.
+        """
         topics = {broker_name: topic for topic, names in brokers.items() for broker_name in names}
         lists: dict[str, tuple[str, ...]] = {}
 
@@ -346,8 +367,7 @@ class Rebalance:
     def _share(
         self, topic: str, queues: tuple[MessageQueue, ...], answers: list[tuple[str, ...]]
     ) -> tuple[frozenset[MessageQueue] | None, bool, str | None]:
-        """Returns the share (None: the member keeps its queues), whether it is certain, and the reason if it is not (else
-        None)."""
+        """Return the share (None: the member keeps its queues), whether it is certain, and the reason if it is not (else None)."""
         if not queues:
             return frozenset(), True, None
         if not answers:
@@ -376,4 +396,4 @@ class Rebalance:
 
 
 def _nothing(*_: object) -> None:
-    """Does nothing: the default of ``Rebalance.left``."""
+    """Do nothing: the default of ``Rebalance.left``."""

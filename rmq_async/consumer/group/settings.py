@@ -31,7 +31,7 @@ LONGEST: Final = 1.0
 async def settings_at(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> SubscriptionGroupConfig | None:
-    """Returns the settings of a group at a broker; None if the broker does not return them."""
+    """Return the settings of a group at a broker; None if the broker does not return them."""
     settings, _ = await _ask(instance, group, broker, topic, timeout)
     return settings
 
@@ -39,8 +39,11 @@ async def settings_at(
 async def joined_settings(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> SubscriptionGroupConfig | None:
-    """Returns the settings as ``settings_at`` does, for a member that has sent its first heartbeat. Raises
-    SubscriptionGroupNotExistError for a broker without the group, which may not create it then."""
+    """Return the settings as ``settings_at`` does, for a member that has sent its first heartbeat.
+
+    Raises:
+        SubscriptionGroupNotExistError: For a broker without the group, which may not create it then.
+    """
     settings, missing = await _ask(instance, group, broker, topic, timeout)
     if missing is not None:  # the broker may be reading the heartbeat
         await instance.heartbeats.wait_answer(missing.address or "", timeout)
@@ -53,7 +56,7 @@ async def joined_settings(
 def missing_group(
     instance: ClientInstance, group: str, error: SubscriptionGroupNotExistError
 ) -> SubscriptionGroupNotExistError:
-    """Returns the error of a start in a group that a broker does not have; ``error`` is that of the broker."""
+    """Return the error of a start in a group that a broker does not have; ``error`` is that of the broker."""
     name, remark = instance.names.display_name(group), without_faq(error.remark).rstrip(".! ")
     text = (
         f"{remark}; group {name} is not there, and the broker creates none: create it (Admin.create_group, rmq group create), or "
@@ -65,8 +68,10 @@ def missing_group(
 async def _ask(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> tuple[SubscriptionGroupConfig | None, SubscriptionGroupNotExistError | None]:
-    """Returns the settings, or the error with which a broker says that it does not have the group; neither after another
-    answer or error."""
+    """Return the settings, or the error with which a broker says that it does not have the group.
+
+    Neither after another answer or error.
+    """
     header, code = GetSubscriptionGroupConfigRequestHeader(group=group), RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
     command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
     try:
@@ -82,7 +87,7 @@ async def _ask(
 async def settings_in_table(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> SubscriptionGroupConfig | None:
-    """Returns the settings as ``settings_at`` does, from those of all groups: brokers before 5.0 have no request for one."""
+    """Return the settings as ``settings_at`` does, from those of all groups: brokers before 5.0 have no request for one."""
     command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     try:
         response, _ = await instance.ask_broker(broker, topic, command, timeout)
@@ -95,7 +100,11 @@ async def settings_in_table(
 
 
 class GroupLimits:
-    """The settings of a group by broker, requested when they are needed. ``group``: on the wire."""
+    """The settings of a group by broker, requested when they are needed.
+
+    Args:
+        group: On the wire.
+    """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
@@ -105,13 +114,16 @@ class GroupLimits:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, broker: str, topic: str) -> int | None:
-        """Returns the maximum number of retries at a broker, the last known one if it does not answer; None without one.
-        ``topic``: name on the wire of a topic that the broker has."""
+        """Return the maximum number of retries at a broker, the last known one if it does not answer; None without one.
+
+        Args:
+            topic: Name on the wire of a topic that the broker has.
+        """
         settings = await self.settings(broker, topic)
         return None if settings is None else max(settings.retry_max_times, 0)
 
     async def settings(self, broker: str, topic: str) -> SubscriptionGroupConfig | None:
-        """Returns the settings at a broker, as ``of`` does the limit."""
+        """Return the settings at a broker, as ``of`` does the limit."""
         async with self._asking[broker]:  # messages that fail together share the answer
             known, now = self._known.get(broker), machine.monotonic()
             if known is not None and now - known[0] < KEPT:

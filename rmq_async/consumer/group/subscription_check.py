@@ -1,4 +1,5 @@
 """Checks whether all members of a group have the same subscriptions, as RocketMQ demands.
+
 Brokers are asked whether they read and apply SQL conditions.
 """
 
@@ -45,11 +46,14 @@ TAKEN: Final = "members miss messages"
 
 
 async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
-    """Asks each broker of the subscription's topic whether it can filter by the condition; none if the topic does not exist
-    yet.
+    """Ask each broker of the subscription's topic whether it can filter by the condition; none if the topic does not exist yet.
 
-    Raises ConfigError for a condition that a broker cannot read, and for a broker that does not filter by properties, and
-    passes on the errors of the requests, those of brokers that do not answer only if none does. ``group``: its name on the wire.
+    Args:
+        group: Its name on the wire.
+
+    Raises:
+        ConfigError: For a condition that a broker cannot read, and for a broker that does not filter by properties, and passes
+            on the errors of the requests, those of brokers that do not answer only if none does.
     """
     topic, timeout = subscription.topic, instance.config.request_timeout
     try:
@@ -98,8 +102,11 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
 class SubscriptionConflict(NamedTuple):
     """A difference between two members.
 
-    ``topic``: name of a topic, MODEL or MODE. ``ours``, ``theirs``: the expressions, behind their type unless that is TAG, and
-    None for a member that does not subscribe to the topic; for MODEL and MODE the models and the modes.
+    Attributes:
+        topic: Name of a topic, MODEL or MODE.
+        ours: The expressions, behind their type unless that is TAG, and None for a member that does not subscribe to the topic;
+            for MODEL and MODE the models and the modes.
+        theirs: See ``ours``.
     """
 
     topic: str
@@ -122,11 +129,12 @@ class SubscriptionConflict(NamedTuple):
 class GroupView(NamedTuple):
     """A group as its brokers see it.
 
-    ``members``: client id -> addresses "ip:port" from which brokers see the client connected. ``listed_by``: addresses of the
-    brokers that list this client; ``conflicts`` are those found at these brokers, because others may not have had this client's
-    heartbeat. For a client that has not joined, see ``group_view``. ``unanswered``: addresses of the brokers that did not
-    answer, or with something else than a list. ``own``: broker -> those addresses of this client; without the brokers that did
-    not answer.
+    Attributes:
+        members: Client id -> addresses "ip:port" from which brokers see the client connected.
+        listed_by: Addresses of the brokers that list this client; ``conflicts`` are those found at these brokers, because
+            others may not have had this client's heartbeat. For a client that has not joined, see ``group_view``.
+        unanswered: Addresses of the brokers that did not answer, or with something else than a list.
+        own: Broker -> those addresses of this client; without the brokers that did not answer.
     """
 
     members: Mapping[str, frozenset[str]]
@@ -136,13 +144,12 @@ class GroupView(NamedTuple):
     own: Mapping[str, frozenset[str]]
 
     def hosts(self, client_id: str) -> frozenset[str]:
-        """Returns the IPs from which brokers see a client id connected: several if two machines use the id, among other
-        causes."""
+        """Return the IPs from which brokers see a client id connected: several if two machines use the id, among other causes."""
         return frozenset(address.rpartition(":")[0] for address in self.members.get(client_id, ()))
 
 
 def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[SubscriptionConflict, ...]:
-    """Returns the differences between this member's heartbeat and a broker's table of the group, sorted by topic.
+    """Return the differences between this member's heartbeat and a broker's table of the group, sorted by topic.
 
     Expressions for the same tags are equal, however they are written; versions are not compared. A table without topics is no
     difference: brokers list the first member before they store its subscriptions, and hold none of a Java client that reports
@@ -164,12 +171,16 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
 
 
 async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float, *, joined: bool = True) -> GroupView:
-    """Returns the group as the masters of all topics in use see it. ``ours``: the subscriptions in the heartbeats of this
-    client. ``timeout``: seconds for each broker.
+    """Return the group as the masters of all topics in use see it.
 
-    ``joined``: whether this client is a member. Before it has joined, ``listed_by`` and ``conflicts`` are of all brokers that
-    list any member: a broker's table has the newest subscription of each topic, which after the join is this client's own.
     Raises no error for brokers that do not answer.
+
+    Args:
+        ours: The subscriptions in the heartbeats of this client.
+        timeout: Seconds for each broker.
+        joined: Whether this client is a member. Before it has joined, ``listed_by`` and ``conflicts`` are of all brokers that
+            list any member: a broker's table has the newest subscription of each topic, which after the join is this client's
+            own.
     """
     addresses = tuple(instance.routes.master_addresses())
     answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))
@@ -193,7 +204,7 @@ async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: floa
 
 
 async def _ask(instance: ClientInstance, group: str, address: str, *, timeout: float) -> ConsumerConnection | None:
-    """Returns the broker's members and table of the group; None if it does not answer with them."""
+    """Return the broker's members and table of the group; None if it does not answer with them."""
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_CONNECTION_LIST, ext_fields={"consumerGroup": group})
     try:
         response = await instance.pool.request(address, command, timeout)
@@ -209,7 +220,7 @@ async def _ask(instance: ClientInstance, group: str, address: str, *, timeout: f
 
 
 def _own(answer: ConsumerConnection, instance: ClientInstance) -> frozenset[str]:
-    """Returns the addresses of the connections that a broker lists with the id of this client."""
+    """Return the addresses of the connections that a broker lists with the id of this client."""
     return frozenset(each.client_addr for each in answer.connection_set if each.client_id == instance.client_id)
 
 
@@ -219,7 +230,7 @@ def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) 
 
 
 def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
-    """Returns the type, and the set of tags (empty: all), or for another type than TAG the expression itself."""
+    """Return the type, and the set of tags (empty: all), or for another type than TAG the expression itself."""
     kind = subscription.expression_type or TAG
     if kind != TAG:
         return kind, subscription.sub_string

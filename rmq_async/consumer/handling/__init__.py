@@ -1,5 +1,6 @@
 """From a pulled or popped message to its outcome: the backlog, the calls of handlers, and what is acknowledged, repeated or given
-back."""
+back.
+"""
 
 from __future__ import annotations
 

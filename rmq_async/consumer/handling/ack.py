@@ -1,5 +1,6 @@
-"""From the end of a handler call to the outcome of each of its messages: decides about each, carries it out, and logs it; outcomes
-are kept for tests that wait for them.
+"""From the end of a handler call to the outcome of each of its messages: decides about each, carries it out, and logs it.
+
+Outcomes are kept for tests that wait for them.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ Decided = dict[Waiting, tuple[Decision, BaseException]]
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """One attempt of a message that has its outcome. ``error``: why it is not done: the error of its call (raised by the
-    handler or by ``key``, or HandlerTimeoutError) or its mark (RetryLater, DeadLetter), without a traceback; None if it is
-    done. ``elapsed``: seconds from the beginning of the call, or from the step that handed the message out, to the outcome."""
+    """One attempt of a message that has its outcome.
+
+    Attributes:
+        error: Why it is not done: the error of its call (raised by the handler or by ``key``, or HandlerTimeoutError) or its
+            mark (RetryLater, DeadLetter), without a traceback; None if it is done.
+        elapsed: Seconds from the beginning of the call, or from the step that handed the message out, to the outcome.
+    """
 
     message: MessageExt
     outcome: Outcome
@@ -51,10 +56,13 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class SettledLog:
-    """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes; more of them
-    while a wait needs more. Messages that end while the log is full are only counted.
+    """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes.
 
-    ``handled``, ``failed``: numbers of messages that have an outcome other than ABANDONED, without and with an error.
+    More of them while a wait needs more. Messages that end while the log is full are only counted.
+
+    Attributes:
+        handled: Numbers of messages that have an outcome other than ABANDONED, without and with an error.
+        failed: See ``handled``.
     """
 
     # To keep the newest messages would cost an eighth of the time of a message, because of misses of the processor's caches.
@@ -84,7 +92,7 @@ class SettledLog:
         self._changed.set()
 
     def add_done(self, calls: Sequence[Call]) -> None:
-        """Adds the messages of calls that have returned, one of each."""
+        """Add the messages of calls that have returned, one of each."""
         if self._full:
             self.handled += len(calls)
             return
@@ -92,8 +100,11 @@ class SettledLog:
             self.add(delivery.messages[0], Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
-        """Returns the next ``n`` messages after those that an earlier wait returned. Raises TimeoutError after ``timeout``
-        seconds."""
+        """Return the next ``n`` messages after those that an earlier wait returned.
+
+        Raises:
+            TimeoutError: After ``timeout`` seconds.
+        """
         kept, self._wanted = self._kept, max(n, self._wanted)
         self._look()
         try:
@@ -114,15 +125,17 @@ class SettledLog:
 
 
 def _nothing(_: bool) -> None:
-    """Does nothing: the default of ``carry_out``."""
+    """Do nothing: the default of ``carry_out``."""
 
 
 class Settling:
     """Settles the messages of calls that have ended.
 
-    ``retry``: the Retry of subscriptions without their own. ``ended``: called with each message that has its outcome, except
-    those of ``done_all``. ``again``: called with a message that this member handles again, and the monotonic time of that, 0
-    for at once. ``all_done``: called by ``done_all`` with messages that are done, and their queues.
+    Args:
+        retry: The Retry of subscriptions without their own.
+        ended: Called with each message that has its outcome, except those of ``done_all``.
+        again: Called with a message that this member handles again, and the monotonic time of that, 0 for at once.
+        all_done: Called by ``done_all`` with messages that are done, and their queues.
     """
 
     def __init__(
@@ -144,7 +157,7 @@ class Settling:
         """Subscription -> monotonic time at which the last traceback of its handler was logged."""
 
     def done(self, delivery: Call, taken: Collection[Waiting]) -> None:
-        """Settles the messages of a call that returned."""
+        """Settle the messages of a call that returned."""
         elapsed = delivery.elapsed or 0.0
         for item in taken:
             held, message = item.held, item.message
@@ -154,7 +167,7 @@ class Settling:
             self._settled.add(message, Outcome.DONE, None, elapsed)
 
     def done_all(self, taken: Sequence[Waiting], calls: Sequence[Call], ends: Sequence[float]) -> None:
-        """Settles one message of each of ``calls``, which have returned at the monotonic times ``ends``, and ends the calls."""
+        """Settle one message of each of ``calls``, which have returned at the monotonic times ``ends``, and end the calls."""
         if not taken:
             return
         by_queue: dict[HeldQueue, list[int]] = {}
@@ -172,9 +185,12 @@ class Settling:
         self._settled.add_done(calls)
 
     def decide(self, delivery: Call, taken: Collection[Waiting], error: BaseException | None) -> Decided:
-        """Decides about the messages of a call, and logs the decisions. Settles those that are done; returns the others.
+        """Decide about the messages of a call, and log the decisions.
 
-        ``error``: the error that the handler raised, None if it returned; marks of a batch win over it.
+        Settles those that are done; returns the others.
+
+        Args:
+            error: The error that the handler raised, None if it returned; marks of a batch win over it.
         """
         marks = delivery.marks.by_place if delivery.marks is not None else {}
         causes = {item: marks.get(place, error) for place, item in enumerate(taken)}
@@ -184,17 +200,23 @@ class Settling:
         return self.judge(delivery, {item: cause for item, cause in causes.items() if cause is not None}, error)
 
     def judge(self, delivery: Call, causes: Mapping[Waiting, BaseException], shared: BaseException | None) -> Decided:
-        """Decides about messages that are not done, and logs the decisions. ``shared``: the error of the whole call, if any;
-        other causes are those of single messages."""
+        """Decide about messages that are not done, and log the decisions.
+
+        Args:
+            shared: The error of the whole call, if any; other causes are those of single messages.
+        """
         decided: Decided = {item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items()}
         self._log(delivery, decided, shared)
         return decided
 
     def carry_out(self, delivery: Call, decided: Decided, over: Callable[[bool], None] = _nothing) -> bool:
-        """Begins to give the messages back, or puts them back to be handled again here. Returns whether all of them have their
-        outcomes already.
+        """Begin to give the messages back, or put them back to be handled again here.
 
-        ``over``: called when all have, also during the call, with whether none was abandoned.
+        Args:
+            over: Called when all have, also during the call, with whether none was abandoned.
+
+        Returns:
+            Whether all of them have their outcomes already.
         """
         left, all_taken = len(decided), True
         now = machine.monotonic()  # of all: messages with the same delay are due together, in one batch
@@ -224,9 +246,10 @@ class Settling:
         return not left
 
     def leave(self, delivery: Call, left: Collection[Waiting], *, closing: bool) -> None:
-        """Ends a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.
+        """End a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.
 
-        ``closing``: True abandons all.
+        Args:
+            closing: True abandons all.
         """
         for item in list(left):
             is_here = item.held.running.pop(item, None) is not None
@@ -261,8 +284,10 @@ class Settling:
     # -- log
 
     def _log(self, delivery: Call, decided: Decided, error: BaseException | None) -> None:
-        """Logs each delay that was cut and each dead letter; of the other messages, those that share the error of the call in
-        one line, and those with marks in another."""
+        """Log each delay that was cut and each dead letter.
+
+        Of the other messages, those that share the error of the call in one line, and those with marks in another.
+        """
         retried: list[Waiting] = []
         marked: list[Waiting] = []
         for item, (decision, cause) in decided.items():
@@ -305,15 +330,16 @@ class Settling:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """Returns an exception with the same outcome, without the delay or reason of ``error``: that may be invalid, and is missing
-    in a derived class that does not set it."""
+    """Return an exception with the same outcome, without the delay or reason of ``error``: that may be invalid, and is missing
+    in a derived class that does not set it.
+    """
     if isinstance(error, DeadLetter):
         return DeadLetter()
     return RetryLater() if isinstance(error, RetryLater) else error
 
 
 def _reason(decision: Decision, cause: BaseException) -> str:
-    """Returns why a message is given up, with the last error of its handler unless the reason is the handler's own."""
+    """Return why a message is given up, with the last error of its handler unless the reason is the handler's own."""
     if decision.reason and isinstance(cause, DeadLetter):
         return decision.reason
     return f"{decision.reason}: {error_text(cause)}" if decision.reason else error_text(cause)

@@ -30,7 +30,12 @@ _ONE: Final = 1.0 - 1e-6
 
 
 class Bucket:
-    """A token bucket. ``rate``: tokens a second. ``now``: monotonic time, at which the bucket is full."""
+    """A token bucket.
+
+    Args:
+        rate: Tokens a second.
+        now: Monotonic time, at which the bucket is full.
+    """
 
     __slots__ = ("_at", "_until", "rate", "tokens")
 
@@ -44,8 +49,11 @@ class Bucket:
         return max(1.0, self.rate * BURST)
 
     def due(self, rate: float, now: float) -> float:
-        """Returns the time at which a call may begin: ``now`` or later; it does not change until then, unless the rate does.
-        ``rate``: tokens per second from now on."""
+        """Return the time at which a call may begin: ``now`` or later; it does not change until then, unless the rate does.
+
+        Args:
+            rate: Tokens per second from now on.
+        """
         if now < self._until and rate == self.rate:
             return self._until
         self.tokens += max(now - self._at, 0.0) * self.rate
@@ -59,15 +67,18 @@ class Bucket:
         return self._until
 
     def take(self, count: int) -> None:
-        """Takes the tokens of a call with ``count`` messages."""
+        """Take the tokens of a call with ``count`` messages."""
         self.tokens -= count
 
 
 class Backlog:
     """The messages of a subscription that wait for a call.
 
-    ``turns``: queues with messages that may begin, the next one first. ``running``: number of calls of the
-    handler. ``size``: maximum number of messages of a call. ``wait``: maximum seconds for which a batch waits until it is full.
+    Attributes:
+        turns: Queues with messages that may begin, the next one first.
+        running: Number of calls of the handler.
+        size: Maximum number of messages of a call.
+        wait: Maximum seconds for which a batch waits until it is full.
     """
 
     __slots__ = (
@@ -102,27 +113,29 @@ class Backlog:
         """The token bucket of ``rate``; None without a rate, and before the first call of ``due``."""
 
     def lines_of(self, held: HeldQueue) -> Lines:
-        """Returns the lines of a queue, new ones for a new queue."""
+        """Return the lines of a queue, new ones for a new queue."""
         lines = self.lines.get(held)
         if lines is None:
             lines = self.lines[held] = Lines()
         return lines
 
     def check(self, held: HeldQueue, lines: Lines) -> None:
-        """Gives a queue a turn, or takes its turn away, after its lines have changed, or a pause of the queue itself."""
+        """Give a queue a turn, or take its turn away, after its lines have changed, or a pause of the queue itself."""
         if not lines.ready or held.paused:
             self.turns.pop(held, None)
         elif held not in self.turns:
             self.turns[held] = lines
 
     def due(self, now: float) -> float:
-        """Returns the monotonic time from which on a call may begin: up to ``now`` for at once. At least one queue must have a
-        turn; in an ordered subscription, the queue that is due first becomes the next one."""
+        """Return the monotonic time from which on a call may begin: up to ``now`` for at once.
+
+        At least one queue must have a turn; in an ordered subscription, the queue that is due first becomes the next one.
+        """
         due = self._full_at()
         return due if self.rate is None else max(due, self._allowed_at(self.rate, now))
 
     def _full_at(self) -> float:
-        """Returns the monotonic time up to which a call waits for a full batch."""
+        """Return the monotonic time up to which a call waits for a full batch."""
         if not self.wait:
             return 0.0
         if self.is_ordered:
@@ -146,16 +159,19 @@ class Backlog:
             self._bucket = None
 
     def _allowed_at(self, rate: float, now: float) -> float:
-        """Returns the monotonic time from which on the rate allows a call."""
+        """Return the monotonic time from which on the rate allows a call."""
         if self._bucket is None:
             self._bucket = Bucket(rate, now)
         return self._bucket.due(rate, now)
 
     def take(self, now: float, size: int = 0) -> tuple[Waiting, ...]:
-        """Removes and returns the messages of the next call. The queue of the last message has its next turn after the others.
+        """Remove and return the messages of the next call.
 
-        ``now``: monotonic time; messages of the line that are not due then stay. ``size``: maximum number; 0 for that of
-        the subscription.
+        The queue of the last message has its next turn after the others.
+
+        Args:
+            now: Monotonic time; messages of the line that are not due then stay.
+            size: Maximum number; 0 for that of the subscription.
         """
         size = size or self.size
         held, lines = next(iter(self.turns.items()))
@@ -181,7 +197,7 @@ class Backlog:
         return tuple(taken)
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """Ends the wait for a full batch, of one queue or of all."""
+        """End the wait for a full batch, of one queue or of all."""
         if self.wait:
             for lines in self.turns.values() if held is None else [self.turns[held]] if held in self.turns else []:
                 lines.ready[0].since = -inf

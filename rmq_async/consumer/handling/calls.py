@@ -48,8 +48,12 @@ MARKED_LATE: Final = "the call of this batch has ended; mark its messages before
 
 
 class CallDeadlines:
-    """The deadlines of calls. ``running``: all running calls. ``expired``: called with each call whose deadline passes while
-    its handler runs."""
+    """The deadlines of calls.
+
+    Args:
+        running: All running calls.
+        expired: Called with each call whose deadline passes while its handler runs.
+    """
 
     # The timer is set for the earliest deadline that a look has found or ``look_at`` was called with. A call that begins later
     # has an earlier one only if its timeout is shorter: so a call costs a comparison.
@@ -66,7 +70,7 @@ class CallDeadlines:
         """The function for ``Call.moved``: called when a deadline has moved, from any thread."""
 
     def look_at(self, deadline: float) -> None:
-        """Checks the calls at ``deadline`` at the latest."""
+        """Check the calls at ``deadline`` at the latest."""
         if deadline < self.next_look:
             self._arm(deadline)
 
@@ -113,8 +117,10 @@ def _deadline(entry: tuple[float, Call]) -> float:
 class HandlerCalls:
     """Makes the calls of handlers.
 
-    ``concurrency``: maximum number of threads for plain functions. ``settling``: decides about the messages of a call, and
-    carries out what it has decided. ``context``: each call but those of ``call_once`` runs in a copy of it.
+    Args:
+        concurrency: Maximum number of threads for plain functions.
+        settling: Decides about the messages of a call, and carries out what it has decided.
+        context: Each call but those of ``call_once`` runs in a copy of it.
     """
 
     def __init__(
@@ -152,7 +158,7 @@ class HandlerCalls:
         return not self.threads.is_missing
 
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Starts the task of one call."""
+        """Start the task of one call."""
         delivery = self._begun(subscription, taken, machine.monotonic())
         if not subscription.is_async:
             self.threads.take(delivery)
@@ -171,8 +177,9 @@ class HandlerCalls:
         task.add_done_callback(partial(self._begin_again, delivery, taken))
 
     def _begin_again(self, delivery: Call, taken: tuple[Waiting, ...], _: object) -> None:
-        """Starts a new task for a call if other code has cancelled its task before the first step: such a call would keep its
-        slot, and one that holds back all others of its subscription until ``let_go`` would keep them all."""
+        """Start a new task for a call if other code has cancelled its task before the first step: such a call would keep its
+        slot, and one that holds back all others of its subscription until ``let_go`` would keep them all.
+        """
         if delivery.task is not None or delivery not in self.running or self.ending():
             return
         self.dispatcher.let_go(delivery.subscription)
@@ -182,8 +189,11 @@ class HandlerCalls:
     def _begun(
         self, subscription: Subscription, taken: tuple[Waiting, ...], began: float, task: asyncio.Task[Any] | None = None
     ) -> Call:
-        """Returns the delivery of a call that began at the monotonic time ``began``. ``task``: the task that makes it, if that
-        runs already."""
+        """Return the delivery of a call that began at the monotonic time ``began``.
+
+        Args:
+            task: The task that makes it, if that runs already.
+        """
         deadlines, timeout = self._deadlines, subscription.timeout
         deadline = None if timeout is None else began + timeout
         if subscription.batch_size is None:
@@ -201,7 +211,7 @@ class HandlerCalls:
         return delivery
 
     def _pace_of(self, subscription: Subscription) -> Pace | None:
-        """Returns the pace of a handler whose calls may share a task; None for another one."""
+        """Return the pace of a handler whose calls may share a task; None for another one."""
         try:
             return self._paces[subscription]
         except KeyError:
@@ -210,7 +220,7 @@ class HandlerCalls:
             return pace
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Calls a handler outside of the slots, and settles nothing; returns its error, None where it returned."""
+        """Call a handler outside of the slots, and settle nothing; return its error, None where it returned."""
         marks = None if subscription.batch_size is None else Marks()
         delivery = call_of(subscription, (message,), message.reconsume_times + 1, marks)
         delivery.lend(asyncio.current_task())
@@ -230,19 +240,21 @@ class HandlerCalls:
             CURRENT.reset(token)
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is that of a call; False for one of ``call_once``."""
+        """Return whether ``task`` is that of a call; False for one of ``call_once``."""
         return any(delivery.task is task for delivery in self.running)
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns the name of the handler that runs in ``task``; None without one, and in ``call_once``. From any thread."""
+        """Return the name of the handler that runs in ``task``; None without one, and in ``call_once``. From any thread."""
         for delivery in list(self.running):
             if delivery.task is task and delivery.state == "running":
                 return f"handler {delivery.subscription.name}"
         return None
 
     async def cut_off(self, timeout: float) -> None:
-        """Cancels all calls but that of the current task, and waits until they have ended, up to ``timeout`` seconds. Plain
-        functions run on in their threads, and the log names them."""
+        """Cancel all calls but that of the current task, and wait until they have ended, up to ``timeout`` seconds.
+
+        Plain functions run on in their threads, and the log names them.
+        """
         self._closing = True
         current = asyncio.current_task()
         calls = [*self.running, *self._reporting]
@@ -263,13 +275,16 @@ class HandlerCalls:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Cancels the timers and gives up the threads."""
+        """Cancel the timers and give up the threads."""
         self._deadlines.close()
         self.threads.close()
 
     async def _make_calls(self, delivery: Call, item: Waiting, pace: Pace, *, holds: bool) -> None:
-        """Makes up to ``pace.length`` calls of one subscription, of which only the last one may wait, fail or be cancelled.
-        ``holds``: whether the dispatcher starts no other call of the subscription until this task releases it."""
+        """Make up to ``pace.length`` calls of one subscription, of which only the last one may wait, fail or be cancelled.
+
+        Args:
+            holds: Whether the dispatcher starts no other call of the subscription until this task releases it.
+        """
         subscription = delivery.subscription
         row = Row(pace.length)
         self._make_first_steps(row, delivery, item)
@@ -290,7 +305,7 @@ class HandlerCalls:
         await call
 
     def _make_first_steps(self, row: Row, delivery: Call, item: Waiting) -> None:
-        """Makes calls up to the first one that waits, fails or is cancelled; begins none after LONGEST_RUN seconds."""
+        """Make calls up to the first one that waits, fails or is cancelled; begin none after LONGEST_RUN seconds."""
         handler, subscription = delivery.subscription.handler, delivery.subscription
         settled, done, ends = row.settled, row.done, row.ends
         task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
@@ -326,7 +341,11 @@ class HandlerCalls:
         taken: tuple[Waiting, ...],
         begun: Awaitable[object] | None = None,
     ) -> None:
-        """Runs a call to its outcome. ``begun``: awaited instead of the handler, as for a coroutine that has made a step."""
+        """Run a call to its outcome.
+
+        Args:
+            begun: Awaited instead of the handler, as for a coroutine that has made a step.
+        """
         delivery.run_in(asyncio.current_task())
         CURRENT.set(delivery)
         if begun is None and (delivery.cut or delivery.timed_out):
@@ -367,21 +386,28 @@ class HandlerCalls:
             del error, frames, reported
 
     def _ended(self, delivery: Call, taken: tuple[Waiting, ...], *, holds_lines: bool) -> None:
-        """Ends a call whose handler has ended. ``holds_lines``: whether messages have no outcome yet."""
+        """End a call whose handler has ended.
+
+        Args:
+            holds_lines: Whether messages have no outcome yet.
+        """
         self.running.pop(delivery, None)
         if not delivery.subscription.is_async:
             self.threads.ended(delivery)
         self.dispatcher.ended(delivery.subscription, taken, holds_lines=holds_lines)
 
     def _leave(self, delivery: Call) -> None:
-        """Leaves the messages of a cancelled call without an outcome."""
+        """Leave the messages of a cancelled call without an outcome."""
         if delivery.state == "running":
             delivery.measure()
         self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
 
     def _settle(self, delivery: Call, taken: tuple[Waiting, ...], error: BaseException | None) -> asyncio.Future[None] | None:
-        """Decides about the messages of a call that has ended, and begins to give back those that are not done. Returns a future
-        that resolves when all have their outcomes; None if they have them."""
+        """Decide about the messages of a call that has ended, and begin to give back those that are not done.
+
+        Returns:
+            A future that resolves when all have their outcomes; None if they have them.
+        """
         reported: asyncio.Future[None] = self._loop.create_future()
         ended = False
 
@@ -398,7 +424,11 @@ class HandlerCalls:
         return reported
 
     async def _until_reported(self, delivery: Call, reported: asyncio.Future[None] | None) -> None:
-        """Waits until the messages of a call have their outcomes, or the consumer ends. ``reported``: None if they have."""
+        """Wait until the messages of a call have their outcomes, or the consumer ends.
+
+        Args:
+            reported: None if they have.
+        """
         if reported is None:
             return
         self._reporting[delivery] = None
@@ -414,8 +444,11 @@ class HandlerCalls:
             del self._reporting[delivery]
 
     async def _go_on(self, delivery: Call) -> None:
-        """Undoes the cancellation of a call by the user's code. Raises CancelledError for a cancellation by the consumer, and
-        when the event loop ends."""
+        """Undo the cancellation of a call by the user's code.
+
+        Raises:
+            CancelledError: For a cancellation by the consumer, and when the event loop ends.
+        """
         task = delivery.task
         assert task is not None
         # Otherwise the message would stay unsettled until the queue is given up.
@@ -428,8 +461,11 @@ class HandlerCalls:
             raise asyncio.CancelledError
 
     async def _call(self, delivery: Call, begun: Awaitable[object] | None = None) -> BaseException | None:
-        """Returns None for a success, otherwise the error of the handler or HandlerTimeoutError. Raises CancelledError where
-        the consumer cancels the call or the loop ends, and SystemExit or KeyboardInterrupt of the handler."""
+        """Return None for a success, otherwise the error of the handler or HandlerTimeoutError.
+
+        Raises CancelledError where the consumer cancels the call or the loop ends, and SystemExit or KeyboardInterrupt of the
+        handler.
+        """
         subscription, marks = delivery.subscription, delivery.marks
         given = delivery.messages[0] if marks is None else Batch(delivery.messages, marks)
         task = delivery.task
@@ -463,7 +499,7 @@ class HandlerCalls:
         return None
 
     async def _call_in_thread(self, delivery: Call, given: MessageExt | Batch) -> object:
-        """Calls a plain function, and waits until it returns, the consumer cancels the call, or the event loop ends."""
+        """Call a plain function, and wait until it returns, the consumer cancels the call, or the event loop ends."""
         handler = delivery.subscription.handler
         future: asyncio.Future[object]
         thread = self.threads.of(delivery)
@@ -495,13 +531,15 @@ class HandlerCalls:
 
 
 def _never() -> bool:
-    """Returns False: the event loop does not end."""
+    """Return False: the event loop does not end."""
     return False
 
 
 def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
-    """Calls a plain function in its thread. StopIteration and GeneratorExit become a RuntimeError: futures and coroutines treat
-    them in their own way."""
+    """Call a plain function in its thread.
+
+    StopIteration and GeneratorExit become a RuntimeError: futures and coroutines treat them in their own way.
+    """
     try:
         return handler(given)  # type: ignore[arg-type]
     except (StopIteration, GeneratorExit) as error:
@@ -517,5 +555,5 @@ def _timeout(delivery: Call) -> HandlerTimeoutError:
 
 
 def _time_allowed(delivery: Call) -> float:
-    """Returns the seconds from the beginning of a call to its deadline, which may have moved; 0 without a deadline."""
+    """Return the seconds from the beginning of a call to its deadline, which may have moved; 0 without a deadline."""
     return 0.0 if delivery.deadline is None else delivery.deadline - delivery.began

@@ -28,13 +28,15 @@ DEAD: Final = -1
 
 
 class Decision(NamedTuple):
-    """The decision about a message. ``level``: delay level in CONSUMER_SEND_MSG_BACK (36). ``max_times``: ``maxReconsumeTimes``
-    in that request, None for the group's setting.
+    """The decision about a message.
 
-    ``reason``: text for the log, empty if the error is enough. ``cut``: whether the delay was cut, to the longest level or, in
-    place, to the end of ``max_hold``. ``in_place``: seconds after which this member handles the message again, instead of
-    giving it back; None for giving it back. ``delay``: seconds after which a broker is to deliver the message again; None if
-    none was chosen.
+    Attributes:
+        level: Delay level in CONSUMER_SEND_MSG_BACK (36).
+        max_times: ``maxReconsumeTimes`` in that request, None for the group's setting.
+        reason: Text for the log, empty if the error is enough.
+        cut: Whether the delay was cut, to the longest level or, in place, to the end of ``max_hold``.
+        in_place: Seconds after which this member handles the message again, instead of giving it back; None for giving it back.
+        delay: Seconds after which a broker is to deliver the message again; None if none was chosen.
     """
 
     outcome: Outcome
@@ -47,14 +49,16 @@ class Decision(NamedTuple):
 
 
 def level_of(delay: float) -> int:
-    """Returns the lowest delay level of ``delay`` seconds or more; level 18, which is 2 h, for a longer delay."""
+    """Return the lowest delay level of ``delay`` seconds or more; level 18, which is 2 h, for a longer delay."""
     return min(bisect_left(DELAYS, delay) + 1, len(DELAYS))
 
 
 def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
-    """Returns the delay of a RetryLater, else that of ``retry``, in seconds, 0 or more; None for the default. Raises the errors
-    of ``float()`` for the value and of ``retry.delays``, AttributeError for a RetryLater without ``delay``, ValueError for
-    NaN."""
+    """Return the delay of a RetryLater, else that of ``retry``, in seconds, 0 or more; None for the default.
+
+    Raise the errors of ``float()`` for the value and of ``retry.delays``, AttributeError for a RetryLater without ``delay``,
+    ValueError for NaN.
+    """
     given = error.delay if isinstance(error, RetryLater) else None
     delay = retry.delay_after(attempt) if given is None else float(given)
     if delay is None:
@@ -65,11 +69,14 @@ def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
 
 
 def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
-    """Returns the decision about a message whose handler has ended.
+    """Return the decision about a message whose handler has ended.
 
-    ``error``: the error that the handler raised, None if it returned. ``retry``: the Retry of the subscription, or of the
-    consumer. ``attempt``: number of the attempt that has ended, counted from 1. Raises as ``_delay_of`` does, and
-    AttributeError for a DeadLetter without ``reason``.
+    Raises as ``_delay_of`` does, and AttributeError for a DeadLetter without ``reason``.
+
+    Args:
+        error: The error that the handler raised, None if it returned.
+        retry: The Retry of the subscription, or of the consumer.
+        attempt: Number of the attempt that has ended, counted from 1.
     """
     if error is None:
         return Decision(Outcome.DONE)
@@ -86,11 +93,13 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
 
 
 def decide_in_place(error: BaseException, subscription: Subscription, retry: Retry, attempt: int, held_for: float) -> Decision:
-    """Returns the decision about a failed message of an ordered subscription or in broadcast: for its next attempt it waits at
+    """Return the decision about a failed message of an ordered subscription or in broadcast: for its next attempt it waits at
     this member, where it blocks its key or queue.
 
-    ``held_for``: seconds since its first failed attempt ended. A delay beyond the end of ``max_hold`` is cut to it. Raises as
-    ``decide`` does.
+    Raises as ``decide`` does.
+
+    Args:
+        held_for: Seconds since its first failed attempt ended. A delay beyond the end of ``max_hold`` is cut to it.
     """
     if isinstance(error, DeadLetter):
         return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)

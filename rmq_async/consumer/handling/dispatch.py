@@ -1,5 +1,6 @@
 """The choice of the next message to handle: slots for handler calls are shared fairly between subscriptions and their
-queues."""
+queues.
+"""
 
 # A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
 # the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
@@ -38,8 +39,11 @@ class Single:
 
 
 class HeldLine(NamedTuple):
-    """A key, or a whole queue where ``key`` is None, that waits for the next attempt of ``first``. ``waiting``: number of its
-    messages, ``first`` included."""
+    """A key, or a whole queue where ``key`` is None, that waits for the next attempt of ``first``.
+
+    Attributes:
+        waiting: Number of its messages, ``first`` included.
+    """
 
     held: HeldQueue
     key: Hashable | None
@@ -50,7 +54,9 @@ class HeldLine(NamedTuple):
 class Dispatcher:
     """Keeps the messages that wait, and begins the calls that may begin.
 
-    ``concurrency``: maximum number of calls at a time. ``begin``: starts one call; ``ended`` is to be called after it.
+    Args:
+        concurrency: Maximum number of calls at a time.
+        begin: Starts one call; ``ended`` is to be called after it.
     """
 
     def __init__(self, subscriptions: Iterable[Subscription], concurrency: int, begin: Begin) -> None:
@@ -77,33 +83,33 @@ class Dispatcher:
         return sum(len(lines) for backlog in self._backlogs.values() for lines in backlog.lines.values())
 
     def waits(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait."""
+        """Return whether messages of a queue wait."""
         return any(len(lines) for lines in self._lines_of(held))
 
     def is_busy(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait, or one with a line is in a call."""
+        """Return whether messages of a queue wait, or one with a line is in a call."""
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:
-        """Returns the number of waiting messages of a queue that their lines allow to begin."""
+        """Return the number of waiting messages of a queue that their lines allow to begin."""
         return sum([len(lines.ready) for lines in self._lines_of(held)])
 
     def has_ready(self, held: HeldQueue) -> bool:
-        """Returns whether a queue has waiting messages that their lines allow to begin."""
+        """Return whether a queue has waiting messages that their lines allow to begin."""
         return any(lines.ready for lines in self._lines_of(held))
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
-        """Returns the messages of a queue that wait, by offset."""
+        """Return the messages of a queue that wait, by offset."""
         found = [item.message for lines in self._lines_of(held) for item in lines.waiting()]
         return sorted(found, key=lambda message: message.queue_offset)
 
     def oldest(self) -> list[MessageExt]:
-        """Returns the oldest waiting messages of queues, the retry topic's by subscription; from any thread."""
+        """Return the oldest waiting messages of queues, the retry topic's by subscription; from any thread."""
         each_queue = [lines.waiting() for backlog in [*self._backlogs.values()] for lines in [*backlog.lines.values()]]
         return [min([item.message for item in items], key=_stored) for items in each_queue if items]
 
     def held_lines(self) -> list[HeldLine]:
-        """Returns the keys and queues that wait for the next attempt of a message; from any thread."""
+        """Return the keys and queues that wait for the next attempt of a message; from any thread."""
         found: list[HeldLine] = []
         for subscription, backlog in [*self._backlogs.items()]:
             for held, lines in [*backlog.lines.items()]:
@@ -115,11 +121,11 @@ class Dispatcher:
         return found
 
     def add(self, held: HeldQueue, subscription: Subscription, messages: Iterable[MessageExt]) -> None:
-        """Adds messages, in the order of their offsets; ``pump`` starts them."""
+        """Add messages, in the order of their offsets; ``pump`` starts them."""
         self.add_items(held, subscription, [Waiting(held, each, each.reconsume_times + 1) for each in messages])
 
     def add_items(self, held: HeldQueue, subscription: Subscription, items: Sequence[Waiting]) -> None:
-        """Adds messages, as ``add`` does, that are Waiting objects already."""
+        """Add messages, as ``add`` does, that are Waiting objects already."""
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(held)
         if backlog.wait:
@@ -134,9 +140,9 @@ class Dispatcher:
         backlog.check(held, lines)
 
     def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
-        """Puts a message of a call back, to begin again at ``due`` (monotonic time, 0 for at once), and blocks its line until
-        then. The caller calls ``ended`` afterwards. A message without a line begins again at once, in the order of the
-        offsets."""
+        """Put a message of a call back, to begin again at ``due`` (monotonic time, 0 for at once), and blocks its line until
+        then. The caller calls ``ended`` afterwards. A message without a line begins again at once, in the order of the offsets.
+        """
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(item.held)
         item.due = due
@@ -144,14 +150,15 @@ class Dispatcher:
         backlog.check(item.held, lines)
 
     def drop(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[MessageExt]:
-        """Removes the messages of a queue with an offset above ``above`` that wait, and returns them.
+        """Remove the messages of a queue with an offset above ``above`` that wait, and return them.
 
-        ``failed``: also those that wait for another attempt; their attempts are counted anew when they are pulled again.
+        Args:
+            failed: Also those that wait for another attempt; their attempts are counted anew when they are pulled again.
         """
         return [item.message for item in self.drop_items(held, above, failed=failed)]
 
     def drop_items(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[Waiting]:
-        """Removes messages as ``drop`` does, and returns their Waiting objects."""
+        """Remove messages as ``drop`` does, and return their Waiting objects."""
         dropped: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
@@ -160,7 +167,7 @@ class Dispatcher:
         return dropped
 
     def remove(self, held: HeldQueue, items: Collection[Waiting]) -> list[Waiting]:
-        """Removes those of ``items``, messages of a queue without lines, that wait for a call, and returns them."""
+        """Remove those of ``items``, messages of a queue without lines, that wait for a call, and return them."""
         removed: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
@@ -169,7 +176,7 @@ class Dispatcher:
         return removed
 
     def drop_resting(self, held: HeldQueue, until: float) -> list[MessageExt]:
-        """Removes the lines of a queue that rest beyond ``until`` (monotonic), and returns their messages."""
+        """Remove the lines of a queue that rest beyond ``until`` (monotonic), and return their messages."""
         return [
             item.message
             for lines in self._lines_of(held)
@@ -179,36 +186,36 @@ class Dispatcher:
         ]
 
     def forget(self, held: HeldQueue) -> None:
-        """Removes a queue that has left this member and has no waiting messages."""
+        """Remove a queue that has left this member and has no waiting messages."""
         for backlog in self._backlogs.values():
             backlog.forget(held)
 
     def close(self) -> None:
-        """Cancels the timers."""
+        """Cancel the timers."""
         self._wake_at(inf)
         self._rests.close()
 
     def look_again(self) -> None:
-        """Starts calls, also those of ordered queues that were not allowed to begin before."""
+        """Start calls, also those of ordered queues that were not allowed to begin before."""
         for backlog in self._backlogs.values():
             for held, lines in backlog.lines.items():
                 backlog.check(held, lines)
         self.pump()
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """Ends the waits of a queue, or of all queues, for full batches, and begins calls."""
+        """End the waits of a queue, or of all queues, for full batches, and begin calls."""
         for backlog in self._backlogs.values():
             backlog.hasten(held)
         self.pump()
 
     def settings_changed(self) -> None:
-        """Adapts to a new concurrency or rate of a subscription."""
+        """Adapt to a new concurrency or rate of a subscription."""
         for subscription, backlog in self._backlogs.items():
             backlog.set_rate(subscription.rate)
         self.pump()
 
     def pump(self) -> None:
-        """Starts calls until there are no more slots, or no more messages that may begin now."""
+        """Start calls until there are no more slots, or no more messages that may begin now."""
         while self.running < self._concurrency:
             now, next_at = 0.0, inf
             for subscription, backlog in self._backlogs.items():
@@ -238,17 +245,18 @@ class Dispatcher:
             self._begin(subscription, backlog.take(now))
 
     def hold(self, subscription: Subscription) -> None:
-        """Begins no call of a subscription before ``let_go``: a call that has begun takes its messages, by ``next_of``."""
+        """Begin no call of a subscription before ``let_go``: a call that has begun takes its messages, by ``next_of``."""
         self._backlogs[subscription].is_held = True
 
     def let_go(self, subscription: Subscription) -> None:
-        """Ends ``hold``; ``pump`` begins calls again."""
+        """End ``hold``; ``pump`` begins calls again."""
         self._backlogs[subscription].is_held = False
 
     def next_of(self, subscription: Subscription) -> Waiting | None:
-        """Removes and returns the next message for the slot of a call that has ended, without checking whether there are
-        fewer slots now. Returns None if there is no message, if another subscription gets the slot, and where ``pump`` has to
-        decide: with a rate or a pause."""
+        """Remove and return the next message for the slot of a call that has ended, without checking whether there are fewer
+        slots now. Return None if there is no message, if another subscription gets the slot, and where ``pump`` has to decide:
+        with a rate or a pause.
+        """
         backlog = self._backlogs[subscription]
         turns = backlog.turns
         if not turns or backlog.rate is not None or (self.paused and subscription in self.paused):
@@ -268,12 +276,13 @@ class Dispatcher:
 
     @property
     def has_turn(self) -> bool:
-        """Returns whether messages wait whose subscription is not paused."""
+        """Whether messages wait whose subscription is not paused."""
         return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
 
     def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
-        """Removes and returns up to ``limit`` messages of the next subscription that is not paused and has ``at_least`` waiting
-        messages; they take no slot. Returns None without such a subscription."""
+        """Remove and return up to ``limit`` messages of the next subscription that is not paused and has ``at_least`` waiting
+        messages. They take no slot. Return None without such a subscription.
+        """
         for subscription, backlog in self._backlogs.items():
             if backlog.turns and subscription not in self.paused:
                 if at_least > 1 and backlog.ready < at_least:
@@ -283,19 +292,23 @@ class Dispatcher:
         return None
 
     def put_first(self, subscription: Subscription, held: HeldQueue) -> None:
-        """Gives a queue the next turn."""
+        """Give a queue the next turn."""
         turns = self._backlogs[subscription].turns
         if held in turns:
             turns.move_to_end(held, last=False)
             self._backlogs.move_to_end(subscription, last=False)
 
     def is_stalled(self, held: HeldQueue) -> bool:
-        """Returns whether messages of a queue wait and no handler or reader will take them."""
+        """Return whether messages of a queue wait and no handler or reader will take them."""
         return False
 
     def ended(self, subscription: Subscription, taken: tuple[Waiting, ...], *, holds_lines: bool = False) -> None:
-        """Frees the slot of a call, releases the lines of its messages, and starts the next call. ``taken``: its messages.
-        ``holds_lines``: whether the lines wait for ``release``, because messages have no outcome yet."""
+        """Free the slot of a call, release the lines of its messages, and start the next call.
+
+        Args:
+            taken: Its messages.
+            holds_lines: Whether the lines wait for ``release``, because messages have no outcome yet.
+        """
         backlog = self._backlogs[subscription]
         backlog.running -= 1
         self.running -= 1
@@ -304,7 +317,7 @@ class Dispatcher:
         self.pump()
 
     def release(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Releases the lines of the messages of a call that has ended before."""
+        """Release the lines of the messages of a call that has ended before."""
         backlog = self._backlogs[subscription]
         if backlog.has_lines:
             self._go_on(backlog, taken)
@@ -313,8 +326,10 @@ class Dispatcher:
     # -- inside
 
     def _key_of(self, subscription: Subscription, item: Waiting) -> Hashable | None:
-        """Returns the key of a message's line; None for no line. An error of the user's ``key`` becomes the error of the
-        message's call; no other message waits for that one."""
+        """Return the key of a message's line; None for no line.
+
+        An error of the user's ``key`` becomes the error of the message's call; no other message waits for that one.
+        """
         if subscription.order == "queue":
             return WHOLE_QUEUE
         key: Hashable | None = None
@@ -333,8 +348,9 @@ class Dispatcher:
         return any(other.turns for other in self._backlogs.values() if other is not backlog)
 
     def _any_may_begin(self, backlog: Backlog) -> bool:
-        """Returns whether calls of any queue may begin. Removes the turns of the queues before it, whose calls may not:
-        ``look_again`` gives them back.
+        """Return whether calls of any queue may begin.
+
+        Remove the turns of the queues before it, whose calls may not: ``look_again`` gives them back.
 
         Where batches wait until they are full, all queues are looked at, because the one that is due first comes first.
         """
@@ -378,12 +394,12 @@ class Dispatcher:
 
 
 def _always(_: HeldQueue) -> bool:
-    """Returns True: calls of all queues may begin."""
+    """Return True: calls of all queues may begin."""
     return True
 
 
 def _granted() -> bool:
-    """Returns True: threads are granted."""
+    """Return True: threads are granted."""
     return True
 
 

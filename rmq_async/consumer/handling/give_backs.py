@@ -1,6 +1,7 @@
 """The messages that are being given back to brokers, in a buffer for each broker that stores them: a handler's slot, the pulls
 and the messages of other brokers do not wait for a broker that takes none back. A circuit breaker
-keeps a broker that refuses messages from being asked for each one."""
+keeps a broker that refuses messages from being asked for each one.
+"""
 
 # A broker is asked for AT_ONCE messages at a time. A message that no broker takes is delayed: until it is tried again, or, if this
 # member may handle it again itself, until its next attempt is due. While a broker refuses messages, its circuit breaker bounds how
@@ -54,9 +55,14 @@ Report = Callable[[Outcome], None]
 
 
 class CircuitBreaker:
-    """The refusals of one broker since the last success. ``error``: that of the last one; None after a success. ``failures``:
-    number of those after which the broker was not asked for a while. ``open_until``: monotonic time until which it is not asked.
-    ``refused_at``: monotonic time of the last refusal, ``since``: of the first one.
+    """The refusals of one broker since the last success.
+
+    Attributes:
+        error: That of the last one; None after a success.
+        failures: Number of those after which the broker was not asked for a while.
+        open_until: Monotonic time until which it is not asked.
+        refused_at: Monotonic time of the last refusal.
+        since: Of the first one.
     """
 
     __slots__ = ("_pauses", "error", "failures", "open_until", "refused_at", "since")
@@ -69,8 +75,14 @@ class CircuitBreaker:
         self.refused_at = self.since = 0.0
 
     def refused(self, error: str, now: float, *, opens: bool) -> float | None:
-        """Notes a refusal. Returns the seconds for which the broker is not asked; None if that is not so, or known already.
-        ``opens``: whether other messages are not to be sent to it either."""
+        """Note a refusal.
+
+        Args:
+            opens: Whether other messages are not to be sent to it either.
+
+        Returns:
+            The seconds for which the broker is not asked; None if that is not so, or known already.
+        """
         if self.error is None:
             self.since = now
         self.error, self.refused_at = error, now
@@ -88,18 +100,24 @@ class CircuitBreaker:
 
 
 def _nothing(*_: object) -> None:
-    """Does nothing: the default of the callbacks."""
+    """Do nothing: the default of the callbacks."""
 
 
 class GiveBack(msgspec.Struct, eq=False):
-    """A message that is being given back. ``topic``: the subscribed one, on the wire. ``cause``: the error of its handler; for a
-    message without a call that ended here, why it is given back. ``report``: called once with its outcome. ``item``,
-    ``subscription``: None for a message that this member cannot handle again.
+    """A message that is being given back.
 
-    ``since``: monotonic time at which it was given back. ``rounds``: attempts to give it back that have failed. ``here_at``:
-    monotonic time of its next attempt at this member; None while that is not decided. ``is_gone``: whether its broker does not
-    store it any more. ``is_last``: whether it is to be a dead letter because its attempts are used up. ``illegal``: the error with
-    which brokers refuse it because of what it is; None if they do not.
+    Attributes:
+        topic: The subscribed one, on the wire.
+        cause: The error of its handler; for a message without a call that ended here, why it is given back.
+        report: Called once with its outcome.
+        item: None for a message that this member cannot handle again.
+        subscription: See ``item``.
+        since: Monotonic time at which it was given back.
+        rounds: Attempts to give it back that have failed.
+        here_at: Monotonic time of its next attempt at this member; None while that is not decided.
+        is_gone: Whether its broker does not store it any more.
+        is_last: Whether it is to be a dead letter because its attempts are used up.
+        illegal: The error with which brokers refuse it because of what it is; None if they do not.
     """
 
     held: HeldQueue
@@ -130,7 +148,7 @@ class GiveBack(msgspec.Struct, eq=False):
         return self.item is not None and self.item.key is None and self.item.held_since is not None
 
     def level(self, now: float) -> int:
-        """Returns the delay level for its next attempt, 1 to 18."""
+        """Return the delay level for its next attempt, 1 to 18."""
         if self.here_at is not None:
             return level_of(self.here_at - now)
         return self.decision.level or min(3 + self.message.reconsume_times, len(DELAYS))
@@ -148,24 +166,32 @@ class GiveBack(msgspec.Struct, eq=False):
 
 
 class Requests(Protocol):
-    """The requests that give messages back. ``breakers``: by broker name. ``retried``: number of messages that have another
-    attempt."""
+    """The requests that give messages back.
+
+    Attributes:
+        breakers: By broker name.
+        retried: Number of messages that have another attempt.
+    """
 
     breakers: dict[str, CircuitBreaker]
     retried: int
 
     def broker_of(self, back: GiveBack) -> str:
-        """Returns the broker that stores the message."""
+        """Return the broker that stores the message."""
 
     def is_wanted(self, back: GiveBack) -> bool:
-        """Returns whether the message is still this member's to give back."""
+        """Return whether the message is still this member's to give back."""
 
     async def try_once(self, back: GiveBack) -> Outcome | None:
-        """Gives the message back; returns None if no broker has taken it."""
+        """Give the message back; return None if no broker has taken it."""
 
 
 class _Buffer:
-    """The messages of one broker. ``delayed``: a heap by the monotonic time at which each is due."""
+    """The messages of one broker.
+
+    Attributes:
+        delayed: A heap by the monotonic time at which each is due.
+    """
 
     __slots__ = ("at", "broker", "delayed", "in_flight", "ready", "size", "timer")
 
@@ -191,9 +217,12 @@ class _Buffer:
 class GiveBacks:
     """The buffers of one member.
 
-    ``freed``: called with a message that enters a buffer: it is no longer buffered. ``again``: called with one that is to be
-    handled again here. ``ended``: called with one that has left its buffer, and its outcome. ``has_room``: called with a broker
-    whose queues may be pulled again. ``full``: brokers whose queues are not to be pulled, because their buffers are full.
+    Attributes:
+        freed: Called with a message that enters a buffer: it is no longer buffered.
+        again: Called with one that is to be handled again here.
+        ended: Called with one that has left its buffer, and its outcome.
+        has_room: Called with a broker whose queues may be pulled again.
+        full: Brokers whose queues are not to be pulled, because their buffers are full.
     """
 
     def __init__(self, requests: Requests, spawn: Spawn) -> None:
@@ -220,11 +249,11 @@ class GiveBacks:
         return sum(buffer.size for buffer in [*self._buffers.values()])
 
     def messages(self) -> list[MessageExt]:
-        """Returns all messages; from any thread."""
+        """Return all messages; from any thread."""
         return [back.message for buffer in [*self._buffers.values()] for back in buffer]
 
     def problems(self) -> list[Problem]:
-        """Returns a problem for each broker that takes no messages back, or not all; from any thread."""
+        """Return a problem for each broker that takes no messages back, or not all; from any thread."""
         found, now = list[Problem](), machine.monotonic()
         for broker, buffer in [*self._buffers.items()]:
             breaker, waiting = self._breaker(broker), len(buffer)
@@ -243,7 +272,7 @@ class GiveBacks:
         return found
 
     def add(self, back: GiveBack) -> None:
-        """Begins to give a message back."""
+        """Begin to give a message back."""
         message = back.message
         self._enter(back)
         broker = self._requests.broker_of(back)
@@ -260,18 +289,18 @@ class GiveBacks:
         self._fill(buffer)
 
     def end_now(self, back: GiveBack, outcome: Outcome) -> None:
-        """Ends a message that no broker needs to take."""
+        """End a message that no broker needs to take."""
         self._enter(back)
         self._end(None, back, outcome)
 
     def withdraw_delayed(self, held: HeldQueue, until: float) -> None:
-        """Abandons the messages of a queue whose next attempt here is due after ``until`` (monotonic)."""
+        """Abandon the messages of a queue whose next attempt here is due after ``until`` (monotonic)."""
         for buffer in self._buffers.values():
             late = [back for due, _, back in buffer.delayed if back.held is held and back.here_at is not None and due > until]
             self._remove(buffer, late)
 
     def abandon(self, held: HeldQueue | None = None) -> None:
-        """Abandons all messages of a queue, or of all queues: they stay unsettled."""
+        """Abandon all messages of a queue, or of all queues: they stay unsettled."""
         for buffer in self._buffers.values():
             self._remove(buffer, [back for back in buffer if held is None or back.held is held])
 
@@ -279,7 +308,7 @@ class GiveBacks:
         await self._empty.wait()
 
     def close(self) -> None:
-        """Abandons all messages, and cancels the timers."""
+        """Abandon all messages, and cancel the timers."""
         self.abandon()
         for buffer in self._buffers.values():
             self._set_timer(buffer, inf)
@@ -287,7 +316,7 @@ class GiveBacks:
     # -- inside
 
     def _breaker(self, broker: str) -> CircuitBreaker | None:
-        """Returns the circuit breaker of a broker whose last answer was a refusal; None for another one."""
+        """Return the circuit breaker of a broker whose last answer was a refusal; None for another one."""
         breaker = self._requests.breakers.get(broker)
         return None if breaker is None or breaker.error is None else breaker
 
@@ -327,7 +356,7 @@ class GiveBacks:
         self._fill(buffer)
 
     def _delay(self, buffer: _Buffer, back: GiveBack) -> None:
-        """Delays a message that no broker has taken."""
+        """Delay a message that no broker has taken."""
         back.rounds += 1
         now, breaker = machine.monotonic(), self._breaker(buffer.broker)
         if back.may_stay and (back.here_at is not None or max(back.rounds, breaker.failures if breaker else 0) >= ROUNDS):
@@ -341,8 +370,9 @@ class GiveBacks:
         heappush(buffer.delayed, (due, next(self._number), back))
 
     def _retry_delayed(self, buffer: _Buffer) -> None:
-        """Gives the messages back that are delayed, if their broker takes messages back again: not those that are due here in a
-        second, nor those that it refuses because of what they are."""
+        """Give the messages back that are delayed, if their broker takes messages back again: not those that are due here in a
+        second, nor those that it refuses because of what they are.
+        """
         if not buffer.delayed or self._breaker(buffer.broker) is not None:
             return
         soon = machine.monotonic() + DELAYS[0]
@@ -357,7 +387,7 @@ class GiveBacks:
         heapify(buffer.delayed)
 
     def _schedule(self, buffer: _Buffer) -> None:
-        """Sets the timer of a buffer: for the next message that is due, and for the next question to a broker that refuses."""
+        """Set the timer of a buffer: for the next message that is due, and for the next question to a broker that refuses."""
         at = buffer.delayed[0][0] if buffer.delayed else inf
         breaker = self._breaker(buffer.broker)
         if buffer.delayed and breaker is not None and not (buffer.ready or buffer.in_flight):
@@ -391,7 +421,7 @@ class GiveBacks:
         self._fill(buffer)
 
     def _repeat(self, buffer: _Buffer, back: GiveBack) -> None:
-        """Has a message handled again at this member."""
+        """Have a message handled again at this member."""
         item = back.item
         assert item is not None
         item.attempt += 1
@@ -424,7 +454,7 @@ class GiveBacks:
             back.report(outcome)
 
     def _leave(self, buffer: _Buffer | None, back: GiveBack) -> None:
-        """Notes that a message has left its buffer; None for one that was in none."""
+        """Note that a message has left its buffer; None for one that was in none."""
         held = back.held
         back.has_ended = True
         held.returning.discard(back)

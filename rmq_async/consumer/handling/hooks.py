@@ -45,10 +45,11 @@ class CallHooks:
                 self._report(before, error)
 
     def end(self, call: Call, error: BaseException | None, frames: TracebackType | None) -> None:
-        """Calls the hooks after a handler.
+        """Call the hooks after a handler.
 
-        ``error``: the error of the call; None without one. ``frames``: the traceback that it had when the handler ended; hooks
-        see both, and the delivery does not keep the frames.
+        Args:
+            error: The error of the call; None without one.
+            frames: The traceback that it had when the handler ended; hooks see both, and the delivery does not keep the frames.
         """
         if error is not None:
             call.note_error(error.with_traceback(frames))

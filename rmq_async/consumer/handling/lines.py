@@ -1,6 +1,7 @@
-"""Ordered messages: which of one queue may begin a call of one handler. Messages with the same key form a line; a line rests while
-its first message waits for another attempt. One heap and one timer serve all lines that rest. The first message without a key is
-logged.
+"""Ordered messages: which of one queue may begin a call of one handler.
+
+Messages with the same key form a line; a line rests while its first message waits for another attempt. One heap and one timer
+serve all lines that rest. The first message without a key is logged.
 """
 
 # The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks
@@ -40,7 +41,11 @@ MIN_COMPACTED: Final = 64
 
 
 class Keyless(NamedTuple):
-    """The newest message without a key of a subscription. ``at``: monotonic time at which it was pulled."""
+    """The newest message without a key of a subscription.
+
+    Attributes:
+        at: Monotonic time at which it was pulled.
+    """
 
     message: MessageExt
     at: float
@@ -65,14 +70,18 @@ class KeylessMessages:
         self._newest[subscription] = Keyless(message, machine.monotonic())
 
     def recent(self) -> dict[Subscription, Keyless]:
-        """Returns the subscriptions with such a message in the last NAMED_FOR seconds; may be called from any thread."""
+        """Return the subscriptions with such a message in the last NAMED_FOR seconds; may be called from any thread."""
         since = machine.monotonic() - NAMED_FOR
         return {subscription: each for subscription, each in [*self._newest.items()] if each.at > since}
 
 
 class Line:
-    """Messages with the same key. ``items``: by offset, those that wait behind one that is ready or in a call, or all of them while
-    the line rests. ``rests_until``: time of the next attempt of the first one; None unless the line rests."""
+    """Messages with the same key.
+
+    Attributes:
+        items: By offset, those that wait behind one that is ready or in a call, or all of them while the line rests.
+        rests_until: Time of the next attempt of the first one; None unless the line rests.
+    """
 
     __slots__ = ("again", "items", "key", "rests_until")
 
@@ -87,8 +96,9 @@ class Line:
 class Lines:
     """The messages of one queue that wait for one handler, in lines by key.
 
-    ``ready``: messages that may begin, in turn; the line of one that is removed waits until ``ended``. ``by_key``: lines with a
-    message that waits or is in a call. Times are of one clock, which the caller reads.
+    Attributes:
+        ready: Messages that may begin, in turn; the line of one that is removed waits until ``ended``.
+        by_key: Lines with a message that waits or is in a call. Times are of one clock, which the caller reads.
     """
 
     __slots__ = ("_behind", "by_key", "ready")
@@ -104,11 +114,11 @@ class Lines:
         return len(self.ready) + self._behind
 
     def __bool__(self) -> bool:
-        """Returns whether a message waits, or one with a line is in a call."""
+        """Return whether a message waits, or one with a line is in a call."""
         return bool(self.ready or self.by_key)
 
     def waiting(self) -> list[Waiting]:
-        """Returns the messages that wait, in no order; may be called from any thread."""
+        """Return the messages that wait, in no order; may be called from any thread."""
         found = [*self.ready]
         for line in [*self.by_key.values()]:
             found += line.items
@@ -116,11 +126,15 @@ class Lines:
         return found
 
     def resting(self) -> list[Line]:
-        """Returns the lines that wait until a message is due; may be called from any thread."""
+        """Return the lines that wait until a message is due; may be called from any thread."""
         return [line for line in [*self.by_key.values()] if line.rests_until is not None]
 
     def add(self, item: Waiting, key: Hashable | None) -> None:
-        """Adds a message behind all others of its key. ``key``: None for a message without a line."""
+        """Add a message behind all others of its key.
+
+        Args:
+            key: None for a message without a line.
+        """
         if key is None:
             self.ready.append(item)
             return
@@ -134,16 +148,17 @@ class Lines:
         self.ready.append(item)
 
     def add_unordered(self, items: Sequence[Waiting]) -> None:
-        """Adds messages without a line."""
+        """Add messages without a line."""
         self.ready.extend(items)
 
     def take_ready(self, count: int) -> list[Waiting]:
-        """Removes and returns up to ``count`` ready messages; their lines wait until ``ended``."""
+        """Remove and return up to ``count`` ready messages; their lines wait until ``ended``."""
         return [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
 
     def take_behind(self, item: Waiting, count: int, now: float) -> list[Waiting]:
-        """Removes and returns up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in
-        the same call."""
+        """Remove and return up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in the
+        same call.
+        """
         taken: list[Waiting] = []
         if item.key is not None:
             behind = self.by_key[item.key].items
@@ -153,8 +168,10 @@ class Lines:
         return taken
 
     def put_back(self, item: Waiting) -> None:
-        """Takes back a message of a call, to be handled again. It waits in its line until ``ended``; without a line it is ready at
-        once, before the messages with higher offsets."""
+        """Take back a message of a call, to be handled again.
+
+        It waits in its line until ``ended``; without a line it is ready at once, before the messages with higher offsets.
+        """
         if item.key is not None:
             self.by_key[item.key].again.append(item)
             self._behind += 1
@@ -165,7 +182,11 @@ class Lines:
         ready.insert(place, item)
 
     def ended(self, items: Iterable[Waiting], now: float) -> list[Line]:
-        """Ends a call with ``items``: their lines continue. Returns the lines that rest now."""
+        """End a call with ``items``: their lines continue.
+
+        Returns:
+            The lines that rest now.
+        """
         resting = []
         for key in dict.fromkeys([item.key for item in items if item.key is not None]):
             line = self.by_key[key]
@@ -184,16 +205,17 @@ class Lines:
         return resting
 
     def wake(self, line: Line) -> None:
-        """Ends the rest of a line: its first message begins before others that are ready."""
+        """End the rest of a line: its first message begins before others that are ready."""
         line.rests_until = None
         self.ready.appendleft(line.items.popleft())
         self._behind -= 1
 
     def drop(self, above: int, *, failed: bool = False) -> list[Waiting]:
-        """Removes messages that wait, with offsets above ``above``, and returns them.
+        """Remove messages that wait, with offsets above ``above``, and return them.
 
-        ``failed``: also those that wait for another attempt. Of each line only the last messages are removed, so that the order
-        holds when they are added again.
+        Args:
+            failed: Also those that wait for another attempt. Of each line only the last messages are removed, so that the order
+                holds when they are added again.
         """
 
         def may_go(item: Waiting) -> bool:
@@ -209,7 +231,11 @@ class Lines:
         return dropped
 
     def _drop_last(self, line: Line, head: Waiting | None, may_go: Callable[[Waiting], bool]) -> list[Waiting]:
-        """Removes the last messages of a line, as many as may go. ``head``: the one that is ready."""
+        """Remove the last messages of a line, as many as may go.
+
+        Args:
+            head: The one that is ready.
+        """
         dropped: list[Waiting] = []
         while line.items and may_go(line.items[-1]):
             dropped.append(line.items.pop())
@@ -226,13 +252,13 @@ class Lines:
         return dropped
 
     def remove(self, items: Collection[Waiting]) -> list[Waiting]:
-        """Removes those of ``items``, messages without a line, that wait, and returns them."""
+        """Remove those of ``items``, messages without a line, that wait, and return them."""
         removed = [item for item in self.ready if item in items]
         self.ready = deque([item for item in self.ready if item not in items])
         return removed
 
     def drop_line(self, line: Line) -> list[Waiting]:
-        """Removes a line that rests, and returns its messages."""
+        """Remove a line that rests, and return its messages."""
         dropped = [*line.items]
         line.items.clear()
         line.rests_until = None
@@ -248,7 +274,8 @@ def _offset(item: Waiting) -> int:
 class Rests(Generic[B]):
     """The lines that wait until their first message is handled again.
 
-    ``rested``: called with the arguments of ``add`` when the line is due, unless the line was dropped.
+    Args:
+        rested: Called with the arguments of ``add`` when the line is due, unless the line was dropped.
     """
 
     __slots__ = ("_at", "_compacted_at", "_count", "_entries", "_loop", "_rested", "_timer")
@@ -268,7 +295,7 @@ class Rests(Generic[B]):
         return len(self._entries)
 
     def add(self, backlog: B, held: HeldQueue, line: Line) -> None:
-        """Watches a line that rests."""
+        """Watch a line that rests."""
         due = line.rests_until
         assert due is not None
         self._count += 1

@@ -1,5 +1,6 @@
-"""Finds the user's function that blocks the event loop, and names it in the log and in ``health()``. A thread does this,
-because a blocked loop runs no other code.
+"""Finds the user's function that blocks the event loop, and names it in the log and in ``health()``.
+
+A thread does this, because a blocked loop runs no other code.
 
 The client's loop monitor is a timer. While it is overdue, the loop has not finished the turn in which it was due, and in one
 turn each task takes one step at most. So a task that is the current one in two looks, with the timer overdue since the first
@@ -39,8 +40,12 @@ Find = Callable[[asyncio.Task[Any]], str | None]
 
 
 class Block(NamedTuple):
-    """A function of the user that holds the loop, or has held it. ``seconds``: least time for which it did. ``at``: monotonic
-    time of the last look that found it."""
+    """A function of the user that holds the loop, or has held it.
+
+    Attributes:
+        seconds: Least time for which it did.
+        at: Monotonic time of the last look that found it.
+    """
 
     name: str
     seconds: float
@@ -48,7 +53,11 @@ class Block(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A task that may block the loop. ``since``: monotonic time of the first look that found it."""
+    """A task that may block the loop.
+
+    Attributes:
+        since: Monotonic time of the first look that found it.
+    """
 
     task: asyncio.Task[Any]
     since: float
@@ -74,9 +83,10 @@ class LoopWatch:
 
     @classmethod
     def join(cls, find: Find, overdue: Callable[[], float]) -> LoopWatch | None:
-        """Watches the running loop until ``leave(find)``; returns None in a simulation, which has no threads.
+        """Watch the running loop until ``leave(find)``; return None in a simulation, which has no threads.
 
-        ``overdue``: returns the seconds by which a timer of the loop is overdue, 0 for none.
+        Args:
+            overdue: Returns the seconds by which a timer of the loop is overdue, 0 for none.
         """
         if machine.executor is not None:
             return None
@@ -89,7 +99,7 @@ class LoopWatch:
         return watch
 
     def leave(self, find: Find) -> None:
-        """Ends a ``join``; the last one ends the thread."""
+        """End a ``join``; the last one ends the thread."""
         self.finders.pop(find, None)
         self._blocks.pop(find, None)
         if not self.finders and self.running.pop(self._loop, None) is not None:
@@ -98,11 +108,11 @@ class LoopWatch:
                 self._thread.join()
 
     def newest(self, find: Find) -> Block | None:
-        """Returns the newest block that ``find`` has named; None without one. From any thread."""
+        """Return the newest block that ``find`` has named; None without one. From any thread."""
         return self._blocks.get(find)
 
     def _start(self) -> None:
-        """Starts the thread, unless it runs. Where threads are refused, nothing is watched until the next consumer starts."""
+        """Start the thread, unless it runs. Where threads are refused, nothing is watched until the next consumer starts."""
         if self._thread is not None:
             return
         try:
@@ -116,7 +126,11 @@ class LoopWatch:
             held = self.look(held)
 
     def look(self, held: _Held | None) -> _Held | None:
-        """Names a task that has blocked the loop for long. ``held``: the result of the look before; returns that of this one."""
+        """Name a task that has blocked the loop for long.
+
+        Args:
+            held: The result of the look before; returns that of this one.
+        """
         overdue = max((each() for each in tuple(self.finders.values())), default=0.0)
         task = asyncio.current_task(self._loop) if overdue > 0 else None
         now = machine.monotonic()
@@ -154,7 +168,7 @@ class LoopWatch:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Returns file, line and function that the loop's thread runs now, of the innermost Python frame; "" without a frame."""
+    """Return file, line and function that the loop's thread runs now, of the innermost Python frame; "" without a frame."""
     if frame is None:
         return ""
     code = frame.f_code

@@ -1,5 +1,6 @@
-"""Carries out the decisions about messages whose handlers have failed: asks brokers to take them back, or to store a copy. What the
-failure of such a request means for the message is a Refusal.
+"""Carries out the decisions about messages whose handlers have failed: asks brokers to take them back, or to store a copy.
+
+What the failure of such a request means for the message is a Refusal.
 """
 
 from __future__ import annotations
@@ -49,12 +50,16 @@ PATIENCE: Final = 2
 class Refusal(Enum):
     """What a failed request to give a message back means.
 
-    ``STORED``: the broker has stored the copy, but not flushed or replicated it in time, which a send counts as stored too.
-    ``UNSURE``: it may have stored the copy: there was no answer in time, or none that says so. ``CUT``: the connection was lost,
-    which says little about the broker; it may have stored the copy if the request was written. ``BUSY``: it takes messages back
-    again soon. ``UNABLE``: it takes no message back for the time being; another broker may. ``FORBIDDEN``: this client may not give
-    messages of the group back, whichever broker it asks. ``ILLEGAL``: this message cannot be stored again, as with properties
-    that are too long now. ``GONE``: the broker does not store the message any more.
+    Attributes:
+        STORED: The broker has stored the copy, but not flushed or replicated it in time, which a send counts as stored too.
+        UNSURE: It may have stored the copy: there was no answer in time, or none that says so.
+        CUT: The connection was lost, which says little about the broker; it may have stored the copy if the request was
+            written.
+        BUSY: It takes messages back again soon.
+        UNABLE: It takes no message back for the time being; another broker may.
+        FORBIDDEN: This client may not give messages of the group back, whichever broker it asks.
+        ILLEGAL: This message cannot be stored again, as with properties that are too long now.
+        GONE: The broker does not store the message any more.
     """
 
     STORED = "stored"
@@ -82,7 +87,7 @@ SERVICE_NOT_AVAILABLE, a full disk's, and CREATE_MAPPED_FILE_FAILED."""
 
 
 def refusal_of(error: RocketMQError) -> Refusal:
-    """Returns the meaning of the error of a request."""
+    """Return the meaning of the error of a request."""
     if isinstance(error, AuthenticationError | PermissionDeniedError):
         return Refusal.FORBIDDEN
     if isinstance(error, SystemBusyError | FlowControlError):
@@ -114,12 +119,20 @@ _ELSEWHERE: Final = (*_PASSING, Refusal.UNSURE, Refusal.UNABLE)
 class Outcomes:
     """Carries out decisions about messages.
 
-    ``group``: on the wire. ``is_locked``: whether members hold locks under the group's own name: brokers from 5.1.4 on then
-    dead-letter each copy, so none is sent for another attempt. ``retried``, ``dead_lettered``: numbers of messages that brokers
-    have accepted for another attempt, or as dead letters; ``retried`` includes attempts that this member repeats itself.
-    ``unsure``: number of requests without an answer, whose messages may be delivered twice. ``given_up``: words of the log for a
-    message after its last attempt. ``breakers``, ``copy_breakers``: by broker name, for the messages of the broker itself and for
-    copies of others. ``stored``: returns whether a message is where it was read; raises the errors of the requests.
+    Args:
+        group: On the wire.
+        is_locked: Whether members hold locks under the group's own name: brokers from 5.1.4 on then dead-letter each copy, so
+            none is sent for another attempt.
+
+    Attributes:
+        retried: Numbers of messages that brokers have accepted for another attempt, or as dead letters; ``retried`` includes
+            attempts that this member repeats itself.
+        dead_lettered: See ``retried``.
+        unsure: Number of requests without an answer, whose messages may be delivered twice.
+        given_up: Words of the log for a message after its last attempt.
+        breakers: By broker name, for the messages of the broker itself and for copies of others.
+        copy_breakers: See ``breakers``.
+        stored: Returns whether a message is where it was read; raises the errors of the requests.
     """
 
     given_up = "dead-lettered"
@@ -140,19 +153,31 @@ class Outcomes:
     def settle(
         self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
     ) -> None:
-        """Begins to carry out a decision for a message whose handler has failed with ``cause``. ``report``: called with its
-        outcome, during the call or later: ABANDONED if its queue leaves this member before a broker has accepted the message."""
+        """Begin to carry out a decision for a message whose handler has failed with ``cause``.
+
+        Args:
+            report: Called with its outcome, during the call or later: ABANDONED if its queue leaves this member before a broker
+                has accepted the message.
+        """
         topic = self._instance.names.wire(subscription.topic)
         self.give_backs.add(GiveBack(item.held, topic, item.message, decision, cause, report, item, subscription))
 
     def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
-        """Begins to give back a message that this member does not handle. ``topic``: the one that was subscribed to. ``cause``:
-        why, for the log."""
+        """Begin to give back a message that this member does not handle.
+
+        Args:
+            topic: The one that was subscribed to.
+            cause: Why, for the log.
+        """
         wire_topic = self._instance.names.wire(topic)
         self.give_backs.add(GiveBack(held, wire_topic, message, Decision(Outcome.RETRIED), cause))
 
     def log_given_up(self, topic: str, message: MessageExt, attempt: int, by: str, reason: str) -> None:
-        """Logs that a message gets no further attempt after number ``attempt``. ``by``: what made that."""
+        """Log that a message gets no further attempt after number ``attempt``.
+
+        Args:
+            by: What made that.
+        """
         logger.error("%s: %s, attempt %d%s: %s", self.given_up, shown_message(topic, message), attempt, by, reason)
 
     def broker_of(self, back: GiveBack) -> str:
@@ -162,8 +187,12 @@ class Outcomes:
         return back.held.is_owned
 
     async def try_once(self, back: GiveBack) -> Outcome | None:
-        """Asks the broker that stores a message to take it back, unless that has refused lately, and then others to store a
-        copy. Returns None if none has done so."""
+        """Ask the broker that stores a message to take it back, unless that has refused lately, and then others to store a
+        copy.
+
+        Returns:
+            None if none has done so.
+        """
         origin = self.broker_of(back)
         if self._may_ask(origin, self.breakers):
             refusal = await self._ask(origin, back)
@@ -186,7 +215,7 @@ class Outcomes:
         return None
 
     async def _others(self, origin: str, back: GiveBack) -> list[str]:
-        """Returns the brokers that may store a copy, in the order in which they are asked."""
+        """Return the brokers that may store a copy, in the order in which they are asked."""
         if self._is_locked and not self._is_dead(back):
             return []
         names = await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
@@ -196,8 +225,12 @@ class Outcomes:
         return sorted(found, key=lambda name: name in known and not known[name].reachable)
 
     async def _ask(self, broker: str, back: GiveBack, *, copy: bool = False) -> Outcome | Refusal:
-        """Asks one broker. ``copy``: whether it gets a copy; its own broker gets one too where it has not, or not any more, the
-        message that it would copy, or would count the attempts wrongly."""
+        """Ask one broker.
+
+        Args:
+            copy: Whether it gets a copy; its own broker gets one too where it has not, or not any more, the message that it
+                would copy, or would count the attempts wrongly.
+        """
         instance, group, decision = self._instance, self._group, back.decision
         breakers = self.copy_breakers if copy else self.breakers
         try:
@@ -230,8 +263,10 @@ class Outcomes:
         return back.decision.level if back.here_at is None else back.level(machine.monotonic())
 
     async def _needs_copy(self, broker: str, back: GiveBack) -> bool:
-        """Returns whether the message's own broker is to get a copy. A broker finds the message by its place in the commit log: in
-        an older store that may be another message's."""
+        """Return whether the message's own broker is to get a copy.
+
+        A broker finds the message by its place in the commit log: in an older store that may be another message's.
+        """
         if back.is_gone:
             return True
         if not await self.stored(back):
@@ -242,8 +277,9 @@ class Outcomes:
         return broker in await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
 
     async def _look_at_limit(self, broker: str, back: GiveBack) -> int:
-        """Returns the number of attempts after the first one, by the decision or else by the group's ``retryMaxTimes``, and notes
-        whether a message has used them up, so that it becomes a dead letter."""
+        """Return the number of attempts after the first one, by the decision or else by the group's ``retryMaxTimes``, and note
+        whether a message has used them up, so that it becomes a dead letter.
+        """
         decision, limit = back.decision, back.decision.max_times
         if decision.outcome is not Outcome.RETRIED:
             return IN_PLACE_LIMIT if limit is None else limit
@@ -257,8 +293,9 @@ class Outcomes:
         return back.decision.outcome is Outcome.DEAD_LETTERED or back.is_last or back.is_gone
 
     def _log_last(self, back: GiveBack) -> None:
-        """Logs a message that was to have another attempt, and is a dead letter by the group's limit or since it is not stored any
-        more."""
+        """Log a message that was to have another attempt, and is a dead letter by the group's limit or since it is not stored
+        any more.
+        """
         message, cause = back.message, back.cause
         attempt = message.reconsume_times + 1 if back.item is None else back.item.attempt
         by = "" if back.subscription is None else f", by handler {back.subscription.name}"
@@ -266,15 +303,16 @@ class Outcomes:
         self.log_given_up(topic, message, attempt, by, cause if isinstance(cause, str) else error_text(cause))
 
     def _may_ask(self, broker: str, breakers: Mapping[str, CircuitBreaker]) -> bool:
-        """Returns whether a broker is to be asked: it has not refused lately, and is not silent, which other requests than these
-        find out."""
+        """Return whether a broker is to be asked: it has not refused lately, and is not silent, which other requests than these
+        find out.
+        """
         breaker = breakers.get(broker)
         return (breaker is None or breaker.open_until <= machine.monotonic()) and not is_silent(self._instance, broker)
 
     def _note(
         self, broker: str, back: GiveBack, refusal: Refusal, error: RocketMQError, breakers: dict[str, CircuitBreaker]
     ) -> None:
-        """Notes and logs that a broker has not taken a message, or a copy of it."""
+        """Note and logs that a broker has not taken a message, or a copy of it."""
         text, message = printable(error, 500), back.message
         if refusal is Refusal.UNSURE or (isinstance(error, ConnectionLostError) and error.maybe_stored):
             self.unsure += 1
@@ -300,7 +338,7 @@ class Outcomes:
 
 
 async def _stored(_: GiveBack) -> bool:
-    """Returns True: brokers store what was read from them."""
+    """Return True: brokers store what was read from them."""
     return True
 
 

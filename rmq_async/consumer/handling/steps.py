@@ -30,8 +30,12 @@ Started = tuple[Coroutine[Any, Any, object], Any]
 
 
 class Pace:
-    """The maximum number of calls of one handler that a task makes, one after the other. ``length``: that number; it doubles,
-    up to MOST_CALLS, after each full run in which no call waited, and is one after a call that waited."""
+    """The maximum number of calls of one handler that a task makes, one after the other.
+
+    Attributes:
+        length: That number; it doubles, up to MOST_CALLS, after each full run in which no call waited, and is one after a call
+            that waited.
+    """
 
     __slots__ = ("_ordinary", "length")
 
@@ -40,8 +44,7 @@ class Pace:
         self._ordinary = PROBE_EVERY
 
     def begins_run(self) -> bool:
-        """Returns whether the next task makes the first step itself; for a handler that waits, only one task of several
-        does."""
+        """Return whether the next task makes the first step itself; for a handler that waits, only one task of several does."""
         if self.length > 1:
             return True
         self._ordinary += 1
@@ -58,10 +61,19 @@ class Pace:
 
 
 class Row:
-    """Calls that one task makes, one after the other. ``most``: maximum number of calls. ``settled``, ``done``: messages and
-    calls that have returned. ``ends``: monotonic times at which they did. ``under_way``: the call that has not returned, with
-    its message; None if all have. ``rest``: an awaitable that ends as that call does. ``has_waited``: whether its handler
-    waits."""
+    """Calls that one task makes, one after the other.
+
+    Args:
+        most: Maximum number of calls.
+
+    Attributes:
+        settled: Messages and calls that have returned.
+        done: See ``settled``.
+        ends: Monotonic times at which they did.
+        under_way: The call that has not returned, with its message; None if all have.
+        rest: An awaitable that ends as that call does.
+        has_waited: Whether its handler waits.
+    """
 
     __slots__ = ("done", "ends", "has_waited", "most", "rest", "settled", "under_way")
 
@@ -79,8 +91,7 @@ class Row:
 
 
 def first_step(handler: Callable[..., Any], delivery: Call) -> Started | None:
-    """Calls the handler in the current context, and makes the first step of its coroutine; returns None if that was the
-    last step."""
+    """Call the handler in the current context, and make the first step of its coroutine; return None if that was the last step."""
     CURRENT.set(delivery)
     called = handler(delivery.messages[0])
     if type(called) is not CoroutineType:
@@ -100,7 +111,7 @@ async def _awaited(given: Any) -> object:
 
 @coroutine
 def drive(context: Context, started: Started) -> Generator[Any, None, object]:
-    """Makes all further steps of a coroutine in ``context``, as the task asks for them; returns its result."""
+    """Make all further steps of a coroutine in ``context``, as the task asks for them; return its result."""
     called, awaited = started
     del started
     while True:
@@ -121,7 +132,7 @@ def drive(context: Context, started: Started) -> Generator[Any, None, object]:
 
 
 async def failed(error: BaseException) -> object:
-    """Raises the error of a first step, without the frames of its caller and of ``first_step``."""
+    """Raise the error of a first step, without the frames of its caller and of ``first_step``."""
     frames = error.__traceback__
     for _ in range(2):
         frames = frames and frames.tb_next
@@ -132,8 +143,10 @@ async def failed(error: BaseException) -> object:
 
 
 class _Cancelled:
-    """An awaitable that raises CancelledError. A coroutine would warn if it was never awaited, as happens in a call whose
-    ``key`` function has failed."""
+    """An awaitable that raises CancelledError.
+
+    A coroutine would warn if it was never awaited, as happens in a call whose ``key`` function has failed.
+    """
 
     def __await__(self) -> Generator[Any, None, object]:
         yield from ()
@@ -141,13 +154,15 @@ class _Cancelled:
 
 
 def cut_short(delivery: Call) -> Awaitable[object]:
-    """Ends a call that was abandoned, or whose deadline passed, before its first step; returns an awaitable in place of its
-    coroutine. The task of an abandoned call is cancelled."""
+    """End a call that was abandoned, or whose deadline passed, before its first step.
+
+    Return an awaitable in place of its coroutine. The task of an abandoned call is cancelled.
+    """
     if delivery.cut and delivery.task is not None:
         delivery.task.cancel()
     return _Cancelled()
 
 
 async def returned() -> object:
-    """Returns None; it replaces a coroutine that has returned in its first step."""
+    """Return None; it replaces a coroutine that has returned in its first step."""
     return None

@@ -1,4 +1,7 @@
-"""The threads of a consumer for plain functions. Without a free one no call begins: the messages wait, and no attempt counts."""
+"""The threads of a consumer for plain functions.
+
+Without a free one no call begins: the messages wait, and no attempt counts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ LOOK_EVERY: Final = 0.1
 
 
 class HandlerThreads:
-    """Up to ``concurrency`` threads, kept until ``close``. ``again``: called when calls that have waited for a thread may begin."""
+    """Up to ``concurrency`` threads, kept until ``close``.
+
+    Args:
+        again: Called when calls that have waited for a thread may begin.
+    """
 
     def __init__(self, concurrency: int, again: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -54,7 +61,7 @@ class HandlerThreads:
         return self._refused_since is not None and not self._pool.count
 
     def has_next(self) -> bool:
-        """Keeps a thread for the next call. Returns False without one: ``again`` is called when there is one."""
+        """Keep a thread for the next call. Return False without one: ``again`` is called when there is one."""
         if self._next is None:
             self._next = self._pool.reserve(start=self._timer is None)
             if self._next is None:
@@ -62,21 +69,21 @@ class HandlerThreads:
         return self._next is not None
 
     def take(self, delivery: Call) -> None:
-        """Gives a call the thread that ``has_next`` has kept."""
+        """Give a call the thread that ``has_next`` has kept."""
         if self._next is not None:
             self._kept[delivery], self._next = self._next, None
 
     def ended(self, delivery: Call) -> None:
-        """Gives back the thread of a call that has not reached it."""
+        """Give back the thread of a call that has not reached it."""
         if (thread := self._kept.pop(delivery, None)) is not None:
             thread.release()
 
     def of(self, delivery: Call) -> FreeThread | ThreadPool:
-        """Returns the thread of a call; all of them for a call that did not ``take`` one."""
+        """Return the thread of a call; all of them for a call that did not ``take`` one."""
         return self._kept.pop(delivery, None) or self._pool
 
     def close(self) -> None:
-        """Ends the threads; functions that run do so to their end."""
+        """End the threads; functions that run do so to their end."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._next = None
@@ -86,7 +93,7 @@ class HandlerThreads:
     # -- inside
 
     def _wait(self) -> None:
-        """Waits for a thread, after an attempt to get one."""
+        """Wait for a thread, after an attempt to get one."""
         if self._timer is not None:
             return
         pause = LOOK_EVERY

@@ -39,7 +39,11 @@ class ContextCode(IntEnum):
 
 
 class ConsumeTracer(TraceRecords):
-    """A consumer's built-in hook that sends traces. ``group``: its name on the wire; records have its name without a namespace."""
+    """A consumer's built-in hook that sends traces.
+
+    Args:
+        group: Its name on the wire; records have its name without a namespace.
+    """
 
     def __init__(self, instance: ClientInstance, group: str, trace: bool | str) -> None:
         topic = trace if isinstance(trace, str) else TRACE_TOPIC
@@ -104,7 +108,7 @@ def _bean(message: MessageExt) -> TraceBean:
 
 
 def _context_code(delivery: Delivery, place: int) -> ContextCode:
-    """Returns how the message at ``place`` ended: a mark of a batch wins over the error of the call."""
+    """Return how the message at ``place`` ended: a mark of a batch wins over the error of the call."""
     mark = mark_at(delivery, place)
     error: BaseException | None = delivery.error if mark is None else mark
     if error is None:

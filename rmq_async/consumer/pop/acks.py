@@ -55,9 +55,11 @@ Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 class LeaseState(Enum):
     """The state of a lease.
 
-    ``HELD``: the handle is valid as far as the client knows. ``CHANGING``: a change of the invisible time is in flight.
-    ``ADRIFT``: a change had no answer that can be read, so the handle may be void and is not changed again. ``OVER``: the
-    message was acknowledged, given back or let go.
+    Attributes:
+        HELD: The handle is valid as far as the client knows.
+        CHANGING: A change of the invisible time is in flight.
+        ADRIFT: A change had no answer that can be read, so the handle may be void and is not changed again.
+        OVER: The message was acknowledged, given back or let go.
     """
 
     HELD = "held"
@@ -69,11 +71,16 @@ class LeaseState(Enum):
 class Lease(Waiting, eq=False):
     """A popped message, for the time for which it is this member's.
 
-    ``held``: the buffer of the source that the message was popped from. ``topic``: name on the wire of the subscribed topic,
-    also if the message came from a retry topic. ``expires``: monotonic time at which the broker delivers the message again.
-    ``since``: monotonic time of the message's arrival. ``changed``: resolved when the change in flight has ended. ``is_done``:
-    whether the message is acknowledged after that change. ``group``: the leases that are extended together. ``ack_number``:
-    number of the acknowledgement, counted from 1 for each broker.
+    ``held``: the buffer of the source that the message was popped from.
+
+    Attributes:
+        topic: Name on the wire of the subscribed topic, also if the message came from a retry topic.
+        expires: Monotonic time at which the broker delivers the message again. ``since``: monotonic time of the message's
+            arrival.
+        changed: Resolved when the change in flight has ended.
+        is_done: Whether the message is acknowledged after that change.
+        group: The leases that are extended together.
+        ack_number: Number of the acknowledgement, counted from 1 for each broker.
     """
 
     topic: str = ""
@@ -92,9 +99,13 @@ class Lease(Waiting, eq=False):
 class Acks:
     """The acknowledgements that wait to be sent or to be answered.
 
-    ``run``: starts a task that lives as long as the consumer, and restarts it whenever it fails. ``count``: number of messages
-    that were acknowledged. ``lost``: number of messages whose acknowledgement was refused, or still failed AFTER_EXPIRY seconds
-    after their lease; they may be delivered again.
+    Args:
+        run: Starts a task that lives as long as the consumer, and restarts it whenever it fails.
+
+    Attributes:
+        count: Number of messages that were acknowledged.
+        lost: Number of messages whose acknowledgement was refused, or still failed AFTER_EXPIRY seconds after their lease; they
+            may be delivered again.
     """
 
     def __init__(self, requests: Requests, run: Run) -> None:
@@ -107,7 +118,7 @@ class Acks:
         """Broker name -> error of the last request, until a request succeeds or no acknowledgement is left to send."""
 
     def add(self, leases: Iterable[Lease]) -> None:
-        """Acknowledges messages soon."""
+        """Acknowledge messages soon."""
         for broker, found in groupby(leases, _broker_of):
             line = self._lines.get(broker)
             if line is None:
@@ -116,7 +127,7 @@ class Acks:
             line.add(found)
 
     def is_full(self, broker: str) -> bool:
-        """Returns whether too many acknowledgements wait, so that the broker is not popped."""
+        """Return whether too many acknowledgements wait, so that the broker is not popped."""
         line = self._lines.get(broker)
         return line is not None and line.pending >= MOST_PENDING
 
@@ -126,13 +137,15 @@ class Acks:
         return sum(line.pending for line in self._lines.values())
 
     def close(self) -> None:
-        """Gives up the acknowledgements that have not ended, so that no ``flush`` waits for them."""
+        """Give up the acknowledgements that have not ended, so that no ``flush`` waits for them."""
         for line in self._lines.values():
             line.close()
 
     async def flush(self) -> None:
-        """Sends the gathered acknowledgements, and returns when all that were added before the call have ended. Raises an error
-        for which some were given up in the meantime: ClientStateError at the end of a stop."""
+        """Send the gathered acknowledgements, and return when all that were added before the call have ended.
+
+        Raise an error for which some were given up in the meantime: ClientStateError at the end of a stop.
+        """
         lines = [*self._lines.values()]
         with ExitStack() as hurry:
             added = [hurry.enter_context(line.hurried()) for line in lines]
@@ -176,7 +189,7 @@ class _Line:
         return first[0].ack_number if first else self._added + 1
 
     def add(self, leases: Iterable[Lease]) -> None:
-        """Adds one acknowledgement or more."""
+        """Add one acknowledgement or more."""
         gathered = self._gathered
         before = len(gathered)
         gathered += leases
@@ -190,8 +203,7 @@ class _Line:
 
     @contextmanager
     def hurried(self) -> Iterator[int]:
-        """Makes ``run`` send without waiting for more, until the context ends; yields the number of the newest
-        acknowledgement."""
+        """Make ``run`` send without waiting for more, until the context ends; yield the number of the newest acknowledgement."""
         self._flushes += 1
         self._full.set()
         try:
@@ -200,8 +212,10 @@ class _Line:
             self._flushes -= 1
 
     async def until_ended(self, number: int) -> RocketMQError | None:
-        """Waits until the acknowledgements up to ``number`` have ended; returns the newest error for which some were given
-        up during the wait, None if none were."""
+        """Wait until the acknowledgements up to ``number`` have ended.
+
+        Return the newest error for which some were given up during the wait, None if none were.
+        """
         losses = self._losses
         while self._oldest <= number:
             self._moved.clear()
@@ -216,7 +230,7 @@ class _Line:
             self._given_up(ClientStateError(f"{text}; the messages may be delivered again", broker=self._broker))
 
     async def run(self) -> None:
-        """Sends acknowledgements; never returns."""
+        """Send acknowledgements; never returns."""
         while True:
             if not self._gathered:
                 self._some.clear()
@@ -239,9 +253,13 @@ class _Line:
                 await asyncio.sleep(pause)
 
     async def _send(self) -> float:
-        """Sends the acknowledgements of ``_sending``: one request for all that can be gathered, and one for each of the others.
-        Returns 0, or the seconds until the next attempt if a request has failed. Afterwards ``_sending`` has those to send
-        again. Raises errors that are no RocketMQError."""
+        """Send the acknowledgements of ``_sending``: one request for all that can be gathered, and one for each of the others.
+
+        Afterwards ``_sending`` has those to send again. Raises errors that are no RocketMQError.
+
+        Returns:
+            0, or the seconds until the next attempt if a request has failed.
+        """
         acks = self._acks
         try:
             handles, alone = list[tuple[str, ExtraInfo]](), list[Lease]()
@@ -271,7 +289,7 @@ class _Line:
         return 0.0
 
     def _failed(self, error: RocketMQError) -> None:
-        """Gives up acknowledgements that are refused or too late; keeps the others."""
+        """Give up acknowledgements that are refused or too late; keep the others."""
         acks, leases = self._acks, self._sending
         text = acks.errors[self._broker] = printable(error, 500)
         refused = isinstance(error, BrokerError) and not error.retriable

@@ -33,12 +33,16 @@ BACK_WITHIN: Final = 0.5
 
 
 class Arrivals:
-    """Takes popped messages to their subscriptions. ``limit_of``: returns the maximum number of attempts of a message after its
-    first one. ``free``: gives the credit of a message back. ``may_hold``: returns whether a source is not paused and the
-    consumer is not stopping.
+    """Takes popped messages to their subscriptions.
 
-    ``corrupt``: number of records that could not be read. ``without_handle``: number of messages that could not be
-    acknowledged, and were not handled, because they had no handle.
+    Args:
+        limit_of: Returns the maximum number of attempts of a message after its first one.
+        free: Gives the credit of a message back.
+        may_hold: Returns whether a source is not paused and the consumer is not stopping.
+
+    Attributes:
+        corrupt: Number of records that could not be read.
+        without_handle: Number of messages that could not be acknowledged, and were not handled, because they had no handle.
     """
 
     def __init__(
@@ -63,9 +67,10 @@ class Arrivals:
         self.corrupt = self.without_handle = 0
 
     def accept(self, source: Source, popped: Popped) -> None:
-        """Buffers the messages of an answer, except those that the subscription does not match, which are acknowledged, and
+        """Buffer the messages of an answer, except those that the subscription does not match, which are acknowledged, and
         those whose attempts are used up, which become dead letters. If the source is paused or the consumer is stopping, gives
-        all that match back."""
+        all that match back.
+        """
         found = self._leases(source, popped)
         subscription = source.subscription
         if subscription.tags != SUB_ALL:
@@ -89,7 +94,7 @@ class Arrivals:
         self._dispatcher.pump()
 
     def _leases(self, source: Source, popped: Popped) -> list[Lease]:
-        """Returns the leases of an answer; logs corrupt records, and messages without a handle, which have no lease."""
+        """Return the leases of an answer; log corrupt records, and messages without a handle, which have no lease."""
         shown = source.held.shown
         for corrupt in popped.corrupt:
             self.corrupt += 1
@@ -103,8 +108,10 @@ class Arrivals:
         return found
 
     def _end_unread(self, source: Source, popped: Popped) -> None:
-        """Acknowledges corrupt records, which would be delivered for ever. Gives them back instead, with the messages that were
-        left out, if the answer is partial."""
+        """Acknowledge corrupt records, which would be delivered for ever.
+
+        Give them back instead, with the messages that were left out, if the answer is partial.
+        """
         unread = self._core.unread(source.held, source.topic, popped)
         if popped.is_partial:
             self.give_back(unread)
@@ -113,12 +120,16 @@ class Arrivals:
             self._core.ack(lease)
 
     def give_back(self, leases: Collection[Lease], delay: float = BACK_WITHIN, *, suspend: bool = True) -> None:
-        """Gives messages back for another member, as ``PopCore.nack_all`` does. ``suspend``: True counts no attempt."""
+        """Give messages back for another member, as ``PopCore.nack_all`` does.
+
+        Args:
+            suspend: True counts no attempt.
+        """
         if leases:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
 
     async def all_given_back(self) -> None:
-        """Waits until all messages that go back have done so, or are dead-lettered."""
+        """Wait until all messages that go back have done so, or are dead-lettered."""
         while self._returning:
             await asyncio.wait([*self._returning])
         await self._outcomes.give_backs.until_empty()
@@ -129,8 +140,9 @@ class Arrivals:
         task.add_done_callback(self._returning.discard)
 
     def _wanted(self, subscription: Subscription, leases: list[Lease]) -> list[Lease]:
-        """Returns the messages with tags of the subscription, and acknowledges the others: brokers compare only the hash codes
-        of tags."""
+        """Return the messages with tags of the subscription, and acknowledge the others: brokers compare only the hash codes of
+        tags.
+        """
         tags = self._tags.get(subscription)
         if tags is None:
             tags = self._tags[subscription] = frozenset(parse_tags(subscription.tags) or ())
@@ -145,16 +157,18 @@ class Arrivals:
         return wanted
 
     def _renamed(self, source: Source, message: MessageExt, topic: str) -> MessageExt:
-        """Returns the message with the subscribed topic: a retried message may name the group's retry topic, and wire names
-        have the namespace."""
+        """Return the message with the subscribed topic: a retried message may name the group's retry topic, and wire names have
+        the namespace.
+        """
         queue = self._names.shown_queue(message.queue)
         if message.topic == source.topic:
             queue = queue._replace(topic=topic)
         return msgspec.structs.replace(message, topic=topic, queue=queue)
 
     def _dead_letter(self, subscription: Subscription, lease: Lease, limit: int) -> None:
-        """Gives up a message whose attempts are used up, as after a crash of the member that made the last one, or the end of its
-        lease."""
+        """Give up a message whose attempts are used up, as after a crash of the member that made the last one, or the end of
+        its lease.
+        """
         message = lease.message
         logger.error(
             "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d, and %d are allowed",

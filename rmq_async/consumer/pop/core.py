@@ -55,12 +55,19 @@ Group = dict[Lease, None]
 
 
 class PopCore:
-    """The handles and times of popped messages, without handlers. ``supervisor``: that of the consumer's tasks.
-    ``invisible_time``, ``max_lease``: seconds.
+    """The handles and times of popped messages, without handlers.
 
-    ``given_back``, ``extended``: numbers of the changes that brokers have confirmed. ``unsure``: number of changes without an
-    answer that can be read, after which a message may be delivered twice, or later than asked for. ``expired``: number of
-    leases that ended while this member held them, or too soon for a call.
+    Args:
+        supervisor: That of the consumer's tasks.
+        invisible_time: seconds.
+        max_lease: See ``invisible_time``.
+
+    Attributes:
+        given_back: Numbers of the changes that brokers have confirmed.
+        extended: See ``given_back``.
+        unsure: Number of changes without an answer that can be read, after which a message may be delivered twice, or later
+            than asked for.
+        expired: Number of leases that ended while this member held them, or too soon for a call.
     """
 
     def __init__(self, requests: Requests, supervisor: Supervisor, invisible_time: float, max_lease: float) -> None:
@@ -87,10 +94,12 @@ class PopCore:
     # -- receive
 
     async def receive(self, topic: str, broker: str, subscription: Subscription, messages: int, poll: float) -> Popped:
-        """Pops once. ``poll``: seconds for which the broker may hold the pop; before its clock is known, it is asked not to
-        hold it.
+        """Pop once.
 
         Raises as ``Requests.pop`` does.
+
+        Args:
+            poll: Seconds for which the broker may hold the pop; before its clock is known, it is asked not to hold it.
         """
         clock = self.clocks.of(broker)
         now = machine.monotonic()
@@ -108,16 +117,18 @@ class PopCore:
         return popped
 
     def knows_clock(self, broker: str) -> bool:
-        """Returns whether a broker's clock is known, so that it may hold the next pop."""
+        """Return whether a broker's clock is known, so that it may hold the next pop."""
         return self.clocks.of(broker).is_known
 
     def doubt_clock(self, broker: str) -> None:
-        """Notes that a broker has answered a pop early: the next pop reads its time again."""
+        """Note that a broker has answered a pop early: the next pop reads its time again."""
         self.clocks.of(broker).forget()
 
     def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:
-        """Returns a lease for each message of an answer, None for a message without a handle. ``renew`` extends the leases from
-        now on."""
+        """Return a lease for each message of an answer, None for a message without a handle.
+
+        ``renew`` extends the leases from now on.
+        """
         clock = self.clocks.of(held.queue.broker_name)
         expires = clock.ends(popped.popped_ms, popped.invisible_ms, popped.sent, popped.arrived)
         spread = 1 - RENEW_SPREAD * machine.random.random()
@@ -142,7 +153,7 @@ class PopCore:
         return found
 
     def unread(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease]:
-        """Returns a lease without a message for each record of an answer that was not read; they are not extended."""
+        """Return a lease without a message for each record of an answer that was not read; they are not extended."""
         expires = popped.arrived + popped.invisible_ms / 1000
         empty = MessageExt(topic, b"")
         return [
@@ -152,8 +163,10 @@ class PopCore:
     # -- the ends of a lease
 
     def ack(self, *leases: Lease) -> None:
-        """Acknowledges messages, even if their leases have expired, but none whose lease is OVER. If a change is in flight, the
-        acknowledgement is sent after its end."""
+        """Acknowledge messages, even if their leases have expired, but none whose lease is OVER.
+
+        If a change is in flight, the acknowledgement is sent after its end.
+        """
         changing, over, ended = LeaseState.CHANGING, LeaseState.OVER, list[Lease]()
         for lease in leases:
             lease.group.pop(lease, None)
@@ -165,13 +178,18 @@ class PopCore:
         self.acks.add(ended)
 
     def let_go(self, lease: Lease) -> None:
-        """Ends a lease without a request: the message is delivered again when the lease has expired."""
+        """End a lease without a request: the message is delivered again when the lease has expired."""
         lease.group.pop(lease, None)
         lease.state = LeaseState.OVER
 
     async def nack(self, lease: Lease, delay: float, *, suspend: bool = False) -> bool:
-        """Asks the broker to deliver a message again after ``delay`` seconds, lengthened at random by up to a tenth; returns
-        whether the broker has confirmed that. ``suspend``: True counts no attempt."""
+        """Ask the broker to deliver a message again after ``delay`` seconds, lengthened at random by up to a tenth.
+
+        Return whether the broker has confirmed that.
+
+        Args:
+            suspend: True counts no attempt.
+        """
         lease.group.pop(lease, None)
         while lease.changed is not None:
             await asyncio.wait([lease.changed])
@@ -192,7 +210,7 @@ class PopCore:
         return False
 
     async def nack_all(self, leases: Iterable[Lease], delay: float, *, suspend: bool) -> None:
-        """Gives messages back as ``nack`` does, each with a random delay of up to ``delay`` seconds."""
+        """Give messages back as ``nack`` does, each with a random delay of up to ``delay`` seconds."""
 
         async def give_back(lease: Lease) -> None:
             await self.nack(lease, delay * machine.random.random(), suspend=suspend)
@@ -200,15 +218,17 @@ class PopCore:
         await for_each(leases, give_back, at_once=AT_ONCE)
 
     async def extend(self, lease: Lease) -> bool:
-        """Extends a lease to the invisible time from now; returns whether the broker has confirmed it."""
+        """Extend a lease to the invisible time from now; return whether the broker has confirmed it."""
         if lease.state is not LeaseState.HELD or await self._change(lease, self._invisible_ms, suspend=False) is not None:
             return False
         self.extended += 1
         return True
 
     async def _change(self, lease: Lease, milliseconds: int, *, suspend: bool) -> RocketMQError | None:
-        """Sends one change of a handle that is held; returns the error, None without one. If the broker may have handled the
-        change in spite of the error, the lease becomes ADRIFT."""
+        """Send one change of a handle that is held; return the error, None without one.
+
+        If the broker may have handled the change in spite of the error, the lease becomes ADRIFT.
+        """
         lease.state, lease.changed = LeaseState.CHANGING, asyncio.get_running_loop().create_future()
         error, after = None, LeaseState.ADRIFT  # unless an answer or the kind of error shows more
         try:
@@ -245,7 +265,7 @@ class PopCore:
     # -- renewals
 
     def _planned(self, at: float) -> Group:
-        """Returns the leases of the slot that begins at the monotonic time ``at`` or next after it; they are extended then."""
+        """Return the leases of the slot that begins at the monotonic time ``at`` or next after it; they are extended then."""
         slot = ceil(at / self._slot)
         group = self._groups.get(slot)
         if group is None:
@@ -255,7 +275,7 @@ class PopCore:
         return group
 
     async def renew(self) -> None:
-        """Extends leases in time; never returns."""
+        """Extend leases in time; never returns."""
         while True:
             if not self._renewals:
                 self._some.clear()
@@ -269,7 +289,7 @@ class PopCore:
                 self.spawn("renewal of leases", self._renew(group))
 
     def _remove_old(self, group: Group) -> None:
-        """Removes leases that would reach beyond ``max_lease``: gives back those that wait for a call, and logs the others."""
+        """Remove leases that would reach beyond ``max_lease``: give back those that wait for a call, and log the others."""
         now = machine.monotonic()
         old = [lease for lease in group if now + self.invisible_time - lease.since > self._max_lease]
         for lease in old:
@@ -308,5 +328,5 @@ class PopCore:
 
 
 def _in_calls(leases: list[Lease]) -> list[Lease]:
-    """Returns the leases: the default of ``PopCore.outlasted``."""
+    """Return the leases: the default of ``PopCore.outlasted``."""
     return leases

@@ -55,7 +55,9 @@ CHECK_AGAIN: Final = 30.0
 class Looked(NamedTuple):
     """The findings of the check of one broker.
 
-    ``version``: number of the broker's ``MQVersion``. ``pulled``: topics for which an operator has set that the group pulls.
+    Attributes:
+        version: Number of the broker's ``MQVersion``.
+        pulled: Topics for which an operator has set that the group pulls.
     """
 
     version: int
@@ -63,7 +65,7 @@ class Looked(NamedTuple):
 
 
 def version_name(version: int) -> str:
-    """Returns the release of a number of ``MQVersion``, such as "5.3.2"; "before 4.0.0" for a lower one."""
+    """Return the release of a number of ``MQVersion``, such as "5.3.2"; "before 4.0.0" for a lower one."""
     if version < _V4_0_0:
         return "before 4.0.0"
     major, rest = divmod((version - _V4_0_0) // _PER_NUMBER, 100)
@@ -71,10 +73,17 @@ def version_name(version: int) -> str:
 
 
 async def check_broker(instance: ClientInstance, group: str, broker: str, topics: Iterable[str], timeout: float) -> Looked:
-    """Asks a broker for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402); the answer has its version too.
+    """Ask a broker for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402); the answer has its version too.
 
-    QUERY_ASSIGNMENT (400) does not show them: it answers PULL for every group without a mode. ``group``, ``topics``: names on
-    the wire. Raises ConfigError for a broker that cannot be popped, and the errors of the request.
+    QUERY_ASSIGNMENT (400) does not show them: it answers PULL for every group without a mode. Raises the errors of the request,
+    too.
+
+    Args:
+        group: Names on the wire.
+        topics: See ``group``.
+
+    Raises:
+        ConfigError: For a broker that cannot be popped.
     """
     names = [*topics]
     command = RemotingCommand(code=RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -104,8 +113,9 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
 
 
 async def _said_version(instance: ClientInstance, broker: str, topic: str, timeout: float) -> str | None:
-    """Returns the version in a broker's runtime information, None without it: behind a proxy the answers may have the client's
-    version."""
+    """Return the version in a broker's runtime information, None without it: behind a proxy the answers may have the client's
+    version.
+    """
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     try:
         response, _ = await instance.ask_broker(broker, topic, command, timeout)
@@ -120,11 +130,17 @@ def _is_pulled(modes: Mapping[str, object], group: str) -> bool:
 
 
 class PopMember:
-    """The membership in a group that pops. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
+    """The membership in a group that pops.
 
-    ``topics``: names on the wire of the subscribed topics, and of the retry topic of members that pull. ``known``: the
-    subscribed topics that have a route. ``data``: this member's part of the heartbeat. ``limit``: maximum attempts of a message
-    after its first one, by the group's settings.
+    Args:
+        group: Its name on the wire.
+        subscriptions: By topic on the wire.
+
+    Attributes:
+        topics: Names on the wire of the subscribed topics, and of the retry topic of members that pull.
+        known: The subscribed topics that have a route.
+        data: This member's part of the heartbeat.
+        limit: Maximum attempts of a message after its first one, by the group's settings.
     """
 
     def __init__(
@@ -162,9 +178,11 @@ class PopMember:
         return [each.topic for topic, each in self._subscriptions.items() if topic not in self.known]
 
     async def join(self) -> None:
-        """Checks the brokers and the group, and joins the group. Raises ConfigError for a broker that cannot be popped; what
-        ``check_filter`` and ``Conflicts.look_first`` raise; SubscriptionGroupNotExistError; and the errors of the requests for
-        routes and offsets."""
+        """Check the brokers and the group, and join the group.
+
+        Raises ConfigError for a broker that cannot be popped; what ``check_filter`` and ``Conflicts.look_first`` raise;
+        SubscriptionGroupNotExistError; and the errors of the requests for routes and offsets.
+        """
         instance = self._instance
         for topic in self._subscriptions:
             try:
@@ -195,15 +213,17 @@ class PopMember:
             await self._instance.unregister_consumer(self._group, max(timeout, 0.0))
 
     async def watch(self) -> None:
-        """Checks the other members and the group's settings periodically; never returns."""
+        """Check the other members and the group's settings periodically; never returns."""
         while True:
             await self.conflicts.wait()
             await self.conflicts.look()
             await self._read_limit(settings_at)
 
     def brokers(self) -> list[tuple[str, str]]:
-        """Returns pairs of a topic on the wire and the name of a broker where it is popped, by the routes in use. Updates
-        ``known``."""
+        """Return pairs of a topic on the wire and the name of a broker where it is popped, by the routes in use.
+
+        Updates ``known``.
+        """
         routes, found = self._instance.routes, dict[tuple[str, str], None]()
         known = set[str]()
         for topic in self._subscriptions:
@@ -216,7 +236,7 @@ class PopMember:
         return [*found]
 
     def look_for_routes(self) -> float:
-        """Asks for routes that are not known yet; returns the seconds until the next look."""
+        """Ask for routes that are not known yet; return the seconds until the next look."""
         routes = self._instance.routes
         unknown = [topic for topic in self._subscriptions if topic not in self.known]
         for topic in unknown:
@@ -225,7 +245,7 @@ class PopMember:
         return LOOK_UP_EVERY if unknown else ROUTES_EVERY
 
     async def until_checked(self, source: Source) -> None:
-        """Checks the broker of a source, again and again until it can be popped or the source ends."""
+        """Check the broker of a source, again and again until it can be popped or the source ends."""
         while source.broker not in self._checked and not source.ends:
             try:
                 await self._check(source.broker)
@@ -237,7 +257,7 @@ class PopMember:
                 await source.wait(LOOK_UP_EVERY if error.retriable else CHECK_AGAIN)
 
     async def _check_first(self, broker: str) -> None:
-        """Checks a broker as ``_check`` does; a broker that does not answer is checked again before it is popped."""
+        """Check a broker as ``_check`` does; a broker that does not answer is checked again before it is popped."""
         try:
             await self._check(broker)
         except ConfigError:
@@ -259,7 +279,9 @@ class PopMember:
         self._checked[broker] = None
 
     async def _prepare(self, topic: str) -> None:
-        """Finds the offsets at which a new group begins, before the member joins. Raises the errors of the requests.
+        """Find the offsets at which a new group begins, before the member joins.
+
+        Raise the errors of the requests.
 
         A group that begins with the first messages needs no positions: brokers begin there in queues without a position.
         """
@@ -269,8 +291,9 @@ class PopMember:
         self._first[topic] = await first_positions(self._instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def _store_first(self) -> None:
-        """Stores the first positions of a new group, except for queues that have a committed offset by now, because another
-        member has begun to pop them."""
+        """Store the first positions of a new group, except for queues that have a committed offset by now, because another
+        member has begun to pop them.
+        """
         for positions in self._first.values():
             stored = await for_each(positions, lambda queue: committed_offset(self._instance, self._group, queue))
             left = {queue: offset for queue, offset in positions.items() if stored[queue] is None}

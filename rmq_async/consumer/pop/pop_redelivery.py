@@ -1,5 +1,6 @@
-"""Carries out the outcomes of popped messages: acknowledgement, delivery after a delay, or dead letter. This member decides
-them.
+"""Carries out the outcomes of popped messages: acknowledgement, delivery after a delay, or dead letter.
+
+This member decides them.
 
 A broker counts attempts of popped messages, but does not limit them, lengthens no delays, and makes no dead letters.
 """
@@ -34,13 +35,18 @@ DELAYS: Final = (
 
 
 def delay_after(attempt: int) -> float:
-    """Returns the seconds after attempt number ``attempt`` (1 is the first one) until the next attempt, if no setting
-    determines them."""
+    """Return the seconds after attempt number ``attempt`` (1 is the first one) until the next attempt, if no setting determines
+    them.
+    """
     return DELAYS[min(max(attempt, 1), len(DELAYS)) - 1]
 
 
 class PopOutcomes(Outcomes):
-    """Carries out decisions about popped messages. ``group``: name of the group on the wire."""
+    """Carries out decisions about popped messages.
+
+    Args:
+        group: Name of the group on the wire.
+    """
 
     def __init__(self, instance: ClientInstance, group: str, core: PopCore) -> None:
         super().__init__(instance, group)
@@ -49,14 +55,18 @@ class PopOutcomes(Outcomes):
     def settle(
         self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
     ) -> None:
-        """Begins to give a message back or to store it as a dead letter, as decided. A message that is given back is RETRIED even
-        if the broker does not confirm it: it is delivered again in any case."""
+        """Begin to give a message back or to store it as a dead letter, as decided.
+
+        A message that is given back is RETRIED even if the broker does not confirm it: it is delivered again in any case.
+        """
         assert isinstance(item, Lease)
         self._begin(subscription, item, decision, cause, report)
 
     def dead_letter(self, subscription: Subscription, lease: Lease, report: Report) -> None:
-        """Begins to store a copy as a dead letter, and to acknowledge the message after that. If only the acknowledgement
-        fails, there may be two copies. The message is ABANDONED if its lease ends before."""
+        """Begin to store a copy as a dead letter, and to acknowledge the message after that.
+
+        If only the acknowledgement fails, there may be two copies. The message is ABANDONED if its lease ends before.
+        """
         self._begin(subscription, lease, Decision(Outcome.DEAD_LETTERED, DEAD), "", report)
 
     def _begin(
@@ -90,8 +100,9 @@ def _lease(back: GiveBack) -> Lease:
 class PopSettling(Settling):
     """Settles popped messages.
 
-    ``limit``: returns the number of attempts after the first one by the group's settings, for subscriptions for which neither
-    they nor the consumer set a limit.
+    Args:
+        limit: Returns the number of attempts after the first one by the group's settings, for subscriptions for which neither
+            they nor the consumer set a limit.
     """
 
     def __init__(
@@ -116,7 +127,7 @@ class PopSettling(Settling):
         self._settled.add_done(calls)
 
     def limit_of(self, subscription: Subscription) -> int:
-        """Returns the number of attempts that a message has after its first one."""
+        """Return the number of attempts that a message has after its first one."""
         limit = super()._retry_of(subscription).limit
         return self._limit() if limit is None else limit
 
@@ -125,7 +136,7 @@ class PopSettling(Settling):
 
 
 def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
-    """Raises AssertionError: no popped message is handled again without a new delivery."""
+    """Raise AssertionError: no popped message is handled again without a new delivery."""
     raise AssertionError(
         f"message {item.message.msg_id} was to be handled again, but a popped message needs a new delivery; report this defect"
     )

@@ -1,5 +1,7 @@
-"""Makes the requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME. They go
-to masters only."""
+"""Makes the requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME.
+
+They go to masters only.
+"""
 
 # Pops use separate connections, which a stop closes: while the connection of a held pop exists, a broker sends messages to a
 # client that has stopped. The codes of acknowledgements and changes do not fit the binary header of
@@ -53,9 +55,15 @@ _NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT
 
 
 class Wanted(NamedTuple):
-    """One pop. ``topic``: name on the wire. ``messages``: maximum number. ``invisible_ms``: ms for which no other member gets
-    the messages. ``poll_ms``: ms for which the broker may hold the pop. ``born_ms``: epoch ms of the request by the broker's
-    clock; a later time while that is unknown."""
+    """One pop.
+
+    Attributes:
+        topic: Name on the wire.
+        messages: Maximum number.
+        invisible_ms: Ms for which no other member gets the messages.
+        poll_ms: Ms for which the broker may hold the pop.
+        born_ms: Epoch ms of the request by the broker's clock; a later time while that is unknown.
+    """
 
     topic: str
     broker: str
@@ -67,14 +75,24 @@ class Wanted(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """The answer to one pop. ``messages``: with their stored topics. ``handles``: one for each message, None for a message
-    without one. ``is_partial``: whether messages were left out because all bodies together exceed ``max_decompressed_size``, or
-    because the answer exceeds ``max_frame_size``. ``unread``: the handles of records without a message, which are ``corrupt`` or
-    were left out; empty if these handles cannot be determined. ``blocked``: the errors of messages that this client cannot read,
-    though they are not damaged; they have no handles here, so that they come again after their invisible time. ``rest``:
-    estimated number of messages that the broker has left. ``popped_ms``: epoch ms of the pop by the broker's clock, 0 if the
-    answer does not contain it. ``invisible_ms``: ms for which no other member gets the messages, at most as requested. ``sent``,
-    ``arrived``: monotonic times of request and answer. ``refusal``: the remark of an answer without messages, else ""."""
+    """The answer to one pop.
+
+    Attributes:
+        messages: With their stored topics.
+        handles: One for each message, None for a message without one.
+        is_partial: Whether messages were left out because all bodies together exceed ``max_decompressed_size``, or because the
+            answer exceeds ``max_frame_size``.
+        unread: The handles of records without a message, which are ``corrupt`` or were left out; empty if these handles cannot
+            be determined.
+        blocked: The errors of messages that this client cannot read, though they are not damaged; they have no handles here, so
+            that they come again after their invisible time.
+        rest: Estimated number of messages that the broker has left.
+        popped_ms: Epoch ms of the pop by the broker's clock, 0 if the answer does not contain it.
+        invisible_ms: Ms for which no other member gets the messages, at most as requested.
+        sent: Monotonic times of request and answer.
+        arrived: See ``sent``.
+        refusal: The remark of an answer without messages, else "".
+    """
 
     messages: Sequence[MessageExt]
     handles: Sequence[ExtraInfo | None]
@@ -91,8 +109,14 @@ class Popped(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The answer to a change of the invisible time. ``handle``: the handle that is valid from now on. ``invisible_ms``: ms for
-    which it is valid, at most as requested. ``sent``, ``arrived``: monotonic times of request and answer."""
+    """The answer to a change of the invisible time.
+
+    Attributes:
+        handle: The handle that is valid from now on.
+        invisible_ms: Ms for which it is valid, at most as requested.
+        sent: Monotonic times of request and answer.
+        arrived: See ``sent``.
+    """
 
     handle: ExtraInfo
     invisible_ms: int
@@ -101,8 +125,14 @@ class Changed(NamedTuple):
 
 
 class Requests:
-    """The requests of a member that pops. ``group``: name of the group on the wire. ``pool``: the connections of pops, made by
-    ``open``."""
+    """The requests of a member that pops.
+
+    Args:
+        group: Name of the group on the wire.
+
+    Attributes:
+        pool: The connections of pops, made by ``open``.
+    """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
@@ -114,7 +144,11 @@ class Requests:
         self._hooks: Sequence[RequestHook] = ()
 
     async def open(self, hooks: Sequence[RequestHook]) -> None:
-        """Makes the connection pools. ``hooks``: those of the consumer's requests. Raises as ``client_context`` does."""
+        """Make the connection pools. Raises as ``client_context`` does.
+
+        Args:
+            hooks: Those of the consumer's requests.
+        """
         self._hooks = hooks
         self.pool = await self._new_pool()
         if self._instance.config.serialize_type != "json":
@@ -128,7 +162,7 @@ class Requests:
         return pool
 
     async def end_pops(self) -> None:
-        """Closes the connections of the pops, so that a broker gives the messages for a held pop to another member."""
+        """Close the connections of the pops, so that a broker gives the messages for a held pop to another member."""
         for pool in self._made[:1]:
             await pool.aclose()
 
@@ -138,9 +172,15 @@ class Requests:
                 pools.push_async_callback(pool.aclose)
 
     async def pop(self, wanted: Wanted) -> Popped:
-        """Pops once and decodes the messages; of an answer above ``max_frame_size`` only the handles. Raises BrokerError if the
-        broker refuses, POLLING_FULL included; RemoteProtocolError for an answer that cannot be read; RequestTimeoutError if the
-        messages are not decoded in time; and the errors of a request."""
+        """Pop once and decode the messages; of an answer above ``max_frame_size`` only the handles.
+
+        Raises the errors of a request, too.
+
+        Raises:
+            BrokerError: If the broker refuses, POLLING_FULL included.
+            RemoteProtocolError: For an answer that cannot be read.
+            RequestTimeoutError: If the messages are not decoded in time;.
+        """
         expression, kind = wanted.subscription.tags, TAG
         if wanted.subscription.sql is not None:
             expression, kind = wanted.subscription.sql, SQL92
@@ -178,7 +218,7 @@ class Requests:
         raise broker_error(response.code, response.remark, request="POP_MESSAGE", broker=wanted.broker, address=address)
 
     def _too_large(self, wanted: Wanted, error: FrameTooLargeError, sent: float) -> Popped:
-        """Returns what the header of an answer above ``max_frame_size`` says. Raises ``error`` if that is not enough."""
+        """Return what the header of an answer above ``max_frame_size`` says. Raise ``error`` if that is not enough."""
         arrived = machine.monotonic()
         try:
             answer = from_ext(PopMessageResponseHeader, error.fields)
@@ -245,16 +285,22 @@ class Requests:
         )
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
-        """Acknowledges messages of one broker. ``handles``: pairs of the subscribed topic's name on the wire, also if the
-        message came from a retry topic, and the handle. Raises BrokerError if the broker refuses, and the errors of a request;
-        the call may be repeated."""
+        """Acknowledge messages of one broker.
+
+        Args:
+            handles: Pairs of the subscribed topic's name on the wire, also if the message came from a retry topic, and the
+                handle.
+
+        Raises:
+            BrokerError: If the broker refuses, and the errors of a request; the call may be repeated.
+        """
         topic = handles[0][0]
         body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=gather_acks(self._group, handles)))
         command = RemotingCommand(code=RequestCode.BATCH_ACK_MESSAGE, body=body)
         await self._succeed(broker, topic, command, timeout)
 
     async def acknowledge_one(self, topic: str, handle: ExtraInfo, timeout: float) -> None:
-        """Acknowledges a message that a batch cannot acknowledge. ``topic``, errors: as for ``acknowledge``."""
+        """Acknowledge a message that a batch cannot acknowledge. ``topic``, errors: as for ``acknowledge``."""
         header = AckMessageRequestHeader(
             consumerGroup=self._group,
             topic=real_topic(handle.retry, topic, self._group),
@@ -266,12 +312,18 @@ class Requests:
         await self._succeed(handle.broker_name, topic, command, timeout)
 
     async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
-        """Makes a broker deliver a message again after ``invisible_ms`` ms; ``handle`` is void afterwards. ``topic``: as for
-        ``acknowledge``. ``suspend``: True counts no attempt.
+        """Make a broker deliver a message again after ``invisible_ms`` ms; ``handle`` is void afterwards.
 
-        Raises BrokerError if the broker refuses, RemoteProtocolError for an answer that cannot be read, and the errors of a
-        request. After an error that leaves open whether the broker has handled the request, the caller must not repeat it: two
-        changes of a handle are two deliveries.
+        Raises the errors of a request, too. After an error that leaves open whether the broker has handled the request, the
+        caller must not repeat it: two changes of a handle are two deliveries.
+
+        Args:
+            topic: As for ``acknowledge``.
+            suspend: True counts no attempt.
+
+        Raises:
+            BrokerError: If the broker refuses.
+            RemoteProtocolError: For an answer that cannot be read.
         """
         header = ChangeInvisibleTimeRequestHeader(
             consumerGroup=self._group,
@@ -312,7 +364,7 @@ class Requests:
         *,
         long_poll: bool = False,
     ) -> tuple[RemotingCommand, str, float]:
-        """Returns the answer, the broker's address, and the monotonic time of the request."""
+        """Return the answer, the broker's address, and the monotonic time of the request."""
         instance, deadline = self._instance, machine.monotonic() + timeout
         try:
             address = await instance.broker_address(broker, topic, timeout)
@@ -331,7 +383,7 @@ class Requests:
 def _unread(
     answer: PopMessageResponseHeader, decoded: DecodedMessages, handles: Sequence[ExtraInfo | None], broker: str
 ) -> list[ExtraInfo]:
-    """Returns the handles of records that were left out, without those of intact ones; empty if these cannot be determined."""
+    """Return the handles of records that were left out, without those of intact ones; empty if these cannot be determined."""
     is_partial = decoded.resume_at is not None
     if None in handles or not (decoded.corrupt or is_partial):
         return []

@@ -60,7 +60,8 @@ HELD_AFTER: Final = 0.1
 class PopSession(MemberSession):
     """The work of a member that pops, from its start to its stop.
 
-    ``context``: the context that is copied for each call of a handler.
+    Args:
+        context: The context that is copied for each call of a handler.
     """
 
     calls: HandlerCalls
@@ -122,8 +123,9 @@ class PopSession(MemberSession):
     # -- life
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group and begins to pop. Raises as ``Attached.begin``, ``Requests.open`` and ``PopMember.join`` do; after
-        an error no task and no connection of its own is left."""
+        """Join the group and begin to pop. Raises as ``Attached.begin``, ``Requests.open`` and ``PopMember.join`` do; after an
+        error no task and no connection of its own is left.
+        """
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -143,14 +145,14 @@ class PopSession(MemberSession):
         self._find_sources()
 
     async def _first_answers(self) -> None:
-        """Waits until each source has its first answer or error, for FIRST_ANSWERS seconds at most."""
+        """Wait until each source has its first answer or error, for FIRST_ANSWERS seconds at most."""
         self._first = tuple(self.sources.values())
         first = [self.supervisor.once("first answer", _wait(source.tried)) for source in self._first]
         if first:
             await asyncio.wait(first, timeout=FIRST_ANSWERS)
 
     def quiesce(self) -> None:
-        """Begins to stop: makes no further pop, and gives back the messages that wait for a call."""
+        """Begin to stop: make no further pop, and give back the messages that wait for a call."""
         if self.closing:
             return
         self.closing = True
@@ -161,8 +163,9 @@ class PopSession(MemberSession):
         self.dispatcher.hasten()
 
     async def close(self, deadline: float) -> None:
-        """Leaves the group, lets running calls end, sends acknowledgements, and gives other messages back, until ``deadline``
-        (monotonic), or for LAST_STEPS seconds if that is later."""
+        """Leave the group, let running calls end, send acknowledgements, and give other messages back, until ``deadline``
+        (monotonic), or for LAST_STEPS seconds if that is later.
+        """
         self.quiesce()
         self.attached.hurry()
         now = machine.monotonic()
@@ -183,8 +186,9 @@ class PopSession(MemberSession):
             await self._abandon(end)
 
     async def _let_go_of_pops(self, until: float) -> None:
-        """Waits until the monotonic time ``until`` at most for answers to pops that brokers do not hold, and closes the
-        connections of all pops."""
+        """Wait until the monotonic time ``until`` at most for answers to pops that brokers do not hold, and close the
+        connections of all pops.
+        """
         while machine.monotonic() < until:
             now = machine.monotonic()
             busy = [each for each in self.sources.values() if each.under_way and now - each.popped_at < HELD_AFTER]
@@ -195,7 +199,7 @@ class PopSession(MemberSession):
         await self.requests.end_pops()
 
     async def _last_answers(self, end: float) -> None:
-        """Waits for the answers to acknowledgements and to requests that give messages back."""
+        """Wait for the answers to acknowledgements and to requests that give messages back."""
         with suppress(TimeoutError, RocketMQError):  # acknowledgements that were given up are logged
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.arrivals.all_given_back()
@@ -207,8 +211,10 @@ class PopSession(MemberSession):
             )
 
     async def _abandon(self, end: float) -> None:
-        """Ends all remaining calls and tasks by ``end`` (monotonic). If the stop is cancelled here, only the step that waits
-        ends early, and the others are made."""
+        """End all remaining calls and tasks by ``end`` (monotonic).
+
+        If the stop is cancelled here, only the step that waits ends early, and the others are made.
+        """
         self.attached.hear_no_more()
         for source in self.sources.values():
             source.held.release()  # ends requests that are repeated for its messages
@@ -229,7 +235,7 @@ class PopSession(MemberSession):
         await self.calls.cut_off(max(end - machine.monotonic(), 0.0))
 
     def _log_counts(self) -> None:
-        """Logs the numbers of leases by outcome from the start to the stop."""
+        """Log the numbers of leases by outcome from the start to the stop."""
         core, arrivals = self.core, self.arrivals
         counts = {
             "leases extended": core.extended,
@@ -244,7 +250,7 @@ class PopSession(MemberSession):
             logger.info("group %s: %s", self.group, ", ".join(f"{count} {what}" for what, count in counts.items() if count))
 
     def abort(self) -> None:
-        """Ends the wait of ``close`` for running handlers; a later ``close`` does not wait for them."""
+        """End the wait of ``close`` for running handlers; a later ``close`` does not wait for them."""
         self._drain_until = 0.0
         self._changed.set()
 
@@ -254,18 +260,17 @@ class PopSession(MemberSession):
         return self._first is not None and all(source.has_answered or source.ends for source in self._first)
 
     def members_changed(self) -> None:
-        """Ignores NOTIFY_CONSUMER_IDS_CHANGED (40): members that pop share no queues."""
+        """Ignore NOTIFY_CONSUMER_IDS_CHANGED (40): members that pop share no queues."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Answers requests of admin tools for this member."""
+        """Answer requests of admin tools for this member."""
         self.member.conflicts.namesakes.heard(command)
         return self.tools.serve(command)
 
     # -- control
 
     def pause(self, given: Sequence[str | MessageQueue]) -> None:
-        """Pauses topics: begins no more calls for them, makes no further pops, and gives back the messages that wait for a
-        call."""
+        """Pause topics: begin no more calls for them, make no further pops, and give back the messages that wait for a call."""
         self.paused.update(self._topics(given))
         self._apply_pauses()
         self._give_back_waiting([source for source in self.sources.values() if source.topic in self.paused])
@@ -278,7 +283,7 @@ class PopSession(MemberSession):
         self.dispatcher.look_again()
 
     def _topics(self, given: Sequence[str | MessageQueue]) -> list[str]:
-        """Returns topics on the wire, all of them where none is given."""
+        """Return topics on the wire, all of them where none is given."""
         for each in given:
             if not isinstance(each, str):
                 raise ConfigError(f"with mode='pop' only topics can be paused and resumed, not {shown(each)}; name topics")
@@ -295,12 +300,13 @@ class PopSession(MemberSession):
         return await committed_offset(self.instance, self.group, queue)
 
     async def commit(self) -> None:
-        """Sends the gathered acknowledgements, and waits and raises as ``Acks.flush`` does."""
+        """Send the gathered acknowledgements, and wait and raise as ``Acks.flush`` does."""
         await self.core.acks.flush()
 
     async def until_idle(self) -> None:
-        """Waits until all messages that the topics had at the call were popped, by this member or another one, and this member
-        holds no message and no acknowledgement. Raises the errors of the requests."""
+        """Wait until all messages that the topics had at the call were popped, by this member or another one, and this member
+        holds no message and no acknowledgement. Raise the errors of the requests.
+        """
         instance = self.instance
         queues = [
             queue
@@ -331,8 +337,9 @@ class PopSession(MemberSession):
         return self.settled_at
 
     def lag(self) -> Lag:
-        """Returns the lag: the messages that this member holds, and those that brokers had left at their last answers, an
-        estimate that may be seconds old."""
+        """Return the lag: the messages that this member holds, and those that brokers had left at their last answers, an
+        estimate that may be seconds old.
+        """
         sources = list(self.sources.values())
         held = sum(each.taken for each in self.credits.values()) + len(self.give_backs)
         by_queue = {each.held.shown: each.rest if each.has_answered else None for each in sources}
@@ -379,7 +386,7 @@ class PopSession(MemberSession):
             self._find_sources()
 
     def _find_sources(self) -> None:
-        """Starts pops of brokers that the routes name now, and ends those of brokers that have left a topic's route."""
+        """Start pops of brokers that the routes name now, and end those of brokers that have left a topic's route."""
         if self.closing or not self._joined:
             return
         wanted = self.member.brokers()
@@ -417,8 +424,9 @@ class PopSession(MemberSession):
         return not self.closing and source.topic not in self.paused
 
     def _may_ask(self, source: Source) -> bool:
-        """Returns whether a source may be popped: its handler can be called, and not too many messages wait to be given back to its
-        broker."""
+        """Return whether a source may be popped: its handler can be called, and not too many messages wait to be given back to
+        its broker.
+        """
         can_call = source.subscription.is_async or self.calls.is_ready
         return can_call and self._may_pop(source) and source.broker not in self.give_backs.full
 
@@ -435,8 +443,10 @@ class PopSession(MemberSession):
         self.arrivals.give_back(leases)
 
     def _give_back_outlasted(self, leases: list[Lease]) -> list[Lease]:
-        """Gives back those leases that have waited for a call as long as they may; returns the others. A lease that ends counts as
-        an attempt, and a message could become a dead letter without any call."""
+        """Give back those leases that have waited for a call as long as they may; return the others.
+
+        A lease that ends counts as an attempt, and a message could become a dead letter without any call.
+        """
         sources: dict[HeldQueue, set[Waiting]] = {}
         for lease in leases:
             sources.setdefault(lease.held, set()).add(lease)
@@ -463,7 +473,7 @@ class PopSession(MemberSession):
     # -- the way of a message
 
     def _begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Begins a call, without the messages whose leases have expired or expire soon: another member may have them."""
+        """Begin a call, without the messages whose leases have expired or expire soon: another member may have them."""
         latest = machine.monotonic() + self._margin
         for item in taken:
             if item.expires <= latest:  # type: ignore[attr-defined]
@@ -498,7 +508,7 @@ class PopSession(MemberSession):
         self.free(item)
 
     def _all_done(self, _: Iterable[HeldQueue], items: Sequence[Waiting]) -> None:
-        """Does for messages of one subscription what ``_message_ended`` does for one that is done."""
+        """Do for messages of one subscription what ``_message_ended`` does for one that is done."""
         self.settled_at = machine.monotonic()
         if self.closing:
             self._changed.set()
@@ -516,7 +526,7 @@ class PopSession(MemberSession):
             self._changed.set()
 
     async def _is_stored(self, back: GiveBack) -> bool:
-        """Returns whether a broker has a popped message where it was popped: its store may be another one meanwhile."""
+        """Return whether a broker has a popped message where it was popped: its store may be another one meanwhile."""
         lease = back.item
         assert isinstance(lease, Lease)
         queue = MessageQueue(back.topic, lease.handle.broker_name, lease.handle.queue_id)
@@ -526,13 +536,13 @@ class PopSession(MemberSession):
             return True
 
     def _has_room(self, broker: str) -> None:
-        """Has the sources of a broker popped again."""
+        """Have the sources of a broker popped again."""
         for source in self.sources.values():
             if source.broker == broker:
                 source.wake.set()
 
     def free(self, *leases: Lease) -> None:
-        """Gives the credits of messages of one subscription back, of one or more."""
+        """Give the credits of messages of one subscription back, of one or more."""
         subscription = leases[0].held.subscription
         assert subscription is not None
         credits = self.credits[subscription]

@@ -1,5 +1,6 @@
-"""Pops one topic at one broker: with one pop that the broker may hold, and further ones while they return messages. Credits limit
-the messages that a subscription may hold at a time to those in calls and those that its handlers begin soon.
+"""Pops one topic at one broker: with one pop that the broker may hold, and further ones while they return messages.
+
+Credits limit the messages that a subscription may hold at a time to those in calls and those that its handlers begin soon.
 """
 
 # No other member gets a popped message while it waits here. So a subscription holds at most as many messages as it has slots,
@@ -86,10 +87,17 @@ PAUSED_FOR: Final = 1.0
 
 
 class Credits:
-    """The room for popped messages. ``limit``, ``size_limit``: messages and bytes of bodies that may be held. ``sources``:
-    number of the sources that share the room.
+    """The room for popped messages.
 
-    ``taken``, ``size``: messages and bytes that are held. ``reserved``: messages that pops in flight may bring.
+    Args:
+        limit: Messages and bytes of bodies that may be held.
+        size_limit: See ``limit``.
+
+    Attributes:
+        sources: Number of the sources that share the room.
+        taken: Messages and bytes that are held.
+        size: See ``taken``.
+        reserved: Messages that pops in flight may bring.
     """
 
     __slots__ = ("_ended", "_measured_at", "_rate", "limit", "mean_size", "reserved", "size", "size_limit", "sources", "taken")
@@ -106,7 +114,7 @@ class Credits:
         """Messages that ended per second, lately."""
 
     def take(self, sizes: list[int]) -> None:
-        """Counts messages that have arrived."""
+        """Count messages that have arrived."""
         self.taken += len(sizes)
         mean = self.mean_size
         for size in sizes:
@@ -115,13 +123,17 @@ class Credits:
         self.mean_size = mean
 
     def give(self, sizes: list[int]) -> None:
-        """Counts messages that have ended."""
+        """Count messages that have ended."""
         self.taken -= len(sizes)
         self.size -= sum(sizes)
         self._ended += len(sizes)
 
     def measure(self, now: float) -> None:
-        """Measures the rate at which messages end. ``now``: monotonic."""
+        """Measure the rate at which messages end.
+
+        Args:
+            now: monotonic.
+        """
         passed = now - self._measured_at
         if passed >= MEASURED_FOR:
             rate = self._ended / passed
@@ -129,8 +141,12 @@ class Credits:
             self._ended, self._measured_at = 0, now
 
     def wanted(self, slots: int, rate: float | None) -> int:
-        """Returns the number of messages that may be held. ``slots``: maximum messages in calls at a time. ``rate``: messages
-        per second that the subscription allows, None for no limit."""
+        """Return the number of messages that may be held.
+
+        Args:
+            slots: Maximum messages in calls at a time.
+            rate: Messages per second that the subscription allows, None for no limit.
+        """
         begun = self._rate if rate is None else min(self._rate, rate)
         ahead = min(ceil(begun * AHEAD), MOST_AHEAD)
         if rate is not None:
@@ -138,7 +154,7 @@ class Credits:
         return min(slots + ahead, self.limit)
 
     def free(self, slots: int, rate: float | None) -> int:
-        """Returns the number of messages that a pop may request now, 0 or less for none."""
+        """Return the number of messages that a pop may request now, 0 or less for none."""
         free = self.wanted(slots, rate) - self.taken - self.reserved
         if self.mean_size and free > 0:
             room = (self.size_limit - self.size) / self.mean_size - self.reserved
@@ -148,9 +164,17 @@ class Credits:
 
 
 class Source:
-    """The messages of one topic at one broker. ``held``: their buffer. ``topic``: name on the wire. ``slots``: returns the
-    maximum number of the subscription's messages in calls at a time. ``largest``: maximum messages of one pop. ``size``: the
-    same, lowered after answers that were too large."""
+    """The messages of one topic at one broker.
+
+    Args:
+        held: Their buffer.
+        topic: Name on the wire.
+        slots: Returns the maximum number of the subscription's messages in calls at a time.
+        largest: Maximum messages of one pop.
+
+    Attributes:
+        size: The same, lowered after answers that were too large.
+    """
 
     def __init__(
         self,
@@ -189,15 +213,15 @@ class Source:
         self._blocked: dict[str, float] = {}
 
     def wanted(self) -> int:
-        """Returns the number of messages that the subscription may hold."""
+        """Return the number of messages that the subscription may hold."""
         return self.credits.wanted(self.slots(), self.subscription.rate)
 
     def free(self) -> int:
-        """Returns the number of further messages that the subscription may hold, 0 or less for none."""
+        """Return the number of further messages that the subscription may hold, 0 or less for none."""
         return self.credits.free(self.slots(), self.subscription.rate)
 
     async def wait(self, seconds: float) -> None:
-        """Waits for ``wake``, up to ``seconds`` seconds; returns at once if the source ends."""
+        """Wait for ``wake``, up to ``seconds`` seconds; return at once if the source ends."""
         self.wake.clear()
         if not self.ends:
             with suppress(TimeoutError):
@@ -205,7 +229,7 @@ class Source:
                     await self.wake.wait()
 
     def block(self, popped: Popped) -> None:
-        """Notes and logs the messages of an answer that this client cannot read, though they are not damaged."""
+        """Note and log the messages of an answer that this client cannot read, though they are not damaged."""
         comes_again = popped.arrived + popped.invisible_ms / 1000
         for error in popped.blocked:
             text = printable(error, 500)
@@ -215,22 +239,27 @@ class Source:
                 del self._blocked[next(iter(self._blocked))]
 
     def problems(self, now: float) -> list[Problem]:
-        """Returns why messages that have come lately cannot be read, and the error of the last pop. From any thread. ``now``:
-        monotonic."""
+        """Return why messages that have come lately cannot be read, and the error of the last pop.
+
+        From any thread.
+
+        Args:
+            now: monotonic.
+        """
         texts = [text for text, until in self._blocked.copy().items() if now < until]
         if (error := self.held.error) is not None:
             texts.append(f"pops of topic {self.held.shown.topic} at broker {self.broker} fail: {printable(error, 300)}")
         return [Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=self.broker, queue=self.held.shown) for text in texts]
 
     def shrink(self, messages: int) -> None:
-        """Lowers ``size`` to half of ``messages`` (1 at least), the number that a pop asked for whose answer was too large,
-        unless it is lower already."""
+        """Lower ``size`` to half of ``messages`` (1 at least), the number that a pop asked for whose answer was too large,
+        unless it is lower already.
+        """
         self.size = min(self.size, max(messages // 2, 1))
         self._full = 0
 
     def grow(self, messages: int) -> None:
-        """Counts an answer with ``messages`` messages; raises ``size`` by one after GROW_AFTER answers with ``size``
-        messages."""
+        """Count an answer with ``messages`` messages; raise ``size`` by one after GROW_AFTER answers with ``size`` messages."""
         if messages >= self.size < self._largest:
             self._full += 1
             if self._full >= GROW_AFTER:
@@ -239,7 +268,11 @@ class Source:
 
 
 class _Reservation:
-    """The credits that one pop keeps until its answer, for RESERVED_FOR seconds at most. ``freed``: called when they are over."""
+    """The credits that one pop keeps until its answer, for RESERVED_FOR seconds at most.
+
+    Args:
+        freed: Called when they are over.
+    """
 
     __slots__ = ("_credits", "_messages", "_timer")
 
@@ -263,8 +296,9 @@ class _Reservation:
 class Popping:
     """The pops of one member.
 
-    ``accept``: takes an answer with records. ``may_pop``: returns whether a source is not paused and the consumer is not
-    stopping.
+    Args:
+        accept: Takes an answer with records.
+        may_pop: Returns whether a source is not paused and the consumer is not stopping.
     """
 
     def __init__(
@@ -282,7 +316,7 @@ class Popping:
         """Sources without credits, in the order in which they began to wait."""
 
     async def run(self, source: Source) -> None:
-        """Pops until ``source.ends``."""
+        """Pop until ``source.ends``."""
         pauses, early, reported = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff(FIRST_PAUSE, LONGEST_EARLY_PAUSE), -REPORT_EVERY
         held = source.held
         while not source.ends:
@@ -324,12 +358,11 @@ class Popping:
                 await source.wait(early.next())
 
     def _may(self, source: Source) -> bool:
-        """Returns whether a pop may be sent: ``may_pop`` allows it, and the broker has not too many acknowledgements to
-        answer."""
+        """Return whether a pop may be sent: ``may_pop`` allows it, and the broker has not too many acknowledgements to answer."""
         return self._may_pop(source) and not self._core.acks.is_full(source.broker)
 
     def _pop_beside(self, source: Source) -> None:
-        """Starts further pops while the broker has messages left and there are credits for them."""
+        """Start further pops while the broker has messages left and there are credits for them."""
         while (
             not source.is_caught_up
             and not source.ends
@@ -342,8 +375,11 @@ class Popping:
             self._core.spawn(f"pop of {source.topic} at {source.broker}", self._beside(source, source.size))
 
     async def _beside(self, source: Source, size: int) -> None:
-        """Pops as long as pops bring messages and credits are left. ``size``: the credits that are reserved for the first
-        pop."""
+        """Pop as long as pops bring messages and credits are left.
+
+        Args:
+            size: The credits that are reserved for the first pop.
+        """
         try:
             while True:
                 source.credits.reserved -= size
@@ -363,15 +399,17 @@ class Popping:
             source.beside -= 1
 
     def freed(self, credits: Credits) -> None:
-        """Wakes the sources that wait for credits, in the order in which they began to wait."""
+        """Wake the sources that wait for credits, in the order in which they began to wait."""
         waiting = self._waiting.get(credits)
         if waiting:
             for source in [*waiting]:
                 source.wake.set()
 
     async def _credits(self, source: Source) -> int:
-        """Waits until the source may be popped; returns the number of messages to ask for, 0 if the source ends. With few
-        credits it waits GATHER_TIME for more."""
+        """Wait until the source may be popped; return the number of messages to ask for, 0 if the source ends.
+
+        With few credits it waits GATHER_TIME for more.
+        """
         credits, gathered = source.credits, False
         while not source.ends:
             if not self._may(source):
@@ -396,7 +434,7 @@ class Popping:
         return 0
 
     async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
-        """Pops once, passes an answer with records to ``accept``, and returns it."""
+        """Pop once, pass an answer with records to ``accept``, and return it."""
         core, reservation = self._core, _Reservation(source.credits, 0 if source.is_caught_up else messages, self.freed)
         source.under_way += 1
         if poll and core.knows_clock(source.broker):
@@ -436,8 +474,10 @@ class Popping:
         )
 
     def _pause(self, source: Source, error: RocketMQError, pauses: Backoff) -> float:
-        """Returns the seconds until the next pop after ``error``. If the broker does not know the topic, also requests its
-        route."""
+        """Return the seconds until the next pop after ``error``.
+
+        If the broker does not know the topic, also requests its route.
+        """
         if isinstance(error, TopicNotFoundError):
             self._instance.routes.refresh_soon(source.topic)
             return FULL_PAUSE

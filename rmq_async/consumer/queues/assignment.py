@@ -54,8 +54,9 @@ GATHER_TIME: Final = 0.05
 class Pauses:
     """The pauses of topics and queues.
 
-    ``all``: whether everything is paused. ``topics``: on the wire, paused with all their queues, also those that the member
-    takes later.
+    Attributes:
+        all: Whether everything is paused.
+        topics: On the wire, paused with all their queues, also those that the member takes later.
     """
 
     def __init__(self) -> None:
@@ -63,11 +64,11 @@ class Pauses:
         self.topics: set[str] = set()
 
     def covers(self, held: HeldQueue) -> bool:
-        """Returns whether a queue is paused."""
+        """Return whether a queue is paused."""
         return self.all or held.paused or held.queue.topic in self.topics
 
     def among(self, subscriptions: Mapping[str, Subscription]) -> frozenset[Subscription]:
-        """Returns the subscriptions, by topic on the wire, whose topics are paused with all their queues."""
+        """Return the subscriptions, by topic on the wire, whose topics are paused with all their queues."""
         return frozenset([each for topic, each in subscriptions.items() if self.all or topic in self.topics])
 
     def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue]) -> None:
@@ -82,8 +83,10 @@ class Pauses:
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
-    """Cancels the coroutine calls of a queue that are in their handlers; returns the tasks of its coroutine calls. Calls in
-    threads continue."""
+    """Cancel the coroutine calls of a queue that are in their handlers; return the tasks of its coroutine calls.
+
+    Calls in threads continue.
+    """
     running = [each for each in dict.fromkeys(held.running.values()) if each.subscription.is_async]
     for delivery in running:
         if delivery.state == "running":
@@ -92,7 +95,7 @@ def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
 
 
 async def cancel_calls(held: HeldQueue, timeout: float) -> None:
-    """Cancels the coroutine calls of a queue, and waits for their ends, up to ``timeout`` seconds."""
+    """Cancel the coroutine calls of a queue, and wait for their ends, up to ``timeout`` seconds."""
     tasks = request_cancel(held)
     await asyncio.sleep(0)  # calls that had not made their first step have ended
     if tasks:
@@ -100,7 +103,7 @@ async def cancel_calls(held: HeldQueue, timeout: float) -> None:
 
 
 async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection[MessageExt], timeout: float) -> None:
-    """Gives back those messages behind which one is settled, for up to ``timeout`` seconds; the others stay uncommitted."""
+    """Give back those messages behind which one is settled, for up to ``timeout`` seconds; the others stay uncommitted."""
     passed = [message for message in left if held.progress.settled_above(message.queue_offset)]
     for message in passed:
         outcomes.give_back(held, message.topic, message, "its queue left this member before a call of its handler ended")
@@ -121,7 +124,7 @@ async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection
 
 
 def warn_running(held: HeldQueue) -> None:
-    """Logs that calls of a queue run on after its drain."""
+    """Log that calls of a queue run on after its drain."""
     logger.warning(
         "calls of %d messages of %s run on after the handover, and the messages may be delivered again; raise "
         "handover_timeout, and for a stop stop_timeout",
@@ -133,7 +136,11 @@ def warn_running(held: HeldQueue) -> None:
 class Assignment:
     """The queues that this member holds, and its share: the queues that it is to hold.
 
-    ``subscriptions``: by topic on the wire; the retry topic is not among them. ``held``: the held queues, by queue on the wire.
+    Args:
+        subscriptions: By topic on the wire; the retry topic is not among them.
+
+    Attributes:
+        held: The held queues, by queue on the wire.
     """
 
     def __init__(
@@ -185,11 +192,11 @@ class Assignment:
         """Number of changes of the share, counted by topic."""
 
     def owned(self) -> list[HeldQueue]:
-        """Returns the queues that this member holds, and those that leave it."""
+        """Return the queues that this member holds, and those that leave it."""
         return [*self.held.values(), *self.leaving]
 
     def apply(self, shares: dict[str, frozenset[MessageQueue]]) -> None:
-        """Starts to take and to give up queues so that this member holds ``shares``, topic -> queues."""
+        """Start to take and to give up queues so that this member holds ``shares``, topic -> queues."""
         if self.closing:
             return
         given_up: list[HeldQueue] = []
@@ -207,8 +214,11 @@ class Assignment:
             self.takeover.want(sorted(share - self.held.keys() - leaving))
 
     def open(self, queue: MessageQueue, offset: int, committed: int | None, look: FirstLook | None = None) -> None:
-        """Adds a queue that was taken over, and starts its pulls unless it is paused, after ``on_assigned`` if there is one.
-        ``look``: what the queue has at its start; None if that is not known."""
+        """Add a queue that was taken over, and start its pulls unless it is paused, after ``on_assigned`` if there is one.
+
+        Args:
+            look: What the queue has at its start; None if that is not known.
+        """
         shown = self._instance.names.shown_queue(queue)
         offset = self._intake.marks.taken_over(queue, offset, committed)
         held = HeldQueue(queue, shown, self._subscriptions.get(queue.topic), offset)
@@ -231,7 +241,7 @@ class Assignment:
         self._arriving.append(held)
 
     async def _announce(self) -> None:
-        """Calls ``on_assigned`` for queues that are taken over at about the same time, and begins their pulls afterwards."""
+        """Call ``on_assigned`` for queues that are taken over at about the same time, and begin their pulls afterwards."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_TIME):
@@ -253,7 +263,7 @@ class Assignment:
                 self.begun.set()
 
     def _give_up(self, queues: Iterable[HeldQueue]) -> None:
-        """Ends the pulls of queues and starts to drain them, for up to ``handover_timeout`` seconds."""
+        """End the pulls of queues and start to drain them, for up to ``handover_timeout`` seconds."""
         given_up = [held for held in queues if self.held.pop(held.queue, None) is not None]
         deadline = machine.monotonic() + self.handover_timeout
         for held in given_up:
@@ -267,7 +277,7 @@ class Assignment:
             self._add_drain(f"drain of {held.shown}", self._hand_over(held, deadline, revoked if held.announced else None))
 
     def callback_limit(self, kind: EventKind) -> float:
-        """Returns the monotonic time at which a stop ends calls of this kind; ``inf`` before a stop."""
+        """Return the monotonic time at which a stop ends calls of this kind; ``inf`` before a stop."""
         if self._aborted:
             return 0.0
         return self._drain_until if kind in ("on_assigned", "on_revoked") else self._end
@@ -278,7 +288,7 @@ class Assignment:
         task.add_done_callback(self._drains.discard)
 
     async def pull_again(self, held: HeldQueue) -> None:
-        """Ends a pull that a broker holds, and pulls anew: a held pull is not answered for messages that a filter leaves out."""
+        """End a pull that a broker holds, and pulls anew: a held pull is not answered for messages that a filter leaves out."""
         if held.state is QueueState.RUNNING and held in self._pulls:  # in a task: the caller may be cancelled
             await asyncio.shield(self._supervisor.once(f"new pulls of {held.shown}", self._pull_anew(held)))
 
@@ -293,13 +303,13 @@ class Assignment:
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
 
     def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue], *, all_queues: bool) -> None:
-        """Pauses topics (on the wire) and queues, and if ``all_queues`` everything."""
+        """Pause topics (on the wire) and queues, and if ``all_queues`` everything."""
         self.pauses.pause(topics, queues)
         self.pauses.all |= all_queues
         self._apply_pauses()
 
     def resume(self, topics: Collection[str], queues: Iterable[HeldQueue]) -> None:
-        """Ends the pauses of topics with all their queues, and of queues."""
+        """End the pauses of topics with all their queues, and of queues."""
         self.pauses.resume(topics, [*queues, *(held for held in self.held.values() if held.queue.topic in topics)])
         self._apply_pauses()
 
@@ -309,8 +319,9 @@ class Assignment:
         self._apply_pauses()
 
     def _apply_pauses(self) -> None:
-        """Ends the pulls of paused queues, and drops their messages without a call, except failed ones that wait for another
-        attempt; starts the pulls of all other queues."""
+        """End the pulls of paused queues, and drop their messages without a call, except failed ones that wait for another
+        attempt. Start the pulls of all other queues.
+        """
         for held in self.held.values():
             if not self.pauses.covers(held):
                 self._begin_pulls(held)
@@ -321,8 +332,9 @@ class Assignment:
         self.dispatcher.look_again()
 
     def may_begin(self, held: HeldQueue) -> bool:
-        """Returns whether calls of an ordered queue may begin: its lock is certainly this member's, it is not paused, and the time
-        of its drain, if any, is not over."""
+        """Return whether calls of an ordered queue may begin: its lock is certainly this member's, it is not paused, and the
+        time of its drain, if any, is not over.
+        """
         return held.is_owned and not held.ends and self.locks.is_sure(held.queue) and not self.pauses.covers(held)
 
     def note_abandoned(self, item: Waiting) -> None:
@@ -332,7 +344,7 @@ class Assignment:
             self._abandoned.setdefault(held, []).append(item.message)
 
     async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:
-        """Drains a queue after ``on_revoked``, then calls ``on_released``, unless the queue was lost or not announced."""
+        """Drain a queue after ``on_revoked``, then call ``on_released``, unless the queue was lost or not announced."""
         if revoked is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(deadline, self._drain_until) - machine.monotonic()):
@@ -343,8 +355,12 @@ class Assignment:
                 await released.over.wait()
 
     async def _drain(self, held: HeldQueue, deadline: float) -> bool:
-        """Drains a queue until ``deadline``, commits it and releases its lock, except that of an ordered queue whose call still
-        runs at the end of a stop. Returns False if the queue was lost."""
+        """Drain a queue until ``deadline``, commit it and release its lock, except that of an ordered queue whose call still
+        runs at the end of a stop.
+
+        Returns:
+            False if the queue was lost.
+        """
         try:
             await self._end_pulls(held)
             self._intake.drop_unbegun(held)
@@ -372,7 +388,7 @@ class Assignment:
         return not lost
 
     async def _calls_over(self, held: HeldQueue) -> bool:
-        """Waits until no call of an ordered queue runs, and commits; returns False if one still runs at the end of a stop."""
+        """Wait until no call of an ordered queue runs, and commits; return False if one still runs at the end of a stop."""
         while held.running or self.dispatcher.is_busy(held):
             left = self._end - machine.monotonic()
             if left <= 0:
@@ -386,7 +402,7 @@ class Assignment:
         return True
 
     async def _commit_last(self, held: HeldQueue) -> None:
-        """Commits a queue after its drain, and reports one that was not committed in time."""
+        """Commit a queue after its drain, and reports one that was not committed in time."""
         began = machine.monotonic()
 
         def deadline() -> float:
@@ -399,7 +415,7 @@ class Assignment:
             self._commits.report_last(held)
 
     def _forget(self, held: HeldQueue) -> None:
-        """Removes the state of a queue that has left this member."""
+        """Remove the state of a queue that has left this member."""
         self._outcomes.give_backs.abandon(held)
         self.leaving.pop(held, None)
         self._abandoned.pop(held, None)
@@ -411,7 +427,7 @@ class Assignment:
             self._unfinished.append(held)
 
     def quiesce(self) -> None:
-        """Ends the pulls, and drops the messages above all those with a call or an outcome, at once; running calls continue."""
+        """End the pulls, and drop the messages above all those with a call or an outcome, at once; running calls continue."""
         self.closing = True
         for held in self.held.values():
             self._quiesce(held)
@@ -423,8 +439,9 @@ class Assignment:
         self._intake.drop_unbegun(held)
 
     async def give_up_all(self, drain_until: float, end: float) -> None:
-        """Gives all queues up at the same time: drains them until ``drain_until``, and ends commits, unlocks and callbacks at
-        ``end`` (monotonic times)."""
+        """Give all queues up at the same time: drain them until ``drain_until``, and end commits, unlocks and callbacks at
+        ``end`` (monotonic times).
+        """
         self.closing = True
         self._drain_until, self._end = drain_until, end
         self._look_at_drains()
@@ -436,8 +453,9 @@ class Assignment:
         await self.callbacks.idle.wait()
 
     def close(self) -> None:
-        """Forgets the queues whose drains have not ended, as a cancelled stop leaves them: no call begins with their messages, and
-        none is given back."""
+        """Forget the queues whose drains have not ended, as a cancelled stop leaves them: no call begins with their messages,
+        and none is given back.
+        """
         for held in self.owned():
             if held.is_owned:
                 held.release()
@@ -445,11 +463,11 @@ class Assignment:
         self.held.clear()
 
     def running_in_order(self) -> list[MessageQueue]:
-        """Returns the ordered queues that this member has forgotten, and whose calls have not ended."""
+        """Return the ordered queues that this member has forgotten, and whose calls have not ended."""
         return [held.queue for held in self._unfinished if held.running]
 
     def abort(self) -> None:
-        """Ends the waits for handlers of queues that are given up, now or later."""
+        """End the waits for handlers of queues that are given up, now or later."""
         self._aborted = True
         self._look_at_drains()
 
@@ -459,12 +477,14 @@ class Assignment:
         self.callbacks.look_at_limit()
 
     def _seconds(self, longest: float, part: float) -> float:
-        """Returns the seconds for a last step of a drain: ``longest``, in a stop at most the fraction ``part`` of the time left."""
+        """Return the seconds for a last step of a drain: ``longest``, in a stop at most the fraction ``part`` of the time left."""
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
-        """Moves a queue to ``offset``: waits up to RESET_TIME seconds for running calls, then cancels those of an ordered queue;
-        drops the messages without a call, and commits. A queue that is lost or released meanwhile is not moved."""
+        """Move a queue to ``offset``: waits up to RESET_TIME seconds for running calls, then cancel those of an ordered queue.
+
+        Drop the messages without a call, and commits. A queue that is lost or released meanwhile is not moved.
+        """
         await self._end_pulls(held)
         if held.is_ordered:
             self._intake.withdraw_waiting(held)
@@ -486,7 +506,7 @@ class Assignment:
         self._begin_pulls(held)
 
     def lose(self, queues: Iterable[MessageQueue]) -> None:
-        """Ends the pulls and commits of queues whose locks another member has, or may have.
+        """End the pulls and commits of queues whose locks another member has, or may have.
 
         Messages without a call are dropped, unless the queue is being drained already. If this member gets the lock back, it
         reads the queue again when the running calls have ended or were cancelled (``_outlast``).
@@ -522,8 +542,10 @@ class Assignment:
             request_cancel(held)
 
     async def _outlast(self, held: HeldQueue) -> None:
-        """Waits for the calls of a lost queue, up to ``handover_timeout`` seconds, and then cancels them. Those of an ordered
-        queue were cancelled at the loss: waits until they have ended or the consumer stops."""
+        """Wait for the calls of a lost queue, up to ``handover_timeout`` seconds, and then cancel them.
+
+        Those of an ordered queue were cancelled at the loss: waits until they have ended or the consumer stops.
+        """
         try:
             if held.is_ordered:
                 while not await self._drained(held, machine.monotonic() + LOOK_EVERY) and not self.closing:
@@ -541,11 +563,13 @@ class Assignment:
             await asyncio.wait([pulls])
 
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
-        """Waits until every call of the queue has ended, no message waits for one, and those without a handler are given back;
-        returns True then. Returns False at ``deadline``, when a stop leaves no more time, and if no step (by hand) will take the
+        """Wait until every call of the queue has ended, no message waits for one, and those without a handler are given back.
+
+        Return True then. Return False at ``deadline``, when a stop leaves no more time, and if no step (by hand) will take the
         waiting messages.
 
-        ``retry``: whether failed messages of an ordered queue are handled again during the wait, if they are due in time.
+        Args:
+            retry: Whether failed messages of an ordered queue are handled again during the wait, if they are due in time.
         """
         while True:
             until = min(deadline, self._drain_until) if retry else -inf
@@ -567,7 +591,7 @@ class Assignment:
                     await held.changed.wait()
 
     async def _cut_off(self, held: HeldQueue) -> None:
-        """Cancels the coroutine calls that have not ended, and gives back the messages that the next owner would not pull.
+        """Cancel the coroutine calls that have not ended, and give back the messages that the next owner would not pull.
 
         An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. An unsettled message
         before settled ones is given back, and the watermark passes it. Messages of an ordered queue are not given back here.

@@ -1,5 +1,6 @@
 """The user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
-``on_lost``."""
+``on_lost``.
+"""
 
 # They are called in the order of the events; the next call begins when the last one has ended or was cancelled. Consecutive
 # events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
@@ -36,9 +37,12 @@ LEAST: Final = 0.05
 
 
 class Event:
-    """One call of a function, for the queues of one event or of consecutive ones of its kind. ``until``: monotonic time at
-    which the call is cancelled at the latest. ``over``: set when the call has ended, is no longer waited for, or is not
-    made."""
+    """One call of a function, for the queues of one event or of consecutive ones of its kind.
+
+    Attributes:
+        until: Monotonic time at which the call is cancelled at the latest.
+        over: Set when the call has ended, is no longer waited for, or is not made.
+    """
 
     __slots__ = ("kind", "over", "queues", "until")
 
@@ -52,9 +56,12 @@ class Event:
 class AssignmentCallbacks:
     """Calls the user's functions for queues that come and go.
 
-    ``functions``: by kind, None for none. ``seconds``: maximum time of one call. ``context``: each call runs in a copy of it.
-    ``spawn``: starts a task that the end of the consumer cancels. ``limit``: returns the monotonic time by which a call of that
-    kind is to be over.
+    Args:
+        functions: By kind, None for none.
+        seconds: Maximum time of one call.
+        context: Each call runs in a copy of it.
+        spawn: Starts a task that the end of the consumer cancels.
+        limit: Returns the monotonic time by which a call of that kind is to be over.
     """
 
     def __init__(
@@ -84,11 +91,16 @@ class AssignmentCallbacks:
         return kind in self._functions
 
     def add(self, kind: EventKind, queues: Iterable[MessageQueue], until: float = inf) -> Event | None:
-        """Schedules a call of the user's function after the earlier calls; joins the last waiting call if that is of the same
-        kind. Returns the event of the call; None if there is no function of this kind, or no queue.
+        """Schedule a call of the user's function after the earlier calls.
 
-        ``queues``: with the names that users see. ``until``: monotonic time at which the call is cancelled, even if its maximum
-        time is not over.
+        Join the last waiting call if that is of the same kind.
+
+        Args:
+            queues: With the names that users see.
+            until: Monotonic time at which the call is cancelled, even if its maximum time is not over.
+
+        Returns:
+            The event of the call; None if there is no function of this kind, or no queue.
         """
         found = frozenset(queues)
         if kind not in self._functions or not found:
@@ -104,15 +116,15 @@ class AssignmentCallbacks:
         return event
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Returns whether ``task`` is that of a call."""
+        """Return whether ``task`` is that of a call."""
         return task is not None and task is self._running
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Returns the name of the function that ``task`` calls; None for another task. From any thread."""
+        """Return the name of the function that ``task`` calls; None for another task. From any thread."""
         return self._name if task is self._running else None
 
     def look_at_limit(self) -> None:
-        """Reads ``limit`` again and adapts the deadlines."""
+        """Read ``limit`` again and adapt the deadlines."""
         self._changed.set()
 
     async def _run(self) -> None:
@@ -154,7 +166,7 @@ class AssignmentCallbacks:
             self._running = None
 
     async def _ended(self, task: asyncio.Task[None], event: Event, began: float) -> None:
-        """Waits for the end of a call, until its time is over."""
+        """Wait for the end of a call, until its time is over."""
         while not task.done():
             until = min(began + self._seconds, event.until, self._limit(event.kind))
             left = max(until, began + LEAST) - machine.monotonic()
@@ -167,7 +179,7 @@ class AssignmentCallbacks:
 
 
 async def _called(kind: EventKind, function: AssignmentCallback, queues: frozenset[MessageQueue]) -> None:
-    """Calls the user's function, and logs its errors."""
+    """Call the user's function, and log its errors."""
     try:
         result: object = function(queues)
         if inspect.isawaitable(result):

@@ -1,5 +1,6 @@
 """The results of pulls: messages go into the buffer of their subscription, and queues move if a broker does not hold their
-offset."""
+offset.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +41,16 @@ KEEP: Final = "let brokers keep messages for longer (fileReservedTime), or handl
 
 
 class Intake:
-    """Puts pulled messages into the buffers of their subscriptions. ``subscriptions``: by topic on the wire. ``orphan``: takes
-    a redelivered message whose topic has no subscription here.
+    """Puts pulled messages into the buffers of their subscriptions.
 
-    ``lost``: number of offsets that were passed over because their messages were deleted before they were pulled, and of those
-    that queues have lost, as far as it is known. ``corrupt``: number of records that could not be read.
+    Args:
+        subscriptions: By topic on the wire.
+        orphan: Takes a redelivered message whose topic has no subscription here.
+
+    Attributes:
+        lost: Number of offsets that were passed over because their messages were deleted before they were pulled, and of those
+            that queues have lost, as far as it is known.
+        corrupt: Number of records that could not be read.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class Intake:
         """Queues that ``out_of_range="stop"`` or ``above_end="stop"`` has stopped, and why."""
 
     def looked(self, held: HeldQueue, look: FirstLook) -> None:
-        """Notes what a queue has at its cursor."""
+        """Note what a queue has at its cursor."""
         held.connect(look.connection)
         held.note_answer()
         if look.mark is not None:
@@ -89,13 +95,15 @@ class Intake:
             held.note_end(look.end)
 
     def doubt(self, held: HeldQueue) -> None:
-        """Notes that the queue may have lost messages that were read."""
+        """Note that the queue may have lost messages that were read."""
         self.marks.doubt([held.queue])
         held.doubt()
 
     async def look(self, held: HeldQueue) -> None:
-        """Looks at a queue before a pull: whether it has the messages that were read, or, after a start, where it ends. Raises
-        the errors of the requests."""
+        """Look at a queue before a pull: whether it has the messages that were read, or, after a start, where it ends.
+
+        Raise the errors of the requests.
+        """
         marks, queue, offset = self.marks, held.queue, held.cursor
         self._by_connection(held)
         if queue in marks.doubted or held.low_end is not None:
@@ -111,19 +119,21 @@ class Intake:
             held.trust()
 
     def connection(self, held: HeldQueue) -> Connection | None:
-        """Returns the open connection to a queue's broker."""
+        """Return the open connection to a queue's broker."""
         return self._instance.open_connection(self._instance.routes.broker_of(held.queue))
 
     def _by_connection(self, held: HeldQueue) -> None:
-        """Notes the connection of a look: the store behind another one than before may be another one."""
+        """Note the connection of a look: the store behind another one than before may be another one."""
         connection = self.connection(held)
         if connection is not held.connection:
             self.doubt(held)
             held.connect(connection)
 
     def is_sure(self, held: HeldQueue) -> bool:
-        """Returns whether a queue has what was read, by the present connection, as far as that is known; of a queue of which
-        nothing was read, whether it does not end below its offset. A queue that stops stays where it is."""
+        """Return whether a queue has what was read, by the present connection, as far as that is known.
+
+        Of a queue of which nothing was read, whether it does not end below its offset. A queue that stops stays where it is.
+        """
         if held.state is QueueState.STOPPED:
             return True
         if held.queue not in self.marks:
@@ -132,9 +142,13 @@ class Intake:
         return connection is not None and connection is held.connection and held.queue not in self.marks.doubted
 
     async def make_sure(self, held: HeldQueue, longest: float) -> None:
-        """Looks at a queue until it is sure, as before a pull, and moves it if it has lost messages. ``longest``: seconds in
-        which an end below its offset is looked up three times, if ``handover_timeout`` is more. Raises the errors of the
-        requests."""
+        """Look at a queue until it is sure, as before a pull, and move it if it has lost messages.
+
+        Raise the errors of the requests.
+
+        Args:
+            longest: Seconds in which an end below its offset is looked up three times, if ``handover_timeout`` is more.
+        """
         while held.is_owned and not self.is_sure(held):
             async with held.looking:
                 if self.is_sure(held):  # by another look
@@ -152,9 +166,10 @@ class Intake:
         return held.is_filtered and held.cursor - newest > REACH
 
     def accept(self, held: HeldQueue, result: PullResult) -> bool:
-        """Buffers the messages of an answer and moves the cursor behind it, or stops the queue where messages are deleted and
-        ``out_of_range`` is "stop". Returns False, and does nothing, if the queue may have other messages than those that were
-        read: also one that ends below an end that was seen before."""
+        """Buffer the messages of an answer and move the cursor behind it, or stop the queue where messages are deleted and
+        ``out_of_range`` is "stop". Return False, and do nothing, if the queue may have other messages than those that were
+        read: also one that ends below an end that was seen before.
+        """
         if held.end is not None and result.max_offset < held.end:
             self.doubt(held)
         if held.queue in self.marks.doubted:
@@ -198,8 +213,10 @@ class Intake:
         self.dispatcher.add(held, subscription, messages)
 
     def _buffer_again(self, held: HeldQueue, messages: list[MessageExt]) -> None:
-        """Buffers messages that are to be delivered again, each for the subscription of the topic that it was sent to; passes
-        those without one to ``orphan``."""
+        """Buffer messages that are to be delivered again, each for the subscription of the topic that it was sent to.
+
+        Pass those without one to ``orphan``.
+        """
         for message in messages:
             topic = original_topic(message.topic, message.properties)
             subscription = self._subscriptions.get(self._instance.names.wire(topic))
@@ -209,9 +226,13 @@ class Intake:
                 self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 
     async def move(self, held: HeldQueue, result: PullResult | None = None) -> None:
-        """Determines why the broker does not hold the offset of the pull, or whether the queue has other messages now; then
-        moves, stops or leaves the queue, or accepts the answer. ``result``: the answer to the pull; None before it. Raises the
-        errors of the requests."""
+        """Determine why the broker does not hold the offset of the pull, or whether the queue has other messages now.
+
+        Then move, stop or leave the queue, or accept the answer. Raise the errors of the requests.
+
+        Args:
+            result: The answer to the pull; None before it.
+        """
         offset, moved = held.cursor, False
         async with held.looking:
             if held.cursor == offset:  # else a look before a commit has moved it meanwhile
@@ -221,7 +242,7 @@ class Intake:
             await self._commits.commit_last(held, lambda: end)
 
     async def _move(self, held: HeldQueue, result: PullResult | None, patience: float) -> bool:
-        """Does that, with ``patience`` for ``find_move``; returns whether the queue was moved, and is to be committed."""
+        """Do that, with ``patience`` for ``find_move``; return whether the queue was moved, and is to be committed."""
         marks, queue, offset = self.marks, held.queue, held.cursor
         illegal, proposed = False, offset
         if result is not None:
@@ -248,7 +269,7 @@ class Intake:
         return False
 
     def _go_on(self, held: HeldQueue, move: Move) -> bool:
-        """Moves a queue whose offset was reset, or whose messages are other ones now; returns whether it has moved."""
+        """Move a queue whose offset was reset, or whose messages are other ones now; return whether it has moved."""
         if move.cause in (Cause.BEYOND_END, Cause.LOST_READ):
             return self._after_loss(held, move)
         log = logger.warning if move.cause is Cause.RESET else logger.error
@@ -260,8 +281,12 @@ class Intake:
         return True
 
     def _repeat_filtered(self, held: HeldQueue) -> bool:
-        """Moves a queue back behind its newest mark, if a filter has left messages out since: the mark shows nothing of them,
-        and others may be in their place. Returns whether it did."""
+        """Move a queue back behind its newest mark, if a filter has left messages out since: the mark shows nothing of them,
+        and others may be in their place.
+
+        Returns:
+            Whether it did.
+        """
         offset = max(self.marks.newest(held.queue) + 1, held.begun)
         if not held.is_filtered or offset >= held.cursor:
             return False
@@ -270,7 +295,7 @@ class Intake:
         return True
 
     def _after_loss(self, held: HeldQueue, move: Move) -> bool:
-        """Moves a queue that has lost messages, or stops it, according to ``above_end``; returns whether it has moved."""
+        """Move a queue that has lost messages, or stop it, according to ``above_end``; return whether it has moved."""
         reached = max(held.cursor, held.progress.next)
         self.marks.cut(held.queue, move.offset)
         if move.offset >= reached:  # an operator has put the group back below what is lost
@@ -298,7 +323,7 @@ class Intake:
         return True
 
     def _after_deletion(self, held: HeldQueue, offset: int, low: int, high: int) -> int | None:
-        """Returns the next offset of the queue according to ``out_of_range``; None if it stops."""
+        """Return the next offset of the queue according to ``out_of_range``; None if it stops."""
         policy = self._config.out_of_range
         text = f"offset {offset} of {held.shown} is below its first message at {low}"
         if policy == "stop":
@@ -318,14 +343,17 @@ class Intake:
     # -- room
 
     def drop_unbegun(self, held: HeldQueue) -> None:
-        """Drops the messages without a call that lie above all those that are in calls, settled or being given back, except
-        failed ones that wait for another attempt."""
+        """Drop the messages without a call that lie above all those that are in calls, settled or being given back, except
+        failed ones that wait for another attempt.
+        """
         unsettled = [each.message.queue_offset for each in (*held.running, *held.returning)]
         self._drop(held, max([*unsettled, held.progress.highest_settled]))
 
     def drop_waiting(self, held: HeldQueue) -> None:
-        """Drops the messages without a call, except failed ones that wait for another attempt; they are pulled again. Messages
-        between them that are settled or in calls are not handled again."""
+        """Drop the messages without a call, except failed ones that wait for another attempt; they are pulled again.
+
+        Messages between them that are settled or in calls are not handled again.
+        """
         self._drop(held, -1)
 
     def _drop(self, held: HeldQueue, above: int) -> bool:
@@ -337,18 +365,18 @@ class Intake:
         return bool(dropped)
 
     def withdraw_waiting(self, held: HeldQueue) -> list[MessageExt]:
-        """Removes all messages of a queue that wait; they stay unsettled."""
+        """Remove all messages of a queue that wait; they stay unsettled."""
         dropped = self.dispatcher.drop(held, failed=True)
         self._give(dropped)
         held.changed.set()
         return dropped
 
     def withdraw_resting(self, held: HeldQueue, until: float) -> None:
-        """Removes the messages whose lines wait beyond ``until`` (monotonic); they stay unsettled."""
+        """Remove the messages whose lines wait beyond ``until`` (monotonic); they stay unsettled."""
         self._give(self.dispatcher.drop_resting(held, until))
 
     def make_room(self) -> None:
-        """Drops buffered messages of the queue that exceeds its share most, if one does: another queue waits for room."""
+        """Drop buffered messages of the queue that exceeds its share most, if one does: another queue waits for room."""
         table = [each for each in self.held().values() if each.is_owned and not each.squeezed]
         if len(table) < 2:
             return

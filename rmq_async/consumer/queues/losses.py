@@ -1,5 +1,7 @@
-"""Queues whose lock another member got, or may have got, and queues that have lost messages: counted and logged; ``health()``
-reports them for a while, of the former the ordered ones."""
+"""Queues whose lock another member got, or may have got, and queues that have lost messages: counted and logged.
+
+``health()`` reports them for a while, of the former the ordered ones.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,23 @@ SKIPPED_FOR: Final = 600.0
 
 
 class LostQueue(NamedTuple):
-    """A queue that was lost. ``at``: monotonic time. ``running``: number of its messages that were in calls."""
+    """A queue that was lost.
+
+    Attributes:
+        at: Monotonic time.
+        running: Number of its messages that were in calls.
+    """
 
     at: float
     running: int
 
 
 class LostQueues:
-    """The queues whose lock another member got, or may have got. ``count``: queues that were lost since the start."""
+    """The queues whose lock another member got, or may have got.
+
+    Attributes:
+        count: Queues that were lost since the start.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,7 +67,7 @@ class LostQueues:
         )
 
     def recent(self) -> dict[MessageQueue, LostQueue]:
-        """Returns the ordered queues that were lost in the last NAMED_FOR seconds; may be called from any thread."""
+        """Return the ordered queues that were lost in the last NAMED_FOR seconds; may be called from any thread."""
         since = machine.monotonic() - NAMED_FOR
         return {queue: each for queue, each in [*self._ordered.items()] if each.at > since}
 
@@ -68,13 +79,13 @@ class Skips:
         self._texts: dict[MessageQueue, tuple[float, str]] = {}
 
     def add(self, shown: MessageQueue, text: str) -> None:
-        """Notes what has happened to a queue."""
+        """Note what has happened to a queue."""
         self._texts.pop(shown, None)
         while len(self._texts) >= MOST_NAMED:
             del self._texts[next(iter(self._texts))]
         self._texts[shown] = machine.monotonic(), text
 
     def recent(self) -> dict[MessageQueue, str]:
-        """Returns the texts of the last SKIPPED_FOR seconds by queue; may be called from any thread."""
+        """Return the texts of the last SKIPPED_FOR seconds by queue; may be called from any thread."""
         since = machine.monotonic() - SKIPPED_FOR
         return {shown: text for shown, (at, text) in [*self._texts.items()] if at > since}

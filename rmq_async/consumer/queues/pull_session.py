@@ -1,5 +1,6 @@
 """The session of a member that pulls, from its start to its stop: its parts and their connections, its tasks, and the order of
-the steps of start and stop."""
+the steps of start and stop.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +74,10 @@ IDLE_LOOK: Final = 0.01
 class PullSession(MemberSession):
     """The work of a member that pulls, from its start to its stop.
 
-    ``label``: the subject of errors. ``context``: handlers and callbacks run in copies of it. ``doubts``: of this session and
-    the ones before.
+    Args:
+        label: The subject of errors.
+        context: Handlers and callbacks run in copies of it.
+        doubts: Of this session and the ones before.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class PullSession(MemberSession):
         """Topic without a subscription here -> number of its messages that were to be delivered again."""
 
     def _connect_rooms(self, context: Context) -> None:
-        """Gives the parts the collaborators that were made after them."""
+        """Give the parts the collaborators that were made after them."""
         instance, config, assignment = self.instance, self.config, self.assignment
         assignment.callbacks = AssignmentCallbacks(
             {
@@ -198,9 +201,14 @@ class PullSession(MemberSession):
         return super().blocking(task) or self.assignment.callbacks.name_of(task)
 
     async def open(self, starting: StopScope) -> None:
-        """Joins the group, and waits for the first share. Raises ConfigError if the client has a consumer of the group already;
-        what ``check_filter`` and ``Conflicts.look_first`` raise; and the errors of the requests. No task and no registration is
-        left then."""
+        """Join the group, and wait for the first share.
+
+        Raises the errors of the requests, too. No task and no registration is left then.
+
+        Raises:
+            ConfigError: If the client has a consumer of the group already; what ``check_filter`` and ``Conflicts.look_first``
+                raise;.
+        """
         self.attached.begin(self)
         try:
             await starting.run(self._join())
@@ -223,14 +231,17 @@ class PullSession(MemberSession):
             raise
 
     def quiesce(self) -> None:
-        """Begins to stop: ends the pulls, and drops the messages above all those with a call or an outcome."""
+        """Begin to stop: end the pulls, and drop the messages above all those with a call or an outcome."""
         if self.by_hand is not None:
             self.by_hand.quiesce()
         self.assignment.quiesce()
 
     async def close(self, deadline: float) -> None:
-        """Leaves the group, drains all queues, commits and unlocks them. ``deadline``: monotonic; the last steps have LAST_STEPS
-        seconds even if it is earlier."""
+        """Leave the group, drain all queues, commits and unlock them.
+
+        Args:
+            deadline: Monotonic; the last steps have LAST_STEPS seconds even if it is earlier.
+        """
         self.quiesce()
         self.attached.hurry()
         now = machine.monotonic()
@@ -243,16 +254,16 @@ class PullSession(MemberSession):
             await self._abandon(end)
 
     def members_changed(self) -> None:
-        """Handles NOTIFY_CONSUMER_IDS_CHANGED (40)."""
+        """Handle NOTIFY_CONSUMER_IDS_CHANGED (40)."""
         self.rebalance.trigger()
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Answers requests of tools for this member."""
+        """Answer requests of tools for this member."""
         self.conflicts.namesakes.heard(command)
         return self.requests.serve(command)
 
     def abort(self) -> None:
-        """Ends the wait for running handlers, also a later one."""
+        """End the wait for running handlers, also a later one."""
         self.assignment.abort()
 
     # -- control
@@ -275,7 +286,7 @@ class PullSession(MemberSession):
         assignment.resume(topics, queues)
 
     def _sorted(self, given: Sequence[str | MessageQueue]) -> tuple[list[str], list[HeldQueue]]:
-        """Returns the topics of ``given``, on the wire, and its queues."""
+        """Return the topics of ``given``, on the wire, and its queues."""
         return self.wire_topics(given), [self._held(each) for each in given if not isinstance(each, str)]
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
@@ -313,7 +324,7 @@ class PullSession(MemberSession):
         await self.commits.now()
 
     async def until_idle(self) -> None:
-        """Waits until the messages that the held queues have at the call are settled, and no call runs."""
+        """Wait until the messages that the held queues have at the call are settled, and no call runs."""
         assignment = self.assignment
         ends = {each.queue: await max_offset(self.instance, each.queue) for each in [*assignment.held.values()]}
         for each in [*assignment.held.values()]:
@@ -359,8 +370,9 @@ class PullSession(MemberSession):
         )
 
     def problems(self) -> list[Problem]:
-        """Returns the problems of queues, order, threads, missing queues, locks, commits, and messages that could not be given
-        back or have no handler."""
+        """Return the problems of queues, order, threads, missing queues, locks, commits, and messages that could not be given
+        back or have no handler.
+        """
         config, names, closed = self.config, self.instance.names, self.attached.closed
         held, stopped = [*self.assignment.held.values()], self.intake.stopped
         found = [problem for each in held if (problem := queue_problem(each, stopped.get(each))) is not None]
@@ -383,7 +395,11 @@ class PullSession(MemberSession):
     # -- inside
 
     def _heartbeat_data(self, version: int) -> ConsumerData:
-        """Returns this member's part of the heartbeats. ``version``: that of the subscriptions, epoch ms."""
+        """Return this member's part of the heartbeats.
+
+        Args:
+            version: That of the subscriptions, epoch ms.
+        """
         return ConsumerData(
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_PASSIVELY,
@@ -410,13 +426,14 @@ class PullSession(MemberSession):
         await self.member.joined()
 
     def _lost_route(self, held: HeldQueue) -> None:
-        """Handles the answer of a broker that does not have the queue."""
+        """Handle the answer of a broker that does not have the queue."""
         self.intake.marks.doubt([held.queue])
         self.rebalance.trigger()
 
     async def _first_assignment(self) -> None:
-        """Waits until the first share is known and read: up to FIRST_ASSIGNMENT seconds if another member may drain queues of it,
-        else LOOK_PATIENCE more, since what is sent later to a queue that ends below the group's offset may be passed over."""
+        """Wait until the first share is known and read: up to FIRST_ASSIGNMENT seconds if another member may drain queues of
+        it, else LOOK_PATIENCE more, since what is sent later to a queue that ends below the group's offset may be passed over.
+        """
         first = self.supervisor.once("first share", self._wait_assigned())
         await asyncio.wait([first], timeout=FIRST_ASSIGNMENT)
         if not self._assigned.is_set() or (self.takeover.queues and not self.takeover.is_refused):
@@ -435,7 +452,7 @@ class PullSession(MemberSession):
         self.was_assigned = True
 
     async def _leave_in_turn(self, end: float) -> None:
-        """Leaves the brokers' lists of members, so that the others ask for the locks while this member drains: at once, or if it
+        """Leave the brokers' lists of members, so that the others ask for the locks while this member drains: at once, or if it
         reads queues without their locks, when it has given up the last of these.
 
         Nothing but the lists keeps the others away from such a queue: the lock of a crashed member may end during the drain.
@@ -450,8 +467,10 @@ class PullSession(MemberSession):
             await self.instance.unregister_consumer(self.group, max(timeout, 0.0))
 
     async def _abandon(self, end: float) -> None:
-        """Ends everything that is left, by ``end`` (monotonic). If the stop is cancelled meanwhile, the other steps are made
-        all the same."""
+        """End everything that is left, by ``end`` (monotonic).
+
+        If the stop is cancelled meanwhile, the other steps are made all the same.
+        """
         self.attached.hear_no_more()
         async with AsyncExitStack() as steps:  # from the last one to the first
             steps.callback(self.attached.end, self.subscriptions.values())
@@ -467,7 +486,7 @@ class PullSession(MemberSession):
             steps.callback(self.assignment.close)
 
     async def _unlock_all(self, end: float) -> None:
-        """Releases the locks, except those of ordered queues whose calls have not ended."""
+        """Release the locks, except those of ordered queues whose calls have not ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.locks.unlock_all(self.assignment.running_in_order())
@@ -499,7 +518,7 @@ class PullSession(MemberSession):
             held.note_outcome(is_ready=not held.squeezed or self.dispatcher.has_ready(held))
 
     def _make_room(self) -> None:
-        """Starts incomplete batches, and drops messages of a queue above its share, because a queue waits for room."""
+        """Start incomplete batches, and drop messages of a queue above its share, because a queue waits for room."""
         self.dispatcher.hasten()
         self.intake.make_room()
 
@@ -510,7 +529,7 @@ class PullSession(MemberSession):
             self._message_ended(item, Outcome.ABANDONED)
 
     def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
-        """Gives back a redelivered message whose topic has no subscription here: another member may subscribe to it."""
+        """Give back a redelivered message whose topic has no subscription here: another member may subscribe to it."""
         if topic not in self.orphans:
             logger.error(
                 "message %s of topic %s is to be delivered again, and no handler here subscribes to it: it is given back; "
@@ -532,13 +551,13 @@ class PullSession(MemberSession):
         back.held.note_outcome(is_ready=not back.held.squeezed or self.dispatcher.has_ready(back.held))
 
     async def _is_stored(self, back: GiveBack) -> bool:
-        """Returns whether a queue has the message that was read, after a look where its store may be another one."""
+        """Return whether a queue has the message that was read, after a look where its store may be another one."""
         held = back.held
         await self.intake.make_sure(held, self.config.handover_timeout)
         return back.has_offset or await self.looks.at(held.queue, place_of(back.message)) is Seen.SAME
 
     def _here_again(self, back: GiveBack) -> None:
-        """Has a message handled again that no broker has taken back."""
+        """Have a message handled again that no broker has taken back."""
         item, subscription = back.item, back.subscription
         assert item is not None
         assert subscription is not None
@@ -550,13 +569,13 @@ class PullSession(MemberSession):
             self._given_back(back, Outcome.ABANDONED)
 
     def _has_room(self, broker: str) -> None:
-        """Has the queues of a broker pulled again."""
+        """Have the queues of a broker pulled again."""
         for held in self.assignment.held.values():
             if self.instance.routes.broker_of(held.queue) == broker:
                 held.changed.set()
 
     def _may_pull(self, held: HeldQueue) -> bool:
-        """Returns whether not too many messages wait to be given back to the queue's broker."""
+        """Return whether not too many messages wait to be given back to the queue's broker."""
         full = self.give_backs.full
         return not full or self.instance.routes.broker_of(held.queue) not in full
 
@@ -584,7 +603,7 @@ class PullSession(MemberSession):
                 await locks.lock(sorted(locks.assumed))
 
     async def _reach_masters(self, deadline: float, *, masterless: bool) -> None:
-        """Looks for masters, if there are brokers without one, and connects to those that are cut off, until ``deadline``."""
+        """Look for masters, if there are brokers without one, and connect to those that are cut off, until ``deadline``."""
         instance = self.instance
         if masterless:
             await for_each(self.topics, lambda topic: instance.routes.renew(topic, deadline), at_once=AT_ONCE)
@@ -596,12 +615,13 @@ class PullSession(MemberSession):
         await for_each(self.locks.unreached(), connect, at_once=AT_ONCE)
 
     async def _confirm(self) -> None:
-        """Renews the locks, and ends the reading of queues whose locks were lost."""
+        """Renew the locks, and end the reading of queues whose locks were lost."""
         self.assignment.lose(await self.locks.renew())
         self.dispatcher.look_again()
 
 
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:
-    """Returns the number of waiting messages from which on a queue is not pulled: those of two pulls, all slots, or two batches
-    of any subscription, whichever is most."""
+    """Return the number of waiting messages from which on a queue is not pulled: those of two pulls, all slots, or two batches
+    of any subscription, whichever is most.
+    """
     return max(2 * config.pull_size, config.concurrency, *[2 * (each.batch_size or 1) for each in subscriptions])

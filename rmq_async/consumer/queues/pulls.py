@@ -1,5 +1,5 @@
-"""The pulls of one held queue, one in flight at a time, and the budget of messages and bytes that all queues of a consumer share;
-the messages go into the buffer.
+"""The pulls of one held queue, one in flight at a time, and the budget of messages and bytes that all queues of a consumer
+share. The messages go into the buffer.
 """
 
 # A queue reserves room before a pull and ends the reservation after the answer; each message of the answer takes room until it
@@ -70,8 +70,10 @@ IDLE_ANSWERS: Final = 10
 class Budget:
     """The messages and bytes that a consumer may hold.
 
-    ``messages``, ``size``: number and bytes of the messages that are buffered or being handled, without reservations.
-    ``full``: called when a queue has to wait.
+    Attributes:
+        messages: Number and bytes of the messages that are buffered or being handled, without reservations.
+        size: See ``messages``.
+        full: Called when a queue has to wait.
     """
 
     __slots__ = ("_max_messages", "_max_size", "_reserved", "_reserved_size", "_waiting", "full", "messages", "size")
@@ -91,17 +93,18 @@ class Budget:
         return len(self._waiting)
 
     def reserve_now(self, messages: int, size: int) -> bool:
-        """Reserves room for a pull if there is enough and no queue waits; returns whether it did."""
+        """Reserve room for a pull if there is enough and no queue waits; return whether it did."""
         if self._waiting or not self._fits(messages, size):
             return False
         self._reserve(messages, size)
         return True
 
     def share(self, messages: int, mean_size: float | None, queues: int) -> tuple[int, int]:
-        """Returns the number of messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at
+        """Return the number of messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at
         least one, and the bytes to reserve for them.
 
-        ``mean_size``: mean bytes of the queue's messages; None before the first message.
+        Args:
+            mean_size: Mean bytes of the queue's messages; None before the first message.
         """
         size = self._max_size // queues
         messages = max(min(messages, self._max_messages // queues), 1)
@@ -111,8 +114,10 @@ class Budget:
         return messages, max(round(mean_size * messages), 1)
 
     async def reserve(self, messages: int, size: int) -> None:
-        """Waits for room for a pull, behind the queues that wait already, and reserves it. An empty buffer has room for any
-        pull."""
+        """Wait for room for a pull, behind the queues that wait already, and reserve it.
+
+        An empty buffer has room for any pull.
+        """
         if self.reserve_now(messages, size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -129,18 +134,18 @@ class Budget:
             raise
 
     def release(self, messages: int, size: int) -> None:
-        """Ends a reservation."""
+        """End a reservation."""
         self._reserved -= messages
         self._reserved_size -= size
         self._wake()
 
     def take(self, messages: int, size: int) -> None:
-        """Takes room for messages that have arrived."""
+        """Take room for messages that have arrived."""
         self.messages += messages
         self.size += size
 
     def give(self, messages: int, size: int) -> None:
-        """Gives back the room of messages that were settled or dropped."""
+        """Give back the room of messages that were settled or dropped."""
         self.messages -= messages
         self.size -= size
         if self._waiting:
@@ -166,16 +171,19 @@ class Budget:
 
 
 def _nothing() -> None:
-    """Does nothing: the default of ``Budget.full``."""
+    """Do nothing: the default of ``Budget.full``."""
 
 
 class PullLimits:
     """The limits of pulls.
 
-    ``size``: maximum messages of one pull. ``span``: maximum offsets from a queue's watermark to its next pull. ``queues``:
-    returns the number of queues that share the room. ``ready``: returns the number of a queue's waiting messages that their
-    lines allow to begin. A queue with ``ahead`` or more such messages is not pulled. ``may_pull``: returns whether a queue may be
-    pulled otherwise; its ``changed`` is set when it may again.
+    Args:
+        size: Maximum messages of one pull.
+        span: Maximum offsets from a queue's watermark to its next pull.
+        queues: Returns the number of queues that share the room.
+        ready: Returns the number of a queue's waiting messages that their lines allow to begin. A queue with ``ahead`` or more
+            such messages is not pulled.
+        may_pull: Returns whether a queue may be pulled otherwise; its ``changed`` is set when it may again.
     """
 
     # More messages than ``ahead`` would not be handled sooner, and would no longer be in the processor's caches.
@@ -217,8 +225,10 @@ class Answers(Protocol):
 class Pulling:
     """The pulls of one member.
 
-    ``group``: name of the group on the wire. ``intake``: takes the answers. ``lost_route``: called when a queue seems to have
-    left its topic.
+    Args:
+        group: Name of the group on the wire.
+        intake: Takes the answers.
+        lost_route: Called when a queue seems to have left its topic.
     """
 
     def __init__(
@@ -241,7 +251,7 @@ class Pulling:
         """Broker name -> monotonic time at which the log last said that the broker does not answer."""
 
     async def run(self, held: HeldQueue) -> None:
-        """Pulls until the queue is no longer in the state RUNNING, or the call is cancelled."""
+        """Pull until the queue is no longer in the state RUNNING, or the call is cancelled."""
         pauses, rests = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff(FIRST_PAUSE, LONGEST_REST)
         idle, reported = 0, 0.0
         while held.state is QueueState.RUNNING:
@@ -281,7 +291,7 @@ class Pulling:
                 await asyncio.sleep(pause)
 
     def _report(self, held: HeldQueue, error: RocketMQError, now: float) -> None:
-        """Logs that pulls fail; for a broker that does not answer, at most once in REPORTED_TOGETHER seconds."""
+        """Log that pulls fail; for a broker that does not answer, at most once in REPORTED_TOGETHER seconds."""
         what, broker = f"pulls of {held.shown}", held.shown.broker_name
         if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
             self._reported = {each: at for each, at in self._reported.items() if now - at < REPORTED_TOGETHER}
@@ -292,7 +302,7 @@ class Pulling:
         logger.warning("%s fail and are repeated: %s", what, printable(error, 500))
 
     async def _pull(self, held: HeldQueue, messages: int) -> None:
-        """Pulls once, and takes the answer; or looks at the queue, and pulls where that has not moved or stopped it."""
+        """Pull once, and take the answer; or looks at the queue, and pulls where that has not moved or stopped it."""
         offset = held.cursor
         if held.pulled_at - held.answered_at > UNWATCHED:
             self._intake.doubt(held)
@@ -311,8 +321,12 @@ class Pulling:
         await self._take(held, offset, await pull_once(self._instance, request, self._calls, pending), pending)
 
     async def _take(self, held: HeldQueue, offset: int, result: PullResult, pending: PendingPull | None) -> None:
-        """Takes the result of a pull, unless the queue was moved during the pull. ``offset``: the offset of the pull;
-        ``pending``: None if it was not sent by the queue's connection itself."""
+        """Take the result of a pull, unless the queue was moved during the pull.
+
+        Args:
+            offset: The offset of the pull.
+            pending: None if it was not sent by the queue's connection itself.
+        """
         if held.cursor != offset:  # its next pull begins elsewhere
             return
         sure = pending is not None and pending.connection.requests.is_open
@@ -326,8 +340,9 @@ class Pulling:
             await self._intake.move(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Waits until the span allows another message, fewer than ``ahead`` messages are ready, the queue is not
-        ``squeezed``, and ``may_pull`` allows it; returns the number of messages that the span allows."""
+        """Wait until the span allows another message, fewer than ``ahead`` messages are ready, the queue is not ``squeezed``,
+        and ``may_pull`` allows it. Return the number of messages that the span allows.
+        """
         while True:
             room = self._limits.span - held.span
             wakes_below = self._limits.ahead if self._limits.ready(held) >= self._limits.ahead else 0
@@ -339,8 +354,10 @@ class Pulling:
             await held.changed.wait()
 
     async def _reserve(self, held: HeldQueue, room: int) -> tuple[int, int]:
-        """Reserves room for the next pull; returns the number of messages to ask for, and the reserved bytes, 0 if nothing is
-        reserved."""
+        """Reserve room for the next pull.
+
+        Return the number of messages to ask for, and the reserved bytes, 0 if nothing is reserved.
+        """
         if held.is_caught_up:
             return 1, 0
         mean = held.mean_size
@@ -359,8 +376,10 @@ class Pulling:
         return PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout, sql)
 
     def _pause(self, held: HeldQueue, error: RocketMQError, pauses: Backoff) -> float:
-        """Returns the seconds until the next pull after ``error``. If the topic or queue is unknown, also requests its route
-        and calls ``lost_route``."""
+        """Return the seconds until the next pull after ``error``.
+
+        If the topic or queue is unknown, also requests its route and calls ``lost_route``.
+        """
         if isinstance(error, TopicNotFoundError | QueueNotExistError):
             self._instance.routes.refresh_soon(held.queue.topic)
             self._lost_route(held)
@@ -373,8 +392,10 @@ class Pulling:
 
 
 def _readable(result: PullResult, held: HeldQueue) -> PullResult:
-    """Returns the part of a result before the first message that this client cannot read, though it is not damaged; raises an
-    error that names the message if there is nothing before it: to pass over it would lose it."""
+    """Return the part of a result before the first message that this client cannot read, though it is not damaged.
+
+    Raise an error that names the message if there is nothing before it: to pass over it would lose it.
+    """
     blocked = next((each for each in result.corrupt if each.intact and each.queue_offset is not None), None)
     if blocked is None:
         return result

@@ -39,11 +39,18 @@ logger = logging.getLogger(__name__)
 
 
 class Clustering:
-    """The membership in a group that shares queues. ``group``: its name on the wire. ``subscriptions``: by topic on the wire.
-    ``owned``: returns the queues whose positions this member commits. ``doubts``: the consumer's.
+    """The membership in a group that shares queues.
 
-    ``topics``: names on the wire of all topics that are read. ``retries_here``: whether this member itself handles all failed
-    messages again, instead of giving back those without an order.
+    Args:
+        group: Its name on the wire.
+        subscriptions: By topic on the wire.
+        owned: Returns the queues whose positions this member commits.
+        doubts: The consumer's.
+
+    Attributes:
+        topics: Names on the wire of all topics that are read.
+        retries_here: Whether this member itself handles all failed messages again, instead of giving back those without an
+            order.
     """
 
     model = MessageModel.CLUSTERING
@@ -71,17 +78,19 @@ class Clustering:
         self.commits = Commits(instance, group, owned, self.locks.owns, doubts)
 
     def rebalance(self, apply: Apply) -> Rebalance:
-        """Returns the object that makes the rounds in which the share is computed."""
+        """Return the object that makes the rounds in which the share is computed."""
         return Rebalance(self._instance, self._group, self.topics, self._config.allocate, apply)
 
     def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
-        """Returns the object that takes over the queues of the share."""
+        """Return the object that takes over the queues of the share."""
         patience = self._config.handover_timeout
         return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
 
     async def prepare(self, topic: str) -> None:
-        """Determines the first offsets of a topic's queues, before the member joins. A topic without a route is logged. Raises
-        the other errors of the requests."""
+        """Determine the first offsets of a topic's queues, before the member joins.
+
+        A topic without a route is logged. Raise the other errors of the requests.
+        """
         instance = self._instance
         try:
             route = await instance.routes.get(topic, instance.config.request_timeout)
@@ -91,13 +100,19 @@ class Clustering:
         self._first[topic] = await first_positions(instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Returns the offset that the broker keeps for the group; None without one. ``queue``: with names on the wire. Raises
-        the errors of the request."""
+        """Return the offset that the broker keeps for the group; None without one.
+
+        Raise the errors of the request.
+
+        Args:
+            queue: With names on the wire.
+        """
         return await committed_offset(self._instance, self._group, queue)
 
     async def joined(self) -> None:
-        """Stores the first positions, after this member's first heartbeat has reached the brokers, and looks for the retry
-        topic. Raises the errors of the requests for positions."""
+        """Store the first positions, after this member's first heartbeat has reached the brokers, and look for the retry
+        topic. Raise the errors of the requests for positions.
+        """
         try:
             for positions in self._first.values():
                 await store_positions(self._instance, self._group, positions)

@@ -1,5 +1,6 @@
 """The problems of queues that a member holds or takes over, as ``health()`` shows them: from the member's own state, callable
-from any thread."""
+from any thread.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ MOST_NAMED: Final = 16
 
 
 def queue_problem(held: HeldQueue, stopped: str | None) -> Problem | None:
-    """Returns the problem of a queue that is not read. ``stopped``: why its pulls have ended; None if they have not."""
+    """Return the problem of a queue that is not read.
+
+    Args:
+        stopped: Why its pulls have ended; None if they have not.
+    """
     if stopped is not None:
         return Problem(ProblemCode.QUEUE_STOPPED, stopped, broker=held.shown.broker_name, queue=held.shown)
     error = held.error
@@ -36,8 +41,9 @@ def queue_problem(held: HeldQueue, stopped: str | None) -> Problem | None:
 
 
 def line_problems(dispatcher: Dispatcher, held_for: float) -> list[Problem]:
-    """Returns the problems of ordered subscriptions: messages that have blocked their key or queue for ``held_for`` seconds, and
-    messages without a key."""
+    """Return the problems of ordered subscriptions: messages that have blocked their key or queue for ``held_for`` seconds, and
+    messages without a key.
+    """
     now, found = machine.monotonic(), list[Problem]()
     for line in dispatcher.held_lines():
         first, shown = line.first, line.held.shown
@@ -58,8 +64,9 @@ def line_problems(dispatcher: Dispatcher, held_for: float) -> list[Problem]:
 
 
 def lock_problems(takeover: Takeover, losses: LostQueues, names: Names, locked_for: float) -> list[Problem]:
-    """Returns the problems of ordered queues: those whose locks other clients have had for more than ``locked_for`` seconds, and
-    those whose locks were lost."""
+    """Return the problems of ordered queues: those whose locks other clients have had for more than ``locked_for`` seconds, and
+    those whose locks were lost.
+    """
     now, found = machine.monotonic(), list[Problem]()
     for queue, age in takeover.locked_out().items():
         if age > locked_for:
@@ -90,7 +97,7 @@ def missing_problem(missing: Missing, names: Names) -> Problem:
 
 
 def takeover_problems(takeover: Takeover, locks: MemberLocks, owned: Iterable[MessageQueue], names: Names) -> list[Problem]:
-    """Returns the problems of queues that are taken over: unknown offsets, and brokers that grant no locks."""
+    """Return the problems of queues that are taken over: unknown offsets, and brokers that grant no locks."""
     found: list[Problem] = []
     for queue, text in list(takeover.errors.items()):
         shown = names.shown_queue(queue)
@@ -105,7 +112,7 @@ def takeover_problems(takeover: Takeover, locks: MemberLocks, owned: Iterable[Me
 
 
 def orphan_problems(orphans: Mapping[str, int]) -> list[Problem]:
-    """Returns a problem for each topic without a subscription here whose messages were to be delivered again."""
+    """Return a problem for each topic without a subscription here whose messages were to be delivered again."""
     return [
         Problem(
             ProblemCode.NO_HANDLER,

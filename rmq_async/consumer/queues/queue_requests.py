@@ -26,7 +26,12 @@ MEBIBYTE: Final = 1024 * 1024
 
 
 class QueueRequests(MemberRequests):
-    """Answers the requests of tools to a member that holds queues. ``data``, ``subscriptions``: as for MemberRequests."""
+    """Answers the requests of tools to a member that holds queues.
+
+    Args:
+        data: As for MemberRequests.
+        subscriptions: See ``data``.
+    """
 
     def __init__(
         self,
@@ -69,7 +74,7 @@ class QueueRequests(MemberRequests):
         return GetConsumerStatusBody(message_queue_table=table)
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Begins to move the queues that this member holds; others, and offsets below 0, are ignored."""
+        """Begin to move the queues that this member holds; others, and offsets below 0, are ignored."""
         for queue, offset in offsets.items():
             held = self._assignment.held.get(queue)
             if held is not None and offset >= 0:
