@@ -279,7 +279,7 @@ class Consumer(LifeCycle):
     async def stop(self, timeout: float | None = None) -> None:
         """Leave the group, wait for running handlers, commit, and release the queues.
 
-        In reading by hand, messages in hand are waited for as running handlers are, except those that the calling task has
+        In reading by hand, messages in hand are waited for as running handlers are, except messages that the calling task has
         from ``receive()``: it cannot settle them while it waits.
 
         Args:
@@ -468,7 +468,7 @@ class Consumer(LifeCycle):
         return self._running_session().position(queue)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset that the broker keeps for the group, in broadcast the one that was loaded or saved last; None
+        """Return the offset that the broker keeps for the group, in broadcast the offset that was loaded or saved last; None
         without one.
 
         With ``mode="pop"`` it moves when messages are popped, not when they are settled.
@@ -504,7 +504,7 @@ class Consumer(LifeCycle):
 
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
         """Return the next ``n`` attempts of messages that have their outcome, abandoned ones left out: since ``start()``, or
-        after those that an earlier call of this method returned.
+        after the messages that an earlier call of this method returned.
 
         It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
         have 1 MiB; later ones are left out.

@@ -112,7 +112,7 @@ class Progress:
         return True
 
     def settle_all(self, offsets: list[int]) -> None:
-        """Settle offsets; those that are not open change nothing."""
+        """Settle offsets; offsets that are not open change nothing."""
         line, still_open = self._line, self._open
         still_open.difference_update(offsets)
         while line and line[0] not in still_open:

@@ -34,14 +34,14 @@ BLOCK_SHOWN: Final = 60.0
 class Lag:
     """The numbers of messages of this member's share that are stored and not settled.
 
-    With ``mode="pop"`` members share no queues: ``messages`` counts those that this member holds and those that brokers had
+    With ``mode="pop"`` members share no queues: ``messages`` counts messages that this member holds and messages that brokers had
     left at their last answer, an estimate; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries``
     is 0.
 
     Attributes:
-        messages: Number of messages of the subscribed topics; those that a filter leaves out count until a pull has passed
+        messages: Number of messages of the subscribed topics; filtered messages count until a pull has passed
             them.
-        retries: Number of messages of the group's retry topic, without those that wait for their delay.
+        retries: Number of messages of the group's retry topic whose delay is over.
         oldest_age: Seconds since the oldest message that is buffered or being handled was stored, by the clock of its broker as
             far as the broker says its time, else by this machine's; None without one.
         by_queue: The numbers by queue, those of the retry topic included; None for a queue without an answer yet, which
@@ -99,7 +99,7 @@ class ConsumerHealth:
             function runs in its thread for more than twice its timeout, extensions included.
         ready: The consumer runs and does not stop, the reading of its first share has begun, the event loop is not blocked, and
             no plain handler waits without any thread to call it in.
-        problems: All problems, including those that leave the consumer ready.
+        problems: All problems, including problems that leave the consumer ready.
         last_progress_age: Seconds since a message was settled or a queue was taken, the later of the two; None without a queue;
             with ``mode="pop"`` since a message had its outcome, or the start.
         oldest_unfinished: The handler call that has run longest, or the step of reading by hand whose messages are in hand for

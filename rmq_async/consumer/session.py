@@ -133,7 +133,7 @@ class Attached:
                 callbacks.remove(each)
 
     async def end_traces(self, end: float) -> None:
-        """Send the gathered traces until ``end`` (monotonic), and drop those that are left then."""
+        """Send the gathered traces until ``end`` (monotonic), and drop traces that are left then."""
         if self.tracer is not None:
             try:
                 await self.tracer.flush(end)

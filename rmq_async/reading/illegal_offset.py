@@ -1,5 +1,5 @@
 """The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21), or may have other messages
-than those that were read.
+than were read.
 """
 
 # The causes: an operator has reset the group's offset: the pulled offset exists, and the answer names another one to continue
@@ -31,7 +31,7 @@ REPLACED: Final = "its broker's store was replaced by an older one, or a replica
 CONFIRMATIONS: Final = 3
 STRANGER: Final = 5.0
 """Minimum seconds before a member moves a queue of which it has read nothing. A broker that starts lists the members of a group one
-by one, so a queue may be for a moment with another member than the one that knows what was lost."""
+by one, so a queue may be for a moment with a member that does not know what was lost."""
 
 
 class Cause(Enum):
@@ -86,7 +86,7 @@ class _View(NamedTuple):
 
 
 async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: float) -> Move:
-    """Return why the broker refused an offset, or have other messages than those that were read, and an offset as ``Move``
+    """Return why the broker refused an offset, or has other messages than were read, and an offset as ``Move``
     says.
 
     Raise the errors of the requests.

@@ -1,4 +1,4 @@
-"""Looks at single messages of a queue: whether it has those that were read, and where it goes on if it has others.
+"""Looks at single messages of a queue: whether it has the messages that were read, and where it goes on if it has others.
 
 A message is recognized by its place: offset, store time and id.
 """

@@ -408,7 +408,7 @@ def _found(reply: PullReply, address: str) -> PulledBody:
 def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
     """Return the result of the pull.
 
-    ``lost`` holds the offsets without a record, also those that compaction has removed; it is empty for a filtered pull and for
+    ``lost`` holds the offsets without a record, also offsets that compaction has removed; it is empty for a filtered pull and for
     a light queue.
 
     Raises:

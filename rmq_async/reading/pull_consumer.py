@@ -97,7 +97,7 @@ class PullConsumer(ClientUser):
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the readable queues of ``topic``, sorted by broker name and id, as a name server reports them now.
 
-        Without a usable answer, those that this client knows.
+        Without a usable answer, the queues that this client knows.
 
         Raises:
             TopicNotFoundError: If the name servers do not know the topic.

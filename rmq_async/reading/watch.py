@@ -196,7 +196,7 @@ class Latecomers:
         self._brokers: frozenset[str] = frozenset()
 
     def opened(self, queues: Iterable[MessageQueue], route: TopicRoute | None) -> None:
-        """Note the brokers of the queues that the reading begins with, and those that the route names at that moment."""
+        """Note the brokers of the queues that the reading begins with, and the brokers that the route names at that moment."""
         known = {queue.broker_name for queue in queues}
         if route is not None:
             known.update(route.addresses, [queue.broker_name for queue in route.subscribe_queues])

@@ -55,9 +55,7 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """Return the JVM options of one kind of server: the one that turns TLS off, then those of the profile, which may override
-    it.
-    """
+    """Return the JVM options of one kind of server: TLS off, then the profile's options, which may override it."""
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))
 

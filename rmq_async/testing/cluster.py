@@ -239,7 +239,7 @@ class RealCluster(Startable):
         await asyncio.to_thread(self._end)
 
     async def heal(self, timeout: float = START_TIMEOUT) -> None:
-        """Resume paused servers, start those that are down, and return when every name server routes to every broker.
+        """Resume paused servers, start stopped ones, and return when every name server routes to every broker.
 
         Raises:
             ClusterError: After ``timeout`` seconds, when a server ends, and if the cluster was stopped.

@@ -584,7 +584,7 @@ class _Link:
         return End.CLOSE
 
     def begin_close(self) -> None:
-        """Start to close both connections; harmless for those that are closing already."""
+        """Start to close both connections; harmless for connections that are closing already."""
         for writer in self._writers:
             if self.end is End.RESET:
                 _reset(writer)

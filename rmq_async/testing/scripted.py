@@ -262,7 +262,7 @@ class ScriptedPeer(Startable):
             raises TranscriptError.
 
     Attributes:
-        requests: Those that ``Expect`` steps have taken.
+        requests: Requests that ``Expect`` steps have taken.
         answered_aside: The number of requests for which ``aside`` has an answer, by code.
     """
 

@@ -72,7 +72,7 @@ class InHand:
         iterated: Whether the step was one of an iterator.
 
     Attributes:
-        left: Those that are still in hand.
+        left: Messages that are still in hand.
         returning: Number of give-backs whose messages have no outcomes yet.
         task: The task that made the step.
         watched: The context in which hooks have seen the step, until they have seen its end; None without hooks.
@@ -385,7 +385,7 @@ class ByHand:
         self._ended(hand)
 
     def _expire(self, delivery: Call) -> None:
-        """Give back the messages of a step whose time is over; abandon those that are no longer this member's."""
+        """Give back the messages of a step whose time is over; abandon messages that are no longer this member's."""
         delivery.expire()
         hand = self.running[delivery]
         error = HandlerTimeoutError(

@@ -124,7 +124,7 @@ class Commits:
         """Commit until it is cancelled.
 
         Args:
-            interval: Seconds between rounds, and between those that commit all queues.
+            interval: Seconds between rounds, and between rounds that commit all queues.
             full_interval: See ``interval``.
             after_gap: Awaited where the loop was blocked for longer than GAP.
         """

@@ -76,7 +76,7 @@ class _Listed:
         self.strangers: dict[str, float] = {}
 
     def update(self, places: Collection[str], others: Iterable[str], ours: tuple[Connection, ...], now: float) -> bool:
-        """Take an answer: all entries with the id, and those that are not of ``ours``, this member's connections.
+        """Take an answer: all entries with the id, and entries that are not of ``ours``, this member's connections.
 
         Returns:
             Whether one of them is surely none of this member's, past ones included.

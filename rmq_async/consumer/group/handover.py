@@ -331,7 +331,7 @@ class Takeover:
     async def _take_granted(self, queues: list[MessageQueue]) -> None:
         """Take queues whose locks were granted late.
 
-        Leave those that another member says it holds, for up to DOUBTED_FOR seconds.
+        Leave queues that another member says it holds, for up to DOUBTED_FOR seconds.
         """
         now = machine.monotonic()
         asked = [queue for queue in queues if now >= self._doubted.get(queue, (0.0, 0.0))[1]]
@@ -398,7 +398,7 @@ class Takeover:
         return self._late[queue][1] if queue in self._late else 0.0
 
     async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Return the queues of ``late`` that other members hold, and those that may be held by members which do not answer: for
+        """Return the queues of ``late`` that other members hold, and queues that may be held by members which do not answer: for
         SILENT_LIMIT seconds, all of them.
         """
         found = await self.holders(late, ANSWER_TIME)

@@ -296,7 +296,7 @@ class QueueLocks:
     ) -> frozenset[MessageQueue]:
         """Note the answer to a request for locks.
 
-        Return the granted queues, without those that were unlocked since it began: their unlocks follow.
+        Return the granted queues, except queues that were unlocked since it began: their unlocks follow.
         """
         for queue in asked - granted:
             self._state(queue).refuse(sent)

@@ -101,7 +101,7 @@ def share_of(
         found.update(allocate(client_id, queues, others))
     if strange := found.difference(queues):
         text = ", ".join(sorted(map(shown, strange))[:3])
-        raise ValueError(f"allocate must return queues out of those that it was given, not {text}")
+        raise ValueError(f"allocate must return queues out of the given ones, not {text}")
     return frozenset(found)
 
 
@@ -172,7 +172,7 @@ class MissingQueues:
         return tuple(dict.fromkeys(queue.topic for queue, at in self._since.items() if at >= since))
 
     def found(self) -> list[Missing]:
-        """Return the missing queues, without those that have no message to read. It may be called from any thread."""
+        """Return the missing queues that have a message to read. It may be called from any thread."""
         now, unread = machine.monotonic(), self._unread.copy()
         groups: defaultdict[tuple[str, str, float, bool], list[MessageQueue]] = defaultdict(list)
         for queue, since in list(self._since.items()):
@@ -240,7 +240,7 @@ class Rebalance:
         """Client id that is no longer listed -> monotonic time at which it was missing first; the newest MOST_DEPARTED ones.
         Crashed clients may still have locks."""
         self.count = 0
-        """Number of rounds, including those that changed nothing."""
+        """Number of rounds, including rounds that changed nothing."""
         self.problem: str | None = None
         """The reason why a share of the last round is unknown or uncertain; None if all are certain."""
 

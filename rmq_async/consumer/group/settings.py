@@ -1,4 +1,4 @@
-"""The setting ``retryMaxTimes`` of a group: after so many retries, its brokers dead-letter a message that fails."""
+"""The setting ``retryMaxTimes`` of a group: the number of retries after which its brokers dead-letter a message that fails."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class SettledLog:
             self.add(delivery.messages[0], Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
-        """Return the next ``n`` messages after those that an earlier wait returned.
+        """Return the next ``n`` messages after the messages of an earlier wait.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.
@@ -187,7 +187,7 @@ class Settling:
     def decide(self, delivery: Call, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decide about the messages of a call, and log the decisions.
 
-        Settles those that are done; returns the others.
+        Settle messages that are done; return the others.
 
         Args:
             error: The error that the handler raised, None if it returned; marks of a batch win over it.

@@ -403,7 +403,7 @@ class HandlerCalls:
         self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
 
     def _settle(self, delivery: Call, taken: tuple[Waiting, ...], error: BaseException | None) -> asyncio.Future[None] | None:
-        """Decide about the messages of a call that has ended, and begin to give back those that are not done.
+        """Decide about the messages of a call that has ended, and begin to give back messages that are not done.
 
         Returns:
             A future that resolves when all have their outcomes; None if they have them.

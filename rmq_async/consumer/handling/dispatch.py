@@ -153,7 +153,7 @@ class Dispatcher:
         """Remove the messages of a queue with an offset above ``above`` that wait, and return them.
 
         Args:
-            failed: Also those that wait for another attempt; their attempts are counted anew when they are pulled again.
+            failed: Also messages that wait for another attempt; their attempts are counted anew when they are pulled again.
         """
         return [item.message for item in self.drop_items(held, above, failed=failed)]
 
@@ -352,7 +352,7 @@ class Dispatcher:
 
         Remove the turns of the queues before it, whose calls may not: ``look_again`` gives them back.
 
-        Where batches wait until they are full, all queues are looked at, because the one that is due first comes first.
+        Where batches wait until they are full, all queues are looked at, because the first one that is due comes first.
         """
         while backlog.turns and not backlog.wait:
             held = next(iter(backlog.turns))

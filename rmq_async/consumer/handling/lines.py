@@ -214,7 +214,7 @@ class Lines:
         """Remove messages that wait, with offsets above ``above``, and return them.
 
         Args:
-            failed: Also those that wait for another attempt. Of each line only the last messages are removed, so that the order
+            failed: Also messages that wait for another attempt. Of each line only the last messages are removed, so that the order
                 holds when they are added again.
         """
 
@@ -234,7 +234,7 @@ class Lines:
         """Remove the last messages of a line, as many as may go.
 
         Args:
-            head: The one that is ready.
+            head: The message that is ready.
         """
         dropped: list[Waiting] = []
         while line.items and may_go(line.items[-1]):

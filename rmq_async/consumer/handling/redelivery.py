@@ -166,7 +166,7 @@ class Outcomes:
         """Begin to give back a message that this member does not handle.
 
         Args:
-            topic: The one that was subscribed to.
+            topic: The subscribed topic.
             cause: Why, for the log.
         """
         wire_topic = self._instance.names.wire(topic)

@@ -67,7 +67,7 @@ class Arrivals:
         self.corrupt = self.without_handle = 0
 
     def accept(self, source: Source, popped: Popped) -> None:
-        """Buffer the messages of an answer, except those that the subscription does not match, which are acknowledged, and
+        """Buffer the messages of an answer, except messages that the subscription does not match, which are acknowledged, and
         those whose attempts are used up, which become dead letters. If the source is paused or the consumer is stopping, gives
         all that match back.
         """

@@ -289,7 +289,7 @@ class PopCore:
                 self.spawn("renewal of leases", self._renew(group))
 
     def _remove_old(self, group: Group) -> None:
-        """Remove leases that would reach beyond ``max_lease``: give back those that wait for a call, and log the others."""
+        """Remove leases that would reach beyond ``max_lease``: give back messages that wait for a call, and log the others."""
         now = machine.monotonic()
         old = [lease for lease in group if now + self.invisible_time - lease.since > self._max_lease]
         for lease in old:

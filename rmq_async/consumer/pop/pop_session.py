@@ -337,7 +337,7 @@ class PopSession(MemberSession):
         return self.settled_at
 
     def lag(self) -> Lag:
-        """Return the lag: the messages that this member holds, and those that brokers had left at their last answers, an
+        """Return the lag: the messages that this member holds, and the messages that brokers had left at their last answers, an
         estimate that may be seconds old.
         """
         sources = list(self.sources.values())

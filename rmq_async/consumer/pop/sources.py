@@ -1,6 +1,6 @@
 """Pops one topic at one broker: with one pop that the broker may hold, and further ones while they return messages.
 
-Credits limit the messages that a subscription may hold at a time to those in calls and those that its handlers begin soon.
+Credits limit the messages that a subscription may hold at a time to messages in calls and messages that its handlers begin soon.
 """
 
 # No other member gets a popped message while it waits here. So a subscription holds at most as many messages as it has slots,

@@ -56,7 +56,7 @@ class Pauses:
 
     Attributes:
         all: Whether everything is paused.
-        topics: On the wire, paused with all their queues, also those that the member takes later.
+        topics: On the wire, paused with all their queues, also queues that the member takes later.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Assignment:
         """Number of changes of the share, counted by topic."""
 
     def owned(self) -> list[HeldQueue]:
-        """Return the queues that this member holds, and those that leave it."""
+        """Return the queues that this member holds, and the queues that leave it."""
         return [*self.held.values(), *self.leaving]
 
     def apply(self, shares: dict[str, frozenset[MessageQueue]]) -> None:

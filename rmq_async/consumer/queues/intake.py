@@ -167,7 +167,7 @@ class Intake:
 
     def accept(self, held: HeldQueue, result: PullResult) -> bool:
         """Buffer the messages of an answer and move the cursor behind it, or stop the queue where messages are deleted and
-        ``out_of_range`` is "stop". Return False, and do nothing, if the queue may have other messages than those that were
+        ``out_of_range`` is "stop". Return False, and do nothing, if the queue may have other messages than were
         read: also one that ends below an end that was seen before.
         """
         if held.end is not None and result.max_offset < held.end:
@@ -311,7 +311,7 @@ class Intake:
             return False
         target = min(move.offset, reached) if policy == "end" else move.first
         if target == move.first:
-            left_out = "all of its messages are handled, also those that were handled before"
+            left_out = "all of its messages are handled, also messages that were handled before"
         lost = max(reached - (reached if move.end is None else move.end), 0)
         self.lost += lost
         text = "%s goes on at offset %d instead of %d: %s (some %d), because %s; %s; %s"

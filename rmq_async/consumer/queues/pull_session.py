@@ -603,7 +603,7 @@ class PullSession(MemberSession):
                 await locks.lock(sorted(locks.assumed))
 
     async def _reach_masters(self, deadline: float, *, masterless: bool) -> None:
-        """Look for masters, if there are brokers without one, and connect to those that are cut off, until ``deadline``."""
+        """Look for masters, if there are brokers without one, and connect to brokers that are cut off, until ``deadline``."""
         instance = self.instance
         if masterless:
             await for_each(self.topics, lambda topic: instance.routes.renew(topic, deadline), at_once=AT_ONCE)

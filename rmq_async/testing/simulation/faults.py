@@ -141,7 +141,7 @@ class Injector:
         generator: Returns the random generator for a name.
 
     Attributes:
-        begun: Numbers of faults, and of those that had an effect, by kind.
+        begun: Numbers of faults, and of faults with an effect, by kind.
         met: See ``begun``.
     """
 

@@ -187,7 +187,7 @@ class Machine:
         self._skew, self._drift = seconds, 0.0
 
     def drift(self, rate: float) -> None:
-        """Make the machine's wall clock gain (or lose, below 0) so many seconds in each second, until the next ``skew``.
+        """Make the machine's wall clock gain (or lose, below 0) ``rate`` seconds in each second, until the next ``skew``.
 
         Raises:
             SimulationError: For anything but a finite number.
@@ -199,7 +199,7 @@ class Machine:
         self._drift, self._drifts_since = rate, now
 
     def drift_monotonic(self, rate: float | None) -> None:
-        """Make the machine's monotonic clock, by which its timers run, gain (or lose, below 0) so many seconds in each second.
+        """Make the machine's monotonic clock, by which its timers run, gain (or lose, below 0) ``rate`` seconds in each second.
 
         None: as many as without a fault, -200 to 200 µs, which each machine draws.
 

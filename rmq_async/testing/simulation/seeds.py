@@ -63,7 +63,7 @@ def run_seed(
     Args:
         main: Takes the simulation.
         seed: Decides everything that is drawn.
-        without: Kinds of faults to leave out of those that the seed draws.
+        without: Kinds of faults to leave out of the seed's kinds.
         trace: Whether to print a line for each frame.
     """
     return outcome_of(Simulation(seed, faults=seed_faults(seed, Faults.swarm(), without), trace=trace), main)

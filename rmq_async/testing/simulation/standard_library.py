@@ -111,7 +111,7 @@ def _bound(modules: Iterable[ModuleType], by_id: dict[int, Any]) -> Iterator[tup
 
 
 def _modules() -> Iterator[ModuleType]:
-    """Yield the modules whose names are replaced: those that belong neither to the standard library nor to test tools."""
+    """Yield the modules whose names are replaced: modules that belong neither to the standard library nor to test tools."""
     for full_name, module in list(sys.modules.items()):
         package = full_name.partition(".")[0]
         if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:

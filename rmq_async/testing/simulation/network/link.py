@@ -58,7 +58,7 @@ class Way:
         """Nanoseconds of additional latency."""
         self.carried = 0
         self.held = 0
-        """Numbers of segments that were sent, and of those that did not arrive, because of a cut or the absence of a machine."""
+        """Numbers of segments that were sent, and of segments that did not arrive, because of a cut or the absence of a machine."""
         self._scheduler = scheduler
         self._chance = chance
         self._local = local

@@ -293,7 +293,7 @@ def connect_ends(
 
     Args:
         near: Machine and place that connect.
-        far: Those that accept.
+        far: The sides that accept.
     """
     (client, local), (server, remote) = near, far
     way, back = link.way(client.name), link.way(server.name)
