@@ -12,32 +12,3 @@ from .pull import Calls, PendingPull, PulledBody, PullRequest, pull_body, pull_o
 from .pull_consumer import PullConsumer
 from .read_marks import REACH, UNWATCHED, ReadMarks
 from .skipped_offsets import SkippedOffsets, deleted_among
-
-__all__ = [
-    "CLOCKS_DIFFER",
-    "REACH",
-    "REPLACED",
-    "UNWATCHED",
-    "Asked",
-    "Calls",
-    "Cause",
-    "FirstLook",
-    "Looks",
-    "Move",
-    "PendingPull",
-    "PullConsumer",
-    "PullRequest",
-    "PulledBody",
-    "ReadMarks",
-    "Seen",
-    "SkippedOffsets",
-    "deleted_among",
-    "find_move",
-    "is_at",
-    "is_refused",
-    "may_pass",
-    "place_of",
-    "pull_body",
-    "pull_once",
-    "start_pull",
-]

@@ -14,8 +14,6 @@ from .._text import printable
 from ..client import ClientInstance
 from ..errors import BrokerError, FlowControlError, NameServerError, NoPermissionError, RocketMQError, TopicNotFoundError
 
-__all__ = ["FIRST_REST", "ReadBackoff", "has_left", "may_pass"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_REST: Final = 0.05

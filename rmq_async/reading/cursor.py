@@ -11,8 +11,6 @@ from .. import machine
 from ..results import PullResult, PullStatus
 from .skipped_offsets import SkippedOffsets
 
-__all__ = ["Cursor", "is_doubtful", "until", "within"]
-
 
 class Cursor:
     """The position of a reading in one queue.

@@ -25,8 +25,6 @@ from ..client import max_offset, min_offset, store_time_ms
 from .looks import CLOCKS_DIFFER, Looks, Seen
 from .read_marks import ReadMarks
 
-__all__ = ["REPLACED", "Asked", "Cause", "Move", "find_move"]
-
 REPLACED: Final = "its broker's store was replaced by an older one, or a replica that was behind has become the master"
 CONFIRMATIONS: Final = 3
 STRANGER: Final = 5.0

@@ -30,8 +30,6 @@ from ..results import PullResult, PullStatus
 from ..transport import Connection
 from .pull import PullRequest, pull_once
 
-__all__ = ["CLOCKS_DIFFER", "FirstLook", "Looks", "Place", "Seen", "is_at", "is_refused", "place_of"]
-
 CLOCKS_DIFFER: Final = 10.0
 """Seconds by which the clocks of brokers and clients may differ."""
 

@@ -37,8 +37,6 @@ from ..errors import FrameTooLargeError, RequestTimeoutError, RocketMQError
 from ..results import PullResult, PullStatus
 from ..transport import Connection
 
-__all__ = ["PendingPull", "PullRequest", "PulledBody", "pull_body", "pull_once", "small_result", "start_pull"]
-
 logger = logging.getLogger(__name__)
 
 DECODE_IN_THREAD: Final = 64 * 1024

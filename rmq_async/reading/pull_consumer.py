@@ -44,8 +44,6 @@ from .pull import PullRequest, pull_once
 from .reader import Reader, ReadScope
 from .watch import AboveEnd, Watch
 
-__all__ = ["PullConsumer"]
-
 Start = Literal["earliest", "latest", "committed"] | datetime | Mapping[MessageQueue, int]
 End = Literal["latest"] | datetime | Mapping[MessageQueue, int] | None
 Bound = TypeVar("Bound", Start, End)

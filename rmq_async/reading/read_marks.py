@@ -25,8 +25,6 @@ from .. import machine
 from ..client import ClientInstance, earliest_store_time_ms, min_offset
 from .looks import Place, place_of
 
-__all__ = ["REACH", "UNWATCHED", "ReadMarks"]
-
 UNWATCHED: Final = 5.0
 """Seconds between an answer and the next pull after which a queue is looked at: it may have been created again meanwhile."""
 AWAY: Final = 60.0

@@ -39,8 +39,6 @@ from .read_marks import UNWATCHED
 from .skipped_offsets import SkippedOffsets, deleted_among
 from .watch import AHEAD_PATIENCE, Latecomers, Watch, believe, find_start, range_error
 
-__all__ = ["ReadScope", "Reader"]
-
 logger = logging.getLogger(__name__)
 
 PULLS_AHEAD: Final = 8

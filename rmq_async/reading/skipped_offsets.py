@@ -22,8 +22,6 @@ from ..errors import BrokerNotFoundError, FrameTooLargeError, OffsetRangeError
 from ..results import PullStatus
 from .pull import Calls, PulledBody, PullRequest, pull_body
 
-__all__ = ["SkippedOffsets", "deleted_among"]
-
 CHECK_EVERY: Final = 1.0
 """Seconds between two checks of a queue, at least."""
 SHORT_STEP: Final = 100

@@ -37,8 +37,6 @@ from .illegal_offset import REPLACED, Asked, Cause, Move, find_move
 from .looks import CLOCKS_DIFFER, Looks
 from .read_marks import REACH, ReadMarks
 
-__all__ = ["AHEAD_PATIENCE", "AboveEnd", "Latecomers", "Watch", "believe", "find_start", "range_error"]
-
 logger = logging.getLogger(__name__)
 
 AboveEnd = Literal["end", "earliest", "stop"]
