@@ -16,16 +16,15 @@ from .._text import type_name
 from ..client import ClientInstance, TopicRoute
 from ..errors import ClientStateError
 from ..hooks import request_hooks
-from ..results import BatchSendResult, SendResult
-from ..transport import Connection
+from ..results import BatchSendResult
 from .admission import Admission, Credits, Lines
 from .batching import Batcher, OrderedSends, UnorderedSends
-from .calls import Call, Dispatch, Recovery, Result, deliver, stopped
+from .calls import Call, Dispatch, Recovery, stopped
 from .config import Batching, ProducerConfig
-from .encoding import Compressor, Encoder, Frames, Outgoing, Watched, stored_batch, stored_message
+from .encoding import Compressor, Encoder, Frames, Outgoing, Watched, stored_batch
 from .fault_avoidance import queue_selection_of
-from .oneway import Oneway, Tally
-from .routing import HeaderSettings, QueueChoice, Router, TopicQueues, TopicTable, checked_choice
+from .oneway import Oneway
+from .routing import HeaderSettings, Router, TopicQueues, TopicTable, checked_choice
 from .watching import Sending, Tracer, Watchers
 
 __all__ = ["ProducerCore"]
@@ -71,14 +70,13 @@ class ProducerCore:
         "retries",
         "router",
         "selection",
-        "tallies",
         "timeout",
         "topics",
         "tracer",
         "unless_stopped",
         "unordered",
+        "usual_below",
         "watched",
-        "watched_below",
         "watchers",
         "window",
     )  # fmt: skip
@@ -170,11 +168,10 @@ class ProducerCore:
         self.ordered = OrderedSends(self.admission, self.batcher)
         self.unordered = UnorderedSends(self.credits, self.router, self.batcher)
         oneway_admission = Admission(self.oneway_credits, self._lines, self.router, self.compressor)
-        self.oneway = Oneway(self.dispatch, oneway_admission, self.ordered, self.instance.config.request_timeout)
-        self.tallies: dict[Connection, Tally] = {}  # one-way messages not yet written to the socket
-        # Bodies below this size need no compression and are not too large; 0 turns the fast path off.
-        self.plain_below = 0
-        self.watched_below = 0  # the same for ``watched_path``
+        self.oneway = Oneway(self.dispatch, oneway_admission, self.ordered, self.ids, self.instance.config.request_timeout)
+        # Bodies below this size need no compression and are not too large; 0 if every call needs all checks.
+        self.usual_below = 0
+        self.plain_below = 0  # the same for the plain ``send``
 
     @property
     def asks(self) -> bool:
@@ -213,23 +210,13 @@ class ProducerCore:
         self.watched = self.watchers.active
         self.encoder.outgoing = Watched if self.watched else Outgoing
         special = general or self.dispatch.retry_not_ok or settings.namespace or self.asks
-        usual = 0 if special else min(config.compress_over, config.max_message_size + 1)
-        self.plain_below = 0 if self.watched else usual
-        self.watched_below = usual if self.watched and not self.gathers else 0
+        self.usual_below = 0 if special else min(config.compress_over, config.max_message_size + 1)
+        self.plain_below = 0 if self.watched else self.usual_below
         if self.gathers:
             self.plain_below = min(self.plain_below, max(0, self.batcher.max_bytes - self.batcher.plain_size + 1))
         if general != settings.general:
             settings.general = general
             self.topics.clear()
-
-    def single_call(
-        self, message: Message, choice: QueueChoice | None, mode: str, started: float, deadline: float
-    ) -> Call[SendResult]:
-        """Makes the call that sends one message. ``mode``: the one of ``SendContext``."""
-        outgoing = self.encoder.encode(message)
-        if self.watched:
-            self.watchers.watch(outgoing, message, mode, stored_message)
-        return Call(outgoing, stored_message, started, deadline, self.retries, message, choice, len(message.body), True)
 
     def batch_call(
         self, messages: Iterable[Message], queue: MessageQueue | None, mode: str, started: float, deadline: float
@@ -248,22 +235,7 @@ class ProducerCore:
             self.watchers.watch(outgoing, batch, mode, stored_batch)
         outgoing.message = batch[0]
         choice = checked_choice(outgoing.topic, queue, None, None, self.prefix) if queue is not None else None
-        return Call(outgoing, stored_batch, started, deadline, self.retries, None, choice, size, number=len(batch))
-
-    async def deliver(self, call: Call[Result]) -> Result:
-        """Admits a call, sends it and returns its result."""
-        try:
-            if not self.admission.enter_now(call):
-                await self.admission.enter(call)
-            return await self.deliver_admitted(call)
-        finally:
-            self.admission.leave(call)
-
-    async def deliver_admitted(self, call: Call[Result]) -> Result:
-        """Sends a call that has been admitted and returns its result."""
-        if call.choice is not None:
-            return await self.ordered.send(call)
-        return await deliver(self.dispatch, call, call.topic_queues, call.target)
+        return Call(outgoing, stored_batch, started, deadline, self.retries, None, choice, size)
 
     # -- the end
 

@@ -1,9 +1,8 @@
-"""The hot path of the library: ``send``, ``send_async`` and ``send_oneway`` for messages that need nothing special.
+"""The methods ``send``, ``send_async`` and ``send_oneway``; the hot path of the library is the plain ``send``.
 
-While nothing fails, a send without batching takes a credit, picks the next queue of a cached route, fills a header template,
-enters one future into the connection's table and reads the response from it: no Task and no timer. Functions of other modules
-are inlined here, because each call costs 50 to 100 ns. Calls with options, without a connection or with a failed first attempt
-leave this path for the general one; so do calls of ``send_async`` and ``send_oneway`` that have to wait.
+While nothing fails, a plain send takes a credit, picks the next queue of a cached route, fills a header template, enters one
+future into the connection's table and reads the response from it: no Task and no timer. Functions of other modules are inlined
+in ``send``, because each call costs 50 to 100 ns. All other calls go by ``begin``.
 """
 
 from __future__ import annotations
@@ -13,30 +12,21 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from rmq_protocol.batch import BATCH_OVERHEAD
 from rmq_protocol.errors import RocketMQError
-from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue, ShardedKeys
+from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.send_codec import LENGTHS, SendReply
 
 from .. import machine
 from ..results import SendResult
-from .async_path import batch_item, try_fast_send_async
+from .begin import SendArguments, accept, begin, deliver, gather_or_deliver, gathered, record
+from .calls import RetryLoop
 from .core import ProducerCore
-from .encoding import SEND_OK, BatchItem, stored
-from .general_path import (
-    SendArguments,
-    general_send,
-    general_send_async,
-    general_send_oneway,
-    retry_loop,
-    send_unconnected,
-)
+from .encoding import SEND_OK, BatchItem, Outgoing, stored
 from .life import ProducerLife
-from .oneway import OnewayPacing, Tally
 from .routing import Selector, Target
 from .send_async import check_callback
-from .sharded_path import place_sharded
-from .watched_path import send_watched
 
 __all__ = ["SendMethods"]
 
@@ -71,120 +61,60 @@ class SendMethods(ProducerLife):
         after several, ClientStateError when the producer stops. The error's ``maybe_stored`` is True if the message may be
         stored all the same; after a cancellation it may be stored, too.
         """
-        # What ``general_send`` does, in one piece, for messages without delay, compression, hooks and choice of a queue; those
-        # with a sharding key go to ``place_sharded``.
+        # ``begin`` and ``deliver`` in one piece, for messages without delay, compression, hooks and choice of a queue.
         # The whole frame fits the allocator for small objects (512 bytes), so it has few variables. A function that is an
         # attribute is named before it is called: CPython 3.11 calls it through a slow general way otherwise.
         _: Callable[..., Any]
-        item: tuple[BatchItem, int] | None
         if not (_ := self._loop_runs)() or get_ident() != self._thread:
             self._refuse()
         sender = self._sender
-        if (
-            message.__class__ is not Message
-            or ((keys := message.keys) is not NO_KEYS and keys.__class__ is not tuple and keys.__class__ is not Keys)
-            or queue is not None
-            or selector is not None
-            or key is not None
-            or timeout is not None
-            or message.body.__class__ is not bytes
-            or not (size := len(message.body))
-            or size >= sender.plain_below
-        ):
-            if message.__class__ is not Message or message.keys.__class__ is not ShardedKeys:
-                if sender.watched_below:
-                    return await send_watched(sender, SendArguments(message, queue, selector, key, timeout))
-                return await general_send(sender, SendArguments(message, queue, selector, key, timeout))
-            placed = None
-            if (
-                queue is None
-                and selector is None
-                and key is None
-                and timeout is None
-                and message.body.__class__ is bytes
-                and 0 < len(message.body) < sender.plain_below
-            ):
-                placed = place_sharded(sender, message)
-            if placed is None:
-                return await general_send(sender, SendArguments(message, queue, selector, key, timeout))
-            credit, epoch, size = sender.credits, sender.credits.epoch, len(message.body)
-            try:
-                return await placed[1]
-            except BaseException:
-                placed[0].left()
-                raise
-            finally:
-                del placed  # an error that the future holds has this frame in its traceback
-                credit.free += 1
-                credit.free_bytes += size
-                if credit.watched:
-                    credit.came_back(epoch, 1)
-        started = machine.monotonic()
-        deadline = started + sender.timeout
-        try:
-            topic_queues = sender.queues_by_topic[message.topic]
-        except (KeyError, TypeError):
-            topic_queues = None
-        if topic_queues is None:
-            sender.encoder.check(message)
-            message_properties(message, message.unique_id or sender.ids.next_at(started))  # raises for those that are too large
         credit = sender.credits
-        if credit.free > 0 and credit.free_bytes >= size and not credit.contended:
-            credit.free -= 1
-            credit.free_bytes -= size
-            epoch = credit.epoch
-        else:
-            epoch = await credit.take(1, size, deadline)
-            started = machine.monotonic()
+        if (
+            message.__class__ is not Message or message.body.__class__ is not bytes or message.topic.__class__ is not str
+            or queue is not None or selector is not None or key is not None or timeout is not None
+            or ((keys := message.keys) is not NO_KEYS and keys.__class__ is not tuple and keys.__class__ is not Keys)
+            or not (size := len(message.body)) or size >= sender.plain_below
+            or (topic_queues := sender.queues_by_topic.get(message.topic)) is None
+            or credit.contended or credit.free <= 0 or credit.free_bytes < size
+        ):  # fmt: skip
+            arguments = SendArguments(message, queue, selector, key, timeout)
             if sender.gathers:
-                sender.batcher.waited(deadline)
+                return await gather_or_deliver(sender, arguments)
+            return await deliver(sender, begin(sender, arguments, "sync"))
+        deadline = (started := machine.monotonic()) + sender.timeout
+        credit.free -= 1
+        credit.free_bytes -= size
+        epoch = credit.epoch
         try:
-            if topic_queues is None:
-                topic_queues = await sender.topics.find(message.topic, deadline)
-                started = machine.monotonic()
-                if sender.gathers:
-                    sender.batcher.waited(deadline)
+            plain = keys is NO_KEYS and message.wait_store
             if (gathering := topic_queues.gathering) is not None:
-                gathered: asyncio.Future[SendResult] = sender.create_future()
-                if keys is NO_KEYS and message.wait_store:
-                    gathering.add_plain(gathered, message, size + sender.plain_size, deadline)
-                elif (item := batch_item(sender, message, size)) is None:
-                    gathering = None  # no batch has room for it
-                else:
-                    if not message.wait_store:
-                        gathering = sender.batcher.in_turn(message.topic, wait_store=False)
-                    gathering.add_plain(gathered, item[0], item[1], deadline, plain=False)
-                if gathering is not None:
-                    try:
-                        return await gathered
-                    except BaseException:
-                        gathering.left()
-                        raise
-                    finally:
-                        del gathered  # an error that it holds has this frame in its traceback
+                if not plain:
+                    return await gather_encoded(sender, message, size, deadline)
+                future: asyncio.Future[Any] = sender.create_future()
+                gathering.add_plain(future, message, size + sender.plain_size, deadline)
+                try:
+                    return await future  # type: ignore[no-any-return]
+                except BaseException:
+                    gathering.left()
+                    raise
+                finally:
+                    del future  # an error that it holds has this frame in its traceback
             target = (_ := topic_queues.next)()
-            try:
-                connection = sender.connections[target.address]
-            except KeyError:
-                connection = None
-            if connection is None:
-                result = await send_unconnected(sender, message, topic_queues, target, deadline)
-                if result is not None:
-                    return result
-                connection, started = sender.connections[target.address], machine.monotonic()
+            if (connection := sender.connections.get(target.address)) is None:
+                return await deliver(sender, record(sender, message, None, topic_queues, deadline, target))
             requests = connection.requests
             if not requests.is_open:
                 requests.require_open()
             template = target.single
             unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
-            future: asyncio.Future[SendReply] = (_ := sender.create_future)()
+            future = (_ := sender.create_future)()
             opaque = next(requests.opaques, 0) or requests.next_opaque()
             # The frame is no variable: tracebacks that show variables would show its signature and token.
             pending = requests.enter_single(
                 opaque,
                 template.plain_frame
                 % (LENGTHS[template.plain_base + size], sender.ids.born_ms, unique_id.encode(), opaque, message.body)
-                if keys is NO_KEYS and message.wait_store and size < template.plain_below  # what ``parts`` does, nearly always
+                if plain and size < template.plain_below  # what ``parts`` does, nearly always
                 else template.parts(
                     opaque, sender.ids.born_ms, message_properties(message, unique_id), message.body, 0, message.flag
                 ),
@@ -195,41 +125,29 @@ class SendMethods(ProducerLife):
                 sender.window,
             )
             try:
-                reply = await future
+                reply: SendReply = await future
             except RocketMQError as error:
-                again = retry_loop(sender, message, unique_id, topic_queues, deadline)
+                again = RetryLoop(sender.dispatch, record(sender, message, unique_id, topic_queues, deadline), topic_queues)
                 again.adopt(target, connection, pending, started, error)
             except BaseException:
                 requests.forget(opaque)
-                if sender.faults is not None:
-                    sender.faults.failed(
-                        target.broker, asyncio.CancelledError(), machine.monotonic() - started, machine.monotonic()
-                    )
+                cancelled(sender, target, started)
                 raise
             else:
-                fields = reply.extFields  # what ``stored`` does, nearly always
+                fields = reply.extFields
+                if sender.faults is not None and (sender.faults.items or sender.faults.measures):
+                    succeeded(sender, target, reply, started)
                 if (
-                    sender.faults is not None
-                    and (sender.faults.items or sender.faults.measures)
-                    and not reply.code
-                    and (target.broker in sender.faults.items or machine.monotonic() - started >= sender.faults.patience)
-                ):
-                    sender.faults.succeeded(target.broker, machine.monotonic() - started, machine.monotonic())
-                if (
-                    not reply.code
-                    and fields is not None
-                    and fields.queueId == target.queue_id
-                    and fields.msgId is not None
-                    and fields.queueOffset is not None
-                ):
+                    not reply.code and fields is not None and fields.queueId == target.queue_id
+                    and fields.msgId is not None and fields.queueOffset is not None
+                ):  # fmt: skip  # what ``stored`` does, nearly always
                     return SendResult(
                         SEND_OK, unique_id, fields.msgId, target.queue, fields.queueOffset, fields.transactionId,
                         fields.MSG_REGION, fields.TRACE_ON is not False, fields.recallHandle,
                     )  # fmt: skip
-                result = stored(reply, unique_id, target, 1)
-                if result is not None:
+                if (result := stored(reply, unique_id, target, 1)) is not None:
                     return result
-                again = retry_loop(sender, message, unique_id, topic_queues, deadline)
+                again = RetryLoop(sender.dispatch, record(sender, message, unique_id, topic_queues, deadline), topic_queues)
                 again.adopt(target, connection, pending, started, None, reply)
             return await again.run()
         finally:
@@ -267,24 +185,12 @@ class SendMethods(ProducerLife):
         if on_success is not None or on_error is not None:
             check_callback("on_success", on_success)
             check_callback("on_error", on_error)
-        turn: Target | None = None
-        if (
-            message.__class__ is Message
-            and ((keys := message.keys).__class__ is tuple or keys.__class__ is Keys)
-            and queue is None
-            and selector is None
-            and key is None
-            and timeout is None
-            and message.body.__class__ is bytes
-            and 0 < (size := len(message.body)) < sender.plain_below
-            and (message.wait_store or not sender.gathers)
-            and message.topic.__class__ is str
-        ):
-            future, turn = try_fast_send_async(sender, message, size, on_success, on_error)
-            if future is not None:
-                return future
         arguments = SendArguments(message, queue, selector, key, timeout)
-        return await general_send_async(sender, arguments, on_success, on_error, turn)
+        if sender.gathers:
+            size, deadline = gathered(sender, arguments)
+            if size:
+                return await sender.unordered.accept(message, size, deadline, on_success, on_error)
+        return await accept(sender, begin(sender, arguments, "async"), on_success, on_error)
 
     async def send_oneway(
         self,
@@ -309,58 +215,51 @@ class SendMethods(ProducerLife):
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
         sender = self._sender
-        turn: Target | None = None
-        if (
-            message.__class__ is Message
-            and ((keys := message.keys).__class__ is tuple or keys.__class__ is Keys)
-            and queue is None
-            and selector is None
-            and key is None
-            and timeout is None
-            and (body := message.body).__class__ is bytes
-            and 0 < (size := len(body)) < sender.plain_below
-            and message.topic.__class__ is str
-        ):
-            sent, turn = try_fast_oneway(sender, message, size)
-            if sent:
-                return
-        await general_send_oneway(sender, SendArguments(message, queue, selector, key, timeout), turn)
+        call = begin(sender, SendArguments(message, queue, selector, key, timeout), "oneway")
+        if not call.target or not sender.oneway.queue_now(call):
+            await sender.oneway.send(call)
 
 
-def try_fast_oneway(sender: ProducerCore, message: Message, size: int) -> tuple[bool, Target | None]:
-    """Queues the frame of a message and returns (True, None); returns (False, ``turn``) if the message needs the general path.
+def cancelled(sender: ProducerCore, target: Target, started: float) -> None:
+    """Report to the fault table that the caller of a first attempt was cancelled."""
+    if sender.faults is not None:
+        now = machine.monotonic()
+        sender.faults.failed(target.broker, asyncio.CancelledError(), now - started, now)
 
-    ``turn``: the queue that the round robin has already returned, else None; an argument of ``general_send_oneway``.
+
+def succeeded(sender: ProducerCore, target: Target, reply: SendReply, started: float) -> None:
+    """Report a first attempt that stored the message to a fault table that has entries or measures."""
+    faults, now = sender.faults, machine.monotonic()
+    if faults is not None and not reply.code and (target.broker in faults.items or now - started >= faults.patience):
+        faults.succeeded(target.broker, now - started, now)
+
+
+async def gather_encoded(sender: ProducerCore, message: Message, size: int, deadline: float) -> SendResult:
+    """Send a message that has more than a topic and a body with a batch, or alone if no batch has room for it.
+
+    Its credits are the caller's. A message without a unique id gets one when its batch is encoded.
+
+    Args:
+        size: Bytes of its body.
+
+    Raises:
+        InvalidMessageError: The properties have more than 32767 bytes.
     """
-    credit, topic_queues = sender.oneway_credits, sender.queues_by_topic.get(message.topic)
-    if topic_queues is None or credit.contended or credit.free <= 0 or credit.free_bytes < size:
-        return False, None
-    target, faults = topic_queues.next(), sender.faults
-    connection = sender.connections.get(target.address)
-    if connection is None or not connection.requests.takes_oneways() or (faults is not None and target.broker in faults.items):
-        return False, target
-    unique_id = sender.ids.next() if message.unique_id is None else sender.ids.given(message.unique_id)
-    properties = None
-    if message.keys is not NO_KEYS or not message.wait_store:
-        properties = message_properties(message, unique_id)
-    tally = sender.tallies.get(connection)
-    if tally is not None and tally.epoch is credit.epoch:
-        pacing = tally.pacing
-    else:
-        tally, pacing = None, connection.attributes.get(OnewayPacing) if sender.oneway_window else None
-        if pacing is None and sender.oneway_window:
-            return False, target
-    if pacing is not None:
-        sent = pacing.sent + 1
-        if sent >= pacing.size or sent >= sender.oneway_window:
-            return False, target
-        pacing.sent = sent
-    if tally is None:
-        tally = sender.tallies[connection] = Tally(sender.tallies, credit, connection, pacing)
-        connection.requests.when_written(tally.written)
-    credit.free -= 1
-    credit.free_bytes -= size
-    tally.number += 1
-    tally.size += size
-    connection.requests.submit_single_oneway(target.oneway, sender.ids.born_ms, unique_id, message, properties)
-    return True, None
+    batcher, unique_id, topic_queues = sender.batcher, message.unique_id, sender.queues_by_topic[message.topic]
+    text = message_properties(message, unique_id or batcher.stand_in)
+    room = BATCH_OVERHEAD + size + (len(text) if text.isascii() else len(text.encode()))
+    if room > batcher.max_bytes:
+        return await deliver(sender, record(sender, message, None, topic_queues, deadline, topic_queues.next()))
+    item: BatchItem = message, text[batcher.after_id :]
+    if unique_id is not None:
+        item = Outgoing(message.topic, unique_id, text, message.body, 0, message.flag)
+    gathering = batcher.in_turn(message.topic, wait_store=message.wait_store)
+    future: asyncio.Future[SendResult] = sender.create_future()
+    gathering.add_plain(future, item, room, deadline, plain=False)
+    try:
+        return await future
+    except BaseException:
+        gathering.left()
+        raise
+    finally:
+        del future  # an error that it holds has this frame in its traceback

@@ -15,6 +15,7 @@ from rmq_protocol.properties import AFTER_ID, BEFORE_ID, WAIT, properties_text
 
 from .. import machine
 from ..results import BatchSendResult, SendResult
+from .begin import deliver
 from .calls import Call
 from .encoding import Outgoing, stored_batch, stored_message
 from .producer import Producer
@@ -86,8 +87,7 @@ async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: flo
     call: Call[SendResult | BatchSendResult] = Call(
         outgoing, read, started, started + timeout, core.retries, None, choice, prepared.bytes
     )
-    call.number = prepared.messages
-    return await core.deliver(call)
+    return await deliver(core, call)
 
 
 async def queues_instead(

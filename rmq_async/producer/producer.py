@@ -17,13 +17,13 @@ from ..options import lists_options
 from ..results import BatchSendResult, SendResult
 from ..timeouts import FOR_EVER, checked_timeout
 from .admission import finished
-from .calls import deliver
+from .begin import accept, deliver
 from .config import ProducerConfig, ProducerOptions
 from .fast_path import SendMethods
 from .recall import recall
 from .request_reply import reply, request
 from .routing import Selector
-from .send_async import accept_call, check_callback
+from .send_async import check_callback
 
 __all__ = ["Producer"]
 
@@ -73,14 +73,7 @@ class Producer(SendMethods):
         started = machine.monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         call = sender.batch_call(messages, queue, "sync", started, deadline)
-        try:
-            if not sender.admission.enter_now(call):
-                await sender.admission.enter(call)
-            if call.choice is not None:
-                return await sender.ordered.send(call)
-            return await deliver(sender.dispatch, call, call.topic_queues, call.target)
-        finally:
-            sender.admission.leave(call)
+        return await deliver(sender, call)
 
     async def send_batch_async(
         self,
@@ -103,10 +96,7 @@ class Producer(SendMethods):
         started = machine.monotonic()
         deadline = started + (self.config.timeout if timeout is None else checked_timeout(timeout))
         call = sender.batch_call(messages, queue, "async", started, deadline)
-        if call.choice is not None:
-            return await sender.ordered.accept(call, on_success, on_error)
-        call.retries = self.config.async_retries
-        return await accept_call(sender.dispatch, sender.admission, call, on_success, on_error)
+        return await accept(sender, call, on_success, on_error)
 
     async def request(
         self,

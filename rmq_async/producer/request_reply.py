@@ -25,7 +25,8 @@ from .._text import type_name
 from ..client import PushedReply
 from ..errors import ClientStateError, NameServerError, ReplyTimeoutError, TopicNotFoundError
 from ..results import SendResult
-from .calls import Call, deliver
+from .begin import deliver
+from .calls import Call
 from .core import ProducerCore
 from .encoding import stored_message
 from .routing import Selector, TopicQueues, choice_of
@@ -68,14 +69,18 @@ async def request(
     try:
         # The heartbeats are part of ``enter``: a call that chooses its queue keeps its place in the topic's line meanwhile.
         await sender.admission.enter(call, partial(_introduce, sender, deadline))
-        sent = await _sent(replied, sender.deliver_admitted(call))
-        if sent is not None:
-            await _until_replied(sender, replied, sent, deadline, timeout)
+        epoch = call.transfer()  # held until the reply has come
         try:
-            return await _message(replied.result(), sender, deadline, timeout)
-        except CorruptMessageError as error:
-            error.maybe_stored = True  # the request, which was answered
-            raise
+            sent = await _sent(replied, deliver(sender, call))
+            if sent is not None:
+                await _until_replied(sender, replied, sent, deadline, timeout)
+            try:
+                return await _message(replied.result(), sender, deadline, timeout)
+            except CorruptMessageError as error:
+                error.maybe_stored = True  # the request, which was answered
+                raise
+        finally:
+            sender.credits.give_back(epoch, 1, call.size)
     finally:
         sender.admission.leave(call)
         instance.replies.forget(correlation_id)
@@ -102,7 +107,7 @@ async def reply(
     if sender.watched:
         sender.watchers.watch(outgoing, message, "sync", stored_message)
     call = Call(outgoing, stored_message, started, deadline, sender.retries, size=len(body))
-    epoch = await sender.credits.take(1, len(body), deadline)
+    call.epoch = await sender.credits.take(1, len(body), deadline)
     try:
         if len(body) >= sender.compressor.above:
             call.outgoing = await sender.compressor.compress(outgoing, deadline)
@@ -111,10 +116,11 @@ async def reply(
         sender.outside_namespaces(topic)
         topic_queues = sender.queues_by_topic.get(topic) or await sender.topics.find(topic, deadline)
         asked_by = asked.queue.broker_name
-        target = topic_queues.next_of((asked_by,)) if asked_by in topic_queues.brokers else topic_queues.next()
-        return await deliver(sender.dispatch, call, topic_queues, target)
+        call.topic_queues = topic_queues
+        call.target = topic_queues.next_of((asked_by,)) if asked_by in topic_queues.brokers else topic_queues.next()
+        return await deliver(sender, call)
     finally:
-        sender.credits.give_back(epoch, 1, len(body))
+        sender.admission.leave(call)
 
 
 async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:

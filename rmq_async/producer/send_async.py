@@ -9,16 +9,15 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Generic, Protocol
 
-from rmq_protocol.errors import RocketMQError, shown
-from rmq_protocol.send_codec import LENGTHS
+from rmq_protocol.errors import shown
 
 from .._functions import check_arguments, is_async, is_generator
-from ..transport import Connection, report
-from .admission import Admission, Credits, Epoch
+from ..transport import report
+from .admission import Credits, Epoch
 from .calls import Call, Dispatch, FirstAttempt, Result
 from .routing import Target, TopicQueues
 
-__all__ = ["AsyncAttempt", "AsyncSend", "Withdrawable", "accept_call", "check_callback"]
+__all__ = ["AsyncAttempt", "AsyncSend", "Withdrawable", "check_callback"]
 
 
 class Withdrawable(Protocol):
@@ -187,31 +186,6 @@ def _kind_of(callback: Any) -> Hashable:
     return None if code is None else (kind, code)
 
 
-async def accept_call(
-    dispatch: Dispatch,
-    admission: Admission,
-    call: Call[Result],
-    on_success: Callable[[Result], object] | None,
-    on_error: Callable[[BaseException], object] | None,
-) -> asyncio.Future[Result]:
-    """Wait until the call is admitted and its connect has ended, begin its attempts, and return the future of the result."""
-    try:
-        if not admission.enter_now(call):
-            await admission.enter(call)
-        failed = await dispatch.connect_first(call.topic_queues, call.target, call.deadline, call.retries)
-        accepted = AsyncSend(admission.credits, call.transfer(), call.number, call.size, on_success, on_error)
-    finally:
-        admission.leave(call)
-    accepted.context = accepted.context or copy_context()
-    send = AsyncAttempt(dispatch, call, call.topic_queues, call.target, accepted)
-    try:
-        send.start(failed)
-    except BaseException:
-        send.drop()
-        raise
-    return accepted.future
-
-
 class AsyncAttempt(FirstAttempt[Result]):
     """The attempts of one accepted ``send_async`` or ``send_batch_async``; ``accepted`` receives the result or the error."""
 
@@ -223,33 +197,6 @@ class AsyncAttempt(FirstAttempt[Result]):
         super().__init__(dispatch, call, topic_queues, target)
         self._accepted = accepted
         accepted.work = self
-
-    def start_single(self, connection: Connection, born_ms: bytes, *, plain: bool) -> None:
-        """Sends one uncompressed message on an open connection. ``plain``: it has only a topic and a body."""
-        call, dispatch = self._call, self._dispatch
-        outgoing, deadline = call.outgoing, call.deadline
-        self._connection = connection
-        if self._topic_queues.several and call.retries:
-            deadline = dispatch.first_deadline(call.started, deadline, call.retries)
-        try:
-            requests, template, body = connection.requests, self._target.single, outgoing.body
-            if not requests.is_open:
-                requests.require_open()
-            opaque = next(requests.opaques, 0) or requests.next_opaque()
-            self._pending = requests.enter_single(
-                opaque,
-                template.plain_frame
-                % (LENGTHS[template.plain_base + len(body)], born_ms, outgoing.unique_id.encode(), opaque, body)
-                if plain and len(body) < template.plain_below  # what ``parts`` does, nearly always
-                else template.parts(opaque, born_ms, outgoing.properties, body, 0, outgoing.flag),
-                self,
-                deadline,
-                call.deadline,
-                dispatch.owner,
-                dispatch.window,
-            )
-        except RocketMQError as error:
-            self.set_exception(error)
 
     def _context(self) -> Context | None:
         return self._accepted.context

@@ -18,7 +18,6 @@ from operator import length_hint
 from typing import Final, NamedTuple
 
 from rmq_protocol.constants import RequestCode
-from rmq_protocol.message import Message
 from rmq_protocol.pull_codec import PullTemplate
 from rmq_protocol.send_codec import FIRST_OPAQUE, LAST_OPAQUE, SendTemplate
 
@@ -332,19 +331,10 @@ class RequestTable:
         """
         self.writer.when_written(written, 0)
 
-    def submit_single_oneway(
-        self, template: SendTemplate, born_ms: bytes, unique_id: str, message: Message, properties: str | None = None
-    ) -> None:
-        """Queue the one-way frame of one message, provided that ``takes_oneways`` returned True.
-
-        Args:
-            properties: The properties text; None if the message has no properties but ``unique_id`` and WAIT=true.
-        """
+    def submit_single_oneway(self, template: SendTemplate, born_ms: bytes, properties: str, body: bytes, flag: int) -> None:
+        """Queue the one-way frame of one message, provided that ``takes_oneways`` is true."""
         opaque = next(self.opaques, 0) or self.next_opaque()
-        if properties is None:
-            parts = template.plain(opaque, born_ms, unique_id, message.body)
-        else:
-            parts = template.parts(opaque, born_ms, properties, message.body, 0, message.flag)
+        parts = template.parts(opaque, born_ms, properties, body, 0, flag)
         writer = self.writer
         if len(writer.frames) < writer.room and parts.__class__ is bytes:
             writer.frames.append(parts)  # what queue does, nearly always

@@ -30,12 +30,12 @@ class Call(msgspec.Struct, Generic[Result]):
     that count (``uses_retry``).
     ``message``: the argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
     a message that is sent as it is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, for
-    admission. ``batchable``: the message may leave in a batch with others.
+    admission. ``batchable``: the message may leave in a batch with others. ``ordered``: it waits for its queue also without a
+    ``choice``.
 
-    Set by ``Admission``: ``number``: credits that the call takes, one for each message. ``epoch``: of the credits that it holds;
-    None if it holds none. ``place``: in a line, left as soon as batching keeps the order of the message; None if it has none.
-    ``target``: the queue of the first attempt, one of ``topic_queues`` or chosen by the caller; set before admission if the round
-    robin has already advanced for this call.
+    Set by admission: ``epoch``: of the credits that the call holds; None if it holds none. ``place``: in a line, left as soon as
+    batching keeps the order of the message; None if it has none. ``target``: the queue of the first attempt, one of
+    ``topic_queues`` or chosen by the caller; None until the call is admitted.
     """
 
     outgoing: Outgoing
@@ -47,11 +47,17 @@ class Call(msgspec.Struct, Generic[Result]):
     choice: QueueChoice | None = None
     size: int = 0
     batchable: bool = False
-    number: int = 1
+    ordered: bool = False
     epoch: Epoch | None = None
     place: Place | None = None
     topic_queues: TopicQueues = cast(TopicQueues, None)
     target: Target = cast(Target, None)
+
+    @property
+    def number(self) -> int:
+        """The number of messages, each of which takes a credit."""
+        ids = self.outgoing.batch_ids
+        return 1 if ids is None else len(ids)
 
     def transfer(self) -> Epoch:
         """Hand the credits over to the caller, which must give them back."""

@@ -30,7 +30,7 @@ from ..send_async import AsyncSend
 from .batch_watch import WatchedMember
 from .batcher import Batcher, QueueGathering
 
-__all__ = ["OrderedSends", "Turn", "UnorderedSends"]
+__all__ = ["OrderedSends", "Turn", "UnorderedSends", "abandon", "may_share"]
 
 
 class AskingFuture(asyncio.Future[Result]):
@@ -53,22 +53,14 @@ class OrderedSends:
         self._batcher = batcher
         self._create_future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
 
-    async def send(self, call: Call[Result]) -> Result:
-        """Send an admitted call and return its result."""
+    def add(self, call: Call[Result]) -> tuple[QueueGathering, asyncio.Future[Result]]:
+        """Put an admitted call into the gathering of its queue; return the gathering, and the future of the result."""
         future: asyncio.Future[Result] = self._create_future() if call.choice is not None else AskingFuture()
         watch = call.outgoing.watch
-        receiver: Receiver = future if watch is None else WatchedMember(future, watch)
-        try:
-            gathering = self._add(call, receiver)
-            if (place := call.place) is not None:
-                place.leave()  # from here on, the gathering keeps the order of the call's message
-            try:
-                return await future
-            except BaseException as error:
-                _left(gathering, call.outgoing, error)
-                raise
-        finally:
-            del future, receiver  # breaks the cycle frame -> future -> error -> traceback -> frame
+        gathering = self._add(call, future if watch is None else WatchedMember(future, watch))
+        if call.place is not None:
+            call.place.leave()  # from here on, the gathering keeps the order of the call's message
+        return gathering, future
 
     async def accept(
         self,
@@ -79,7 +71,7 @@ class OrderedSends:
         """Accept a ``send_async`` or ``send_batch_async``, and return its future."""
         credit, watch = self._admission.credits, call.outgoing.watch
         try:
-            if not self._admission.enter_now(call):
+            if not call.target and not self._admission.enter_now(call):
                 await self._admission.enter(call)
             accepted = AsyncSend(credit, call.transfer(), call.number, call.size, on_success, on_error)
             if call.choice is None:
@@ -105,7 +97,7 @@ class OrderedSends:
     def _add(self, call: Call[Any], receiver: Receiver) -> QueueGathering:
         gathering = self._batcher.in_order(call.topic_queues, call.target, fixed=call.choice is not None)
         outgoing, message = call.outgoing, call.message
-        if call.batchable and message is not None and _may_share(message, self._batcher.encoder.compress_over):
+        if call.batchable and message is not None:
             properties = outgoing.properties
             room = BATCH_OVERHEAD + call.size + (len(properties) if properties.isascii() else len(properties.encode()))
             if room <= self._batcher.max_bytes:
@@ -160,10 +152,10 @@ class _WatchedCall:
         self._outgoing = outgoing
 
     def left(self) -> None:
-        _left(self._gathering, self._outgoing, asyncio.CancelledError())
+        abandon(self._gathering, self._outgoing, asyncio.CancelledError())
 
 
-def _left(gathering: QueueGathering, outgoing: Outgoing, error: BaseException) -> None:
+def abandon(gathering: QueueGathering, outgoing: Outgoing, error: BaseException) -> None:
     """Abandon the call, and report to hooks the end of the attempt in flight, if they saw it begin."""
     gathering.left()
     if outgoing.watch is not None:
@@ -187,7 +179,7 @@ class UnorderedSends:
         Raises:
             InvalidMessageError: The properties are invalid.
         """
-        if not _may_share(message, self._encoder.compress_over):
+        if not may_share(message, self._encoder.compress_over):
             return 0
         properties = message_properties(message, message.unique_id or self._batcher.stand_in)
         size = BATCH_OVERHEAD + len(message.body) + len(properties.encode())
@@ -244,7 +236,7 @@ class UnorderedSends:
         return self._batcher.in_turn(message.topic, wait_store=message.wait_store)
 
 
-def _may_share(message: Message, compress_over: int) -> bool:
+def may_share(message: Message, compress_over: int) -> bool:
     """Return whether the message may share a request with others: it is not delayed and not compressed."""
     return (
         message.body.__class__ is bytes

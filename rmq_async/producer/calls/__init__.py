@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..admission import Call, Result
-from .delivery import deliver, deliver_unconnected, end_if_late
+from .delivery import deliver_unconnected
 from .dispatch import Dispatch, stopped
 from .first_attempt import FirstAttempt, broken_off
 from .recovery import Recovery
@@ -20,9 +20,7 @@ __all__ = [
     "RetryLoop",
     "broken_off",
     "connect_cap",
-    "deliver",
     "deliver_unconnected",
-    "end_if_late",
     "is_retriable",
     "stopped",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .oneway import Oneway, Tally
+from .oneway import Oneway
 from .pacing import MAX_OPEN, OnewayPacing
 
-__all__ = ["MAX_OPEN", "Oneway", "OnewayPacing", "Tally"]
+__all__ = ["MAX_OPEN", "Oneway", "OnewayPacing"]

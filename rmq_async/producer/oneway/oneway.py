@@ -11,6 +11,7 @@ import msgspec
 from rmq_protocol.send_codec import SendReply
 
 from ... import machine
+from ...client import UniqueIds
 from ...errors import QueueNotExistError, RequestTimeoutError, RocketMQError
 from ...transport import Connection
 from ..admission import Admission, Credits
@@ -57,16 +58,61 @@ class Oneway:
     ``answer_within``: seconds for the response to the ordinary request that ends a window.
     """
 
-    __slots__ = ("_admission", "_answer_within", "_credits", "_dispatch", "_ordered", "_router", "_window")
+    __slots__ = (
+        "_answer_within", "_credits", "_dispatch", "_ids", "_ordered", "_router", "_tallies", "_window", "admission",
+    )  # fmt: skip
 
-    def __init__(self, dispatch: Dispatch, admission: Admission, ordered: OrderedSends, answer_within: float) -> None:
+    def __init__(
+        self, dispatch: Dispatch, admission: Admission, ordered: OrderedSends, ids: UniqueIds, answer_within: float
+    ) -> None:
         self._dispatch = dispatch
         self._router = dispatch.router
-        self._admission = admission
+        self.admission = admission
         self._credits = admission.credits
         self._ordered = ordered
+        self._ids = ids
+        self._tallies: dict[Connection, Tally] = {}  # messages not yet written to the socket
         self._answer_within = answer_within
         self._window = dispatch.config.oneway_window
+
+    def queue_now(self, call: Call[Any]) -> bool:
+        """Queue the frame of an admitted call, whose credits the tally of its connection takes over; return whether it did.
+
+        It does not if a hook or the order has a part in it, the connection is missing or not ready, the broker is avoided, or the
+        message would end a window.
+        """
+        outgoing, target, faults, epoch = call.outgoing, call.target, self._dispatch.faults, call.epoch
+        connection = self._dispatch.connections.get(target.address)
+        if (
+            connection is None
+            or epoch is None
+            or outgoing.watch is not None
+            or call.choice is not None
+            or (faults is not None and target.broker in faults.items)
+        ):
+            return False
+        requests, tally = connection.requests, self._tallies.get(connection)
+        if not requests.is_open or requests.writer.paused or requests.held:
+            return False
+        if tally is not None and tally.epoch is epoch:
+            pacing = tally.pacing
+        else:
+            tally, pacing = None, connection.attributes.get(OnewayPacing) if self._window else None
+            if pacing is None and self._window:
+                return False
+        if pacing is not None:
+            sent = pacing.sent + 1
+            if sent >= pacing.size or sent >= self._window:
+                return False
+            pacing.sent = sent
+        if tally is None:
+            tally = self._tallies[connection] = Tally(self._tallies, self._credits, connection, pacing)
+            requests.when_written(tally.written)
+        tally.number += 1
+        tally.size += call.size
+        call.epoch = None
+        requests.submit_single_oneway(target.oneway, self._ids.born_ms, outgoing.properties, outgoing.body, outgoing.flag)
+        return True
 
     async def send(self, call: Call[Any]) -> None:
         """Admit and send a call.
@@ -74,8 +120,8 @@ class Oneway:
         Messages for one chosen queue are written in the order of the calls, also relative to sends that wait for responses.
         """
         try:
-            if not self._admission.enter_now(call):
-                await self._admission.enter(call)
+            if not call.target and not self.admission.enter_now(call):
+                await self.admission.enter(call)
             if call.choice is None:
                 await self._send(call, probes=self._is_on_trial(call.target))
                 return
@@ -85,7 +131,7 @@ class Oneway:
             async with in_turn:
                 await self._send(call, probes=False)
         finally:
-            self._admission.leave(call)
+            self.admission.leave(call)
 
     async def _send(self, call: Call[Any], *, probes: bool) -> None:
         if call.outgoing.watch is None:

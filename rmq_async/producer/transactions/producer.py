@@ -33,6 +33,7 @@ from ...results import SendResult, SendStatus, TransactionSendResult, Transactio
 from ...timeouts import checked_timeout
 from ...tracebacks import without_frames
 from ...transport import Connection, send_control
+from ..begin import deliver
 from ..calls import Call, connect_cap
 from ..config import ProducerConfig, ProducerOptions
 from ..core import LAST_STEPS, ProducerCore
@@ -138,7 +139,7 @@ class TransactionProducer(Producer):
         choice, born_from = choice_of(message, None, None, None), int(sender.encoder.born_ms())
         call = Call(outgoing, stored_half, started, deadline, sender.retries, message, choice, len(message.body))
         with self._counted():
-            half = await sender.deliver(call)
+            half = await deliver(sender, call)
             end = End(
                 topic=sender.instance.names.wire(message.topic),
                 group=group,

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from .receivers import Answer, TracedReceiver, WatchedReceiver
+from .receivers import watch_first
 from .tracer import Tracer
 from .watch import Sending, Watch, WatchedAttempt, Watchers
 
-__all__ = [
-    "Answer",
-    "Sending",
-    "TracedReceiver",
-    "Tracer",
-    "Watch",
-    "WatchedAttempt",
-    "WatchedReceiver",
-    "Watchers",
-]
+__all__ = ["Sending", "Tracer", "Watch", "WatchedAttempt", "Watchers", "watch_first"]

@@ -129,9 +129,13 @@ class Watchers:
 
 
 class Watch(CallWatch):
-    """The attempts of one call. ``read``: makes the result from a response."""
+    """The attempts of one call. ``read``: makes the result from a response.
 
-    __slots__ = ("_context", "_message", "_mode", "_number", "_open", "_read", "_type", "sending", "watchers")
+    ``kind``: the type of the message for hooks. ``scope``: the caller's context (of ``contextvars``). ``attempts``: their number
+    so far. ``open``: those that have not ended.
+    """
+
+    __slots__ = ("_mode", "_read", "attempts", "kind", "message", "open", "scope", "sending", "watchers")
 
     def __init__(
         self,
@@ -143,30 +147,33 @@ class Watch(CallWatch):
     ) -> None:
         self.watchers = watchers
         self.sending = watchers.sending
-        self._message = message
-        self._type = kind
+        self.message: Any = message
+        self.kind = kind
         self._mode = mode
         self._read = read
-        self._context = copy_context()
-        self._number = 0
-        self._open: list[WatchedAttempt] = []
-
-    def resume(self, scope: Context) -> None:
-        """Goes on with the second attempt of a call, in the caller's context ``scope``: hooks have seen the first one."""
-        self._context = scope
-        self._number = 1
+        self.scope = copy_context()
+        self.attempts = 0
+        self.open: list[Any] = []
 
     def begin(self, outgoing: Outgoing, target: Target) -> WatchedAttempt:
         """Calls the hooks before an attempt. Raises ForbiddenError when one of them refuses it or fails to check it."""
-        self._number += 1
+        context = self.seen(outgoing, target)
+        self.watchers.begin(self.scope, context)
+        attempt = WatchedAttempt(self, context, self._read)
+        self.open.append(attempt)
+        return attempt
+
+    def seen(self, outgoing: Outgoing, target: Target) -> SendContext:
+        """Count an attempt, and return what hooks see of it."""
+        self.attempts += 1
         sending = self.sending
-        context = SendContext(
-            message=self._message,
+        return SendContext(
+            message=self.message,
             msg_ids=outgoing.batch_ids or (outgoing.unique_id,),
             queue=target.queue,
             address=target.address,
-            attempt=self._number,
-            message_type=self._type,
+            attempt=self.attempts,
+            message_type=self.kind,
             group=sending.group,
             mode=self._mode,
             broker=target.broker,
@@ -175,18 +182,14 @@ class Watch(CallWatch):
             name_servers=sending.name_servers,
             unit_mode=sending.unit_mode,
         )
-        self.watchers.begin(self._context, context)
-        attempt = WatchedAttempt(self, context, self._read)
-        self._open.append(attempt)
-        return attempt
 
     def ended(self, attempt: WatchedAttempt) -> None:
-        self._open.remove(attempt)
-        self.watchers.end(self._context, attempt.context)
+        self.open.remove(attempt)
+        self.watchers.end(self.scope, attempt.context)
 
     def give_up(self, error: BaseException) -> None:
         """Ends open attempts with ``error``, because the call has ended."""
-        for attempt in tuple(self._open):
+        for attempt in tuple(self.open):
             attempt.failed(error)
 
 

@@ -1,0 +1,309 @@
+"""The send engine: what a call needs is decided here, for ``send``, ``send_async`` and ``send_oneway`` alike.
+
+``begin`` makes a call's record: it checks and encodes the message, and takes credits and a queue at once if the message needs
+nothing special and nothing has to be waited for. The sharding key, hooks and message traces are branches of it. The call goes
+on to one of three receivers: a future that ``deliver`` awaits, an ``AsyncSend`` (``accept``), or the tally of one-way messages
+(``Oneway.queue_now``; ``Oneway.send`` if it has to wait). Only the plain ``send`` has all of this in one piece (``fast_path``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, Final
+
+import msgspec
+
+from rmq_protocol.constants import RETRY_TOPIC_PREFIX
+from rmq_protocol.errors import RocketMQError
+from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue, ShardedKeys
+from rmq_protocol.properties import AFTER_ID, BEFORE_ID, message_properties
+from rmq_protocol.send_codec import SendReply
+from rmq_protocol.trace import MessageType
+from rmq_protocol.validation import check_message
+
+from .. import machine
+from ..results import SendResult
+from ..timeouts import checked_timeout
+from ..transport import Connection, Pending
+from .admission import Call, Result
+from .batching import abandon, may_share
+from .calls import Dispatch, RetryLoop, deliver_unconnected
+from .core import ProducerCore
+from .encoding import stored_message
+from .routing import QueueChoice, Selector, Target, TopicQueues, choice_of, hash_of
+from .send_async import AsyncAttempt, AsyncSend
+from .watching import Watch, watch_first
+
+__all__ = ["SendArguments", "accept", "begin", "deliver", "gather_or_deliver", "gathered", "record"]
+
+MILLISECOND: Final = 0.001
+_USUAL_KEYS: Final = (tuple, Keys, ShardedKeys)
+_SHORT_KINDS: Final = (MessageType.NORMAL, MessageType.ORDER)
+"""What ``watch_first`` takes."""
+
+
+class SendArguments(msgspec.Struct):
+    """The arguments of a call of ``send``, ``send_async`` or ``send_oneway``."""
+
+    message: Message
+    queue: MessageQueue | None
+    selector: Selector | None
+    key: Any
+    timeout: float | None
+
+
+def begin(sender: ProducerCore, arguments: SendArguments, mode: str) -> Call[SendResult]:
+    """Make the record of a call. Its ``target`` is None if it has to wait for admission.
+
+    Args:
+        sender: The run of the producer.
+        arguments: Of the caller, not checked yet.
+        mode: The one of ``SendContext``.
+
+    Raises:
+        RocketMQError: The arguments are invalid, as ``send`` says.
+    """
+    message = arguments.message
+    admission = sender.admission if mode != "oneway" else sender.oneway.admission
+    credits, choice = admission.credits, None
+    topic_queues: TopicQueues | None
+    if (
+        arguments.timeout is not None
+        or arguments.queue is not None
+        or arguments.selector is not None
+        or arguments.key is not None
+        or message.__class__ is not Message
+        or (keys := message.keys.__class__) not in _USUAL_KEYS
+        or message.body.__class__ is not bytes
+        or message.topic.__class__ is not str
+        or not 0 < (size := len(message.body)) < sender.usual_below
+        or credits.contended
+        or credits.free <= 0
+        or credits.free_bytes < size
+        or (topic_queues := sender.queues_by_topic.get(message.topic)) is None
+    ):
+        return _checked(sender, arguments, mode)
+    target: Target | None
+    if keys is ShardedKeys:
+        key: Any = message.sharding_key
+        line, queues = admission.lines.by_topic.get(message.topic), topic_queues.keyed
+        queue = queues[abs(hash_of(key)) % len(queues)]  # what ``select_by_hash`` does
+        target = topic_queues.by_queue.get(queue) or topic_queues.reachable(queue)
+        if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
+            return _checked(sender, arguments, mode)
+        choice = QueueChoice(None, None, key)
+    else:
+        target = topic_queues.next()
+    started = machine.monotonic()
+    unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
+    if message.keys is NO_KEYS and message.wait_store:
+        properties = f"{BEFORE_ID}{unique_id}{AFTER_ID}"  # what ``message_properties`` does for a topic and a body alone
+    else:
+        properties = message_properties(message, unique_id)
+    outgoing = sender.encoder.outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
+    if sender.watched:
+        kind = MessageType.NORMAL if choice is None else MessageType.ORDER
+        outgoing.watch = Watch(sender.watchers, message, kind, mode, stored_message)
+    credits.free -= 1
+    credits.free_bytes -= size
+    return Call(
+        outgoing, stored_message, started, started + sender.timeout, sender.retries,
+        None if choice is None else message, choice, size, True, False,
+        credits.epoch, None, topic_queues, target,
+    )  # fmt: skip
+
+
+def _checked(sender: ProducerCore, arguments: SendArguments, mode: str) -> Call[SendResult]:
+    """Make the record of a call that has options, needs another form of request, or may have to wait."""
+    message, timeout = arguments.message, arguments.timeout
+    started = machine.monotonic()
+    deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
+    if message.__class__ is Message:  # what ``Encoder.check`` does
+        check_message(message.topic, message.body, sender.encoder.max_size)
+    else:
+        sender.encoder.check(message)
+    choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
+    outgoing = sender.encoder.encode(message)
+    if sender.watched:
+        sender.watchers.watch(outgoing, message, mode, stored_message)
+    batchable = may_share(message, sender.encoder.compress_over)
+    return Call(
+        outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body), batchable,
+        sender.gathers and sender.asks,
+    )  # fmt: skip
+
+
+def record(
+    sender: ProducerCore,
+    message: Message,
+    unique_id: str | None,
+    topic_queues: TopicQueues,
+    deadline: float,
+    target: Target | None = None,
+) -> Call[SendResult]:
+    """Make the record of a plain send that cannot go on without one. It holds no credits: the caller has them."""
+    outgoing = sender.encoder.encode(message, unique_id=unique_id)
+    call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
+    call.topic_queues = topic_queues
+    if target is not None:
+        call.target = target
+    return call
+
+
+async def gather_or_deliver(sender: ProducerCore, arguments: SendArguments) -> SendResult:
+    """Send a message of a producer with batching, and return its result."""
+    size, deadline = gathered(sender, arguments)
+    if size:
+        return await sender.unordered.send(arguments.message, size, deadline)
+    return await deliver(sender, begin(sender, arguments, "sync"))
+
+
+def gathered(sender: ProducerCore, arguments: SendArguments) -> tuple[int, float]:
+    """Return the bytes in a batch of a message that gathers for its topic, and its deadline; 0 bytes if it does not gather.
+
+    Raises:
+        RocketMQError: As ``begin`` raises it.
+    """
+    message, timeout = arguments.message, arguments.timeout
+    deadline = machine.monotonic() + (sender.timeout if timeout is None else checked_timeout(timeout))
+    sender.encoder.check(message)
+    choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
+    return (0 if choice is not None or sender.asks else sender.unordered.size(message)), deadline
+
+
+async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
+    """Send a call and return its result; admit it before if it is not admitted, and give back what it holds at the end.
+
+    Raises:
+        RocketMQError: As ``Admission.enter`` and ``RetryLoop.run`` raise it.
+    """
+    dispatch = sender.dispatch
+    future: asyncio.Future[Any]
+    try:
+        if not call.target and not sender.admission.enter_now(call):
+            await sender.admission.enter(call)
+        if call.choice is not None or call.ordered:
+            gathering, future = sender.ordered.add(call)
+            try:
+                return await future  # type: ignore[no-any-return]
+            except BaseException as error:
+                abandon(gathering, call.outgoing, error)
+                raise
+        target, faults = call.target, dispatch.faults
+        if target.address not in dispatch.connections:
+            failed = await dispatch.connect_first(call.topic_queues, target, call.deadline, call.retries)
+            if failed is not None or target.address not in dispatch.connections:
+                return await deliver_unconnected(dispatch, call, failed)
+        connection, future = dispatch.connections[target.address], dispatch.create_future()
+        pending, began = _first_attempt(sender, call, connection, future)
+        failure: RocketMQError | None = None
+        reply: SendReply | None = None
+        try:
+            reply = await future
+        except RocketMQError as error:
+            failure = error
+        except BaseException as error:
+            connection.requests.forget(pending.opaque)
+            _abandoned(dispatch, call, began, error)
+            raise
+        else:
+            answer: Any = reply  # a result if hooks have read it already
+            result: Any = answer if answer.__class__ is SendResult else call.read(answer, call.outgoing, target, 1)
+            if result is not None:
+                if faults is not None and (faults.measures or target.broker in faults.items):
+                    faults.succeeded(target.broker, machine.monotonic() - began, machine.monotonic())
+                if not (dispatch.retry_not_ok and dispatch.is_unconfirmed(result)):
+                    return result  # type: ignore[no-any-return]
+        loop = RetryLoop(dispatch, call, call.topic_queues)
+        loop.adopt(target, connection, pending, began, failure, reply)
+        return await loop.run()
+    finally:
+        future = None  # type: ignore[assignment]  # breaks the cycle frame -> future -> error -> traceback -> frame
+        if call.place is not None:
+            call.place.leave()
+        if (epoch := call.epoch) is not None:
+            credits, ids, call.epoch = sender.credits, call.outgoing.batch_ids, None
+            credits.free += 1 if ids is None else len(ids)
+            credits.free_bytes += call.size
+            if credits.watched:
+                credits.came_back(epoch, call.number)
+
+
+def _first_attempt(
+    sender: ProducerCore, call: Call[Any], connection: Connection, future: asyncio.Future[Any]
+) -> tuple[Pending, float]:
+    """Queue the first attempt of an awaited call; return its entry in the table, and when it began."""
+    dispatch, outgoing, target, faults = sender.dispatch, call.outgoing, call.target, sender.faults
+    began, first_deadline = call.started, call.deadline
+    if call.topic_queues.several:
+        began = machine.monotonic()
+        first_deadline = dispatch.first_deadline(began, call.deadline, call.retries)
+    elif faults is not None and (faults.measures or faults.items):
+        began = machine.monotonic()
+    watch: Any = outgoing.watch
+    if (
+        watch is None or watch.kind not in _SHORT_KINDS or outgoing.code or target.general
+        or call.read is not stored_message or dispatch.retry_not_ok
+    ):  # fmt: skip
+        return dispatch.submit(connection, target, outgoing, future, first_deadline, call.deadline), began
+    receiver, text = watch_first(watch, outgoing, target, future)
+    requests, ids = connection.requests, sender.ids
+    try:
+        if not requests.is_open:
+            requests.require_open()
+        if receiver.started - call.started > MILLISECOND:
+            ids.now()  # the time in the frame is not that of the id
+        opaque = next(requests.opaques, 0) or requests.next_opaque()
+        parts = target.single.parts(
+            opaque, ids.born_ms, text, outgoing.body, outgoing.sys_flag, outgoing.flag
+        )  # fmt: skip
+        entered = requests.enter_single(opaque, parts, receiver, first_deadline, call.deadline, sender, sender.window)
+    except Exception as error:
+        watch.give_up(error)
+        raise
+    return entered, began
+
+
+def _abandoned(dispatch: Dispatch, call: Call[Any], began: float, error: BaseException) -> None:
+    """Report to hooks and the fault table that the caller of the first attempt was cancelled."""
+    if call.outgoing.watch is not None:
+        call.outgoing.watch.give_up(error)
+    if dispatch.faults is not None:
+        dispatch.faults.failed(call.target.broker, error, machine.monotonic() - began, machine.monotonic())
+
+
+async def accept(
+    sender: ProducerCore,
+    call: Call[Result],
+    on_success: Callable[[Result], object] | None,
+    on_error: Callable[[BaseException], object] | None,
+) -> asyncio.Future[Result]:
+    """Wait until a call is admitted and its connect has ended, begin its attempts, and return the future of the result."""
+    admission, dispatch, usual = sender.admission, sender.dispatch, bool(call.target)
+    if call.choice is not None or call.ordered:
+        return await sender.ordered.accept(call, on_success, on_error)
+    call.retries = sender.config.async_retries
+    failed = None
+    try:
+        if not usual and not admission.enter_now(call):
+            await admission.enter(call)
+        if call.target.address not in dispatch.connections:
+            failed = await dispatch.connect_first(call.topic_queues, call.target, call.deadline, call.retries)
+        epoch: Any = call.epoch
+        ids = call.outgoing.batch_ids
+        accepted = AsyncSend(admission.credits, epoch, 1 if ids is None else len(ids), call.size, on_success, on_error)
+        call.epoch = None
+    finally:
+        if call.epoch is not None:
+            admission.leave(call)
+    if accepted.context is None and (not usual or call.outgoing.watch is not None):
+        accepted.context = copy_context()
+    send = AsyncAttempt(dispatch, call, call.topic_queues, call.target, accepted)
+    try:
+        send.start(failed)
+    except BaseException:
+        send.drop()
+        raise
+    return accepted.future
