@@ -117,7 +117,9 @@ def stages(root: Path, path: str, change: Change) -> Iterator[list[str]]:
 def failure(tree: Path, tests: list[str]) -> str:
     """Returns the first of the tests that fails in ``tree``, or nothing."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE", "--timeout=120", *tests]
-    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'protocol'}"}
+    paths = f"{tree}{os.pathsep}{tree / 'protocol'}"
+    # Python knows a compiled module by the size of its source and the second of its time: one of the change would count for both.
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     found = FAILED.search(done.stdout)
     return "" if done.returncode == 0 else found[1] if found else f"{tests[0]}: pytest ended with {done.returncode}"
@@ -131,7 +133,7 @@ def finder(tree: Path, path: str, change: Change) -> str:
         file.write_bytes(source[: change.start] + change.new.encode() + source[change.end :])
         test = failure(tree, tests)
         file.write_bytes(source)
-        os.utime(file, ns=times)  # Python takes the compiled module of a file with the same time and size
+        os.utime(file, ns=times)  # so that a module that was compiled before counts again
         if test and not failure(tree, [test.partition(": ")[0]]):
             return test
     return ""
