@@ -175,7 +175,7 @@ def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
 
     Raises:
         UsageError: Where no name server is known.
-        ConfigError: For an invalid address in NAMESRV_ADDR;.
+        ConfigError: For an invalid address in NAMESRV_ADDR.
     """
     logging.getLogger("rmq_async").setLevel(logging.ERROR)
     if namesrv is None and not name_servers(os.environ.get(NAMESRV_ENVIRONMENT)):

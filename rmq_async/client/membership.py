@@ -24,7 +24,7 @@ async def group_members(instance: ClientInstance, group: str, broker_name: str, 
 
     Raises:
         BrokerError: If the broker refuses the request.
-        RemoteProtocolError: For a body that cannot be read;.
+        RemoteProtocolError: For a body that cannot be read.
     """
     header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={**to_ext(header)})

@@ -242,7 +242,7 @@ async def send_trace(instance: ClientInstance, group: str, message: Message, dea
     Raises:
         TopicNotFoundError: If the topic does not exist and no broker offers to create it, and if no master has it with write
             permission.
-        NameServerError: If no name server answers usably;.
+        NameServerError: If no name server answers usably.
     """
     topic = instance.names.wire(message.topic)
     route = await instance.routes.get(

@@ -450,7 +450,7 @@ class Consumer(LifeCycle):
         Raises:
             QueueLostError: For a queue that this member does not read, or gives up or loses during the call.
             ConfigError: For a value that is no queue, an invalid position or one outside of the queue, and with ``mode="pop"``.
-            ClientStateError: Unless running, and in a handler, for which the call would have to wait;.
+            ClientStateError: Unless running, and in a handler, for which the call would have to wait.
         """
         await self._running_session().seek(queue, to)
 
@@ -480,7 +480,7 @@ class Consumer(LifeCycle):
             BrokerNotFoundError: If the topic is not on the queue's broker.
             ConfigError: If it has no queue of that id there, and for a value that is no queue.
             InvalidMessageError: For an invalid topic name.
-            ClientStateError: Unless running;.
+            ClientStateError: Unless running.
         """
         session = self._running_session()
         return await session.committed(await known_queue(session.instance, queue))
@@ -538,7 +538,7 @@ class Consumer(LifeCycle):
             TimeoutError: After ``timeout`` seconds.
             ClientStateError: Unless running.
             TypeError: For a ``timeout`` that is not a number.
-            ValueError: For one that is not above 0;.
+            ValueError: For one that is not above 0.
         """
         session = self._running_session()
         async with asyncio.timeout(checked_timeout(timeout)):

@@ -41,7 +41,7 @@ class MessageWriter:
 
         Raises:
             Refused: 17 for another topic that does not exist, 13 for properties that are too long, 1 for properties without a
-                UTF-8 form;.
+                UTF-8 form.
         """
         topic = self._state.topics.get(draft.topic)
         if topic is None and draft.topic.startswith(RETRY_TOPIC_PREFIX):

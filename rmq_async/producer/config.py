@@ -299,9 +299,11 @@ def split_options(
     config: ProducerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ProducerConfig]:
-    """Sorts keyword options into the two configs. Raises TypeError for an unknown option and for a config of another type.
+    """Sort keyword options into the two configs.
 
-    Raises ConfigError for an invalid value, and for a ``max_message_size`` that does not fit into ``max_frame_size``.
+    Raises:
+        TypeError: For an unknown option and for a config of another type.
+        ConfigError: For an invalid value, and for a ``max_message_size`` that does not fit into ``max_frame_size``.
     """
     merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
     if not isinstance(config, ProducerConfig | None):

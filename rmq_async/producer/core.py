@@ -200,11 +200,11 @@ class ProducerCore:
         return self._settings.group
 
     def outside_namespaces(self, topic: str) -> None:
-        """Marks a system topic of the brokers, which is outside all namespaces regardless of its name."""
+        """Mark a system topic of the brokers, which is outside all namespaces regardless of its name."""
         self._settings.outside.add(topic)
 
     def _look_again(self) -> None:
-        """Computes which messages may take the fast path; called at the start and when hooks of requests change."""
+        """Compute which messages may take the fast path; called at the start and when hooks of requests change."""
         config, settings = self.config, self._settings
         general = not self.pool.hooks.only_sign or not config.send_smart_msg
         self.watched = self.watchers.active
@@ -221,7 +221,11 @@ class ProducerCore:
     def batch_call(
         self, messages: Iterable[Message], queue: MessageQueue | None, mode: str, started: float, deadline: float
     ) -> Call[BatchSendResult]:
-        """Makes the call that sends a batch. ``queue``: the caller's choice, or None."""
+        """Make the call that sends a batch.
+
+        Args:
+            queue: The caller's choice, or None.
+        """
         try:
             batch = messages if isinstance(messages, tuple) else tuple(messages)
         except TypeError:
@@ -240,7 +244,7 @@ class ProducerCore:
     # -- the end
 
     async def close(self, timeout: float) -> None:
-        """Waits up to ``timeout`` seconds for calls, then ends the rest; afterwards every call has its result or its error."""
+        """Wait up to ``timeout`` seconds for calls, then end the rest; afterwards every call has its result or its error."""
         deadline = machine.monotonic() + timeout
         self.credits.refuse(_stopping)
         self.oneway_credits.refuse(_stopping)
@@ -272,7 +276,7 @@ class ProducerCore:
         await self.topics.closed()
 
     def _end_all(self) -> None:
-        """Fails every unfinished call, in all the places where calls wait."""
+        """Fail every unfinished call, in all the places where calls wait."""
         self.dispatch.closed = True
         self.batcher.end(_stopping)
         self._lines.fail(_stopping)

@@ -43,7 +43,7 @@ class SendMethods(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Sends one message and returns when a broker has stored it; retries within ``timeout`` seconds, first on other brokers.
+        """Send one message and return when a broker has stored it; retries within ``timeout`` seconds, first on other brokers.
 
         ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
         ``selector(queues, message, key)`` chooses one; without both, the producer's ``queue_selector`` or the hash of ``key``
@@ -167,15 +167,14 @@ class SendMethods(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> asyncio.Future[SendResult]:
-        """Accepts one message and returns a future of its result.
+        """Accept one message and return a future of its result.
 
-        Waits only until the message can be sent: for room within ``async_limit``, ``pending_bytes_limit`` and
+        Wait only until the message can be sent: for room within ``async_limit``, ``pending_bytes_limit`` and
         ``max_pending_bytes``, for the route, the connection, and, if needed, for a selector, the compression of the body and
-        earlier sends that choose their queue.
-        Exactly one of ``on_success(result)`` and ``on_error(error)`` is called, once, on the loop, before anything that awaits
-        the future resumes, also when the producer stops. They are plain functions; one that raises is reported to the loop's
-        exception handler. Cancelling the future ends the send and calls ``on_error(CancelledError())``; the message may be
-        stored all the same.
+        earlier sends that choose their queue. Exactly one of ``on_success(result)`` and ``on_error(error)`` is called, once, on
+        the loop, before anything that awaits the future resumes, also when the producer stops. They are plain functions; one
+        that raises is reported to the loop's exception handler. Cancelling the future ends the send and calls
+        ``on_error(CancelledError())``; the message may be stored all the same.
 
         The other arguments are those of ``send``. The call itself raises TypeError for a callback that is not a plain function,
         and those errors of ``send`` that occur before the message is accepted. The future gets later errors, those of hooks
@@ -201,14 +200,14 @@ class SendMethods(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """Sends one message that no broker confirms; returns when its frame is queued.
+        """Send one message that no broker confirms; return when its frame is queued.
 
         The arguments are those of ``send``. There is one attempt. The message counts towards ``oneway_limit`` until the last
         byte of its frame is in the kernel. On each connection, at least one of ``oneway_window`` messages is sent as an
         ordinary request, which counts until it has ended, and whose error is at most logged. While two of these are unanswered,
         a call that would send a third one waits up to ``timeout`` seconds.
 
-        Raises the errors that ``send`` raises before anything is sent; BackpressureError also after that wait; ConnectError or
+        Raise the errors that ``send`` raises before anything is sent; BackpressureError also after that wait; ConnectError or
         RequestTimeoutError if no connection is made, ConnectionLostError if it closes; RequestTimeoutError also if earlier
         sends to a chosen queue are not answered in time; ClientStateError when the producer stops.
         """

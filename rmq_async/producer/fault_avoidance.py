@@ -14,10 +14,11 @@ __all__ = ["queue_selection_of"]
 def queue_selection_of(
     config: ProducerConfig, instance: ClientInstance, queues_by_topic: Mapping[str, TopicQueues], owner: object
 ) -> QueueSelection | None:
-    """Returns the queue selection for the settings; None for plain round robin.
+    """Return the queue selection for the settings; None for plain round robin.
 
-    ``queues_by_topic``: live mapping of a topic to its queues. ``owner``: marks the producer's entries in the connections' request
-    tables.
+    Args:
+        queues_by_topic: Live mapping of a topic to its queues.
+        owner: Marks the producer's entries in the connections' request tables.
     """
     if config.latency_fault is False:
         return None if config.queue_selector is select_best else QueueSelection(config.queue_selector, None)

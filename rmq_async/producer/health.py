@@ -27,18 +27,19 @@ class ProducerState(Enum):
 class ProducerHealth:
     """A snapshot of a producer's condition, returned by ``Producer.health()``.
 
-    ``state``: the state in its life cycle. ``live``: False if the process needs a restart: the event loop has been blocked for
-    more than a second or has stopped, or the producer was started before a fork. ``ready``: the producer is running and live; a
-    name server has answered and, with ``start_without_cluster``, named a broker; and at least one broker of the routes in use
-    is reachable, or there is none in them. ``problems``: all problems, including those that leave the producer ready.
-
-    ``last_success_age``: seconds since a broker confirmed a stored message to any producer that shares the client's
-    connections; None if none has, before the start, after the stop and after a fork. Each read from a connection updates it by
-    the last response in that read only, so it may lag by some reads while stored and refused messages alternate. One-way
-    messages do not count, except those that are sent as ordinary requests (``oneway_window``).
-
-    ``unanswered``: number of messages accepted and not finished, including those that wait for a route or a connection.
-    ``brokers``: the masters of the routes in use by the client, by broker name.
+    Attributes:
+        state: The state in its life cycle.
+        live: False if the process needs a restart: the event loop has been blocked for more than a second or has stopped, or
+            the producer was started before a fork.
+        ready: The producer is running and live; a name server has answered and, with ``start_without_cluster``, named a broker;
+            and at least one broker of the routes in use is reachable, or there is none in them.
+        problems: All problems, including those that leave the producer ready.
+        last_success_age: Seconds since a broker confirmed a stored message to any producer that shares the client's
+            connections; None if none has, before the start, after the stop and after a fork. Each read from a connection
+            updates it by the last response in that read only, so it may lag by some reads while stored and refused messages
+            alternate. One-way messages do not count, except those that are sent as ordinary requests (``oneway_window``).
+        unanswered: Number of messages accepted and not finished, including those that wait for a route or a connection.
+        brokers: The masters of the routes in use by the client, by broker name.
     """
 
     state: ProducerState
@@ -59,10 +60,13 @@ def health_of(
     *,
     forked: bool,
 ) -> ProducerHealth:
-    """Makes the snapshot. ``idle``: the problem that the producer does not run. ``instance``, ``sender``: None unless it runs or
-    stops.
+    """Make the snapshot.
 
-    ``forked``: the producer was started before a fork, in the parent process.
+    Args:
+        idle: The problem that the producer does not run.
+        instance: None unless it runs or stops.
+        sender: See ``instance``.
+        forked: The producer was started before a fork, in the parent process.
     """
     problems = [idle] if idle is not None else []
     if forked:
@@ -87,7 +91,7 @@ def health_of(
 
 
 def _no_room(sender: ProducerCore) -> Problem | None:
-    """Returns the problem that calls wait because a limit on unfinished messages is reached, or None."""
+    """Return the problem that calls wait because a limit on unfinished messages is reached, or None."""
     for credits in (sender.credits, sender.oneway_credits):
         if (waiting := credits.waiting) > 0:
             return Problem(ProblemCode.NO_CREDITS, f"{waiting} calls wait to be accepted: {credits!r}")

@@ -54,7 +54,7 @@ class ProducerLife(LifeCycle):
         return ProducerState[self._state.name]
 
     def health(self) -> ProducerHealth:
-        """Returns the producer's condition, from any thread; sends no request, never waits and never raises."""
+        """Return the producer's condition, from any thread; send no request, never waits and never raises."""
         life, instance, sender = self._state, self._instance, self._sender
         state = ProducerState[life.name]
         forked = state not in (ProducerState.NEW, ProducerState.STOPPED) and self._generation != generation()
@@ -67,31 +67,40 @@ class ProducerLife(LifeCycle):
     # -- life cycle
 
     async def start(self) -> None:
-        """Joins the shared client instance and registers the group; fetches the routes of ``topics`` and sends their brokers
-        heartbeats (with ``start_without_cluster``, once there is a cluster).
+        """Join the shared client instance and register the group.
 
-        Logs a warning for a topic of ``topics`` without a route and for a broker that does not answer. A call on a running
+        Fetch the routes of ``topics`` and send their brokers heartbeats (with ``start_without_cluster``, once there is a
+        cluster).
+
+        Log a warning for a topic of ``topics`` without a route and for a broker that does not answer. A call on a running
         producer has no effect; one during another ``start`` waits for its end and raises its error, or starts if that was
         cancelled.
 
-        Raises NameServerError when no name server is configured, or none answers within ``request_timeout`` and
-        ``start_without_cluster`` is False; ConfigError when the group is already registered with the same client settings, or
-        is too long with its namespace, and for an invalid address in ``NAMESRV_ADDR``; RequestTimeoutError when the system's
-        certificate authorities are not read in that time; ClientStateError during ``stop``, and when ``stop`` is called
-        meanwhile; WrongLoopError and ForkedError when the producer runs on another loop or in the parent process. After an
-        error the producer holds no connection, registration or task.
+        After an error the producer holds no connection, registration or task.
+
+        Raises:
+            NameServerError: When no name server is configured, or none answers within ``request_timeout`` and
+                ``start_without_cluster`` is False.
+            ConfigError: When the group is already registered with the same client settings, or is too long with its namespace,
+                and for an invalid address in ``NAMESRV_ADDR``.
+            RequestTimeoutError: When the system's certificate authorities are not read in that time.
+            ClientStateError: During ``stop``, and when ``stop`` is called meanwhile.
+            WrongLoopError, ForkedError: When the producer runs on another loop or in the parent process.
         """
         await super().start()
         self._loop_runs, self._thread = get_running_loop().is_running, get_ident()
         _started.add(self)
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Accepts no more messages, waits up to ``timeout`` seconds (default ``stop_timeout``) for accepted ones, then closes.
+        """Accept no more messages, wait up to ``timeout`` seconds (default ``stop_timeout``) for accepted ones, then close.
 
         Messages that are unanswered by then fail with ClientStateError. Allowed before ``start()``, during it and more than
-        once; a call during another ``stop()`` waits for its end. The producer can be started again. Raises
-        TypeError or ValueError for a ``timeout`` that is not a number of seconds, 0 or more, WrongLoopError on another loop,
-        ForkedError in a forked child.
+        once; a call during another ``stop()`` waits for its end. The producer can be started again.
+
+        Raises:
+            TypeError, ValueError: For a ``timeout`` that is not a number of seconds, 0 or more.
+            WrongLoopError: On another loop.
+            ForkedError: In a forked child.
         """
         await super().stop(timeout)
 
@@ -109,11 +118,11 @@ class ProducerLife(LifeCycle):
             await instance.unregister_producer(self._sender.producer_group, max(0.0, deadline - machine.monotonic()))
 
     async def _drain(self, budget: float) -> None:
-        """Waits up to ``budget`` seconds for accepted messages, then fails those that remain."""
+        """Wait up to ``budget`` seconds for accepted messages, then fail those that remain."""
         await self._sender.close(budget)
 
     async def _join(self, instance: ClientInstance) -> ProducerCore:
-        """Makes the sender, registers the group and fetches the routes of ``topics``."""
+        """Make the sender, register the group and fetch the routes of ``topics``."""
         sender = ProducerCore(self.group, self.config, instance)
         try:
             check_group(sender.producer_group)
@@ -132,7 +141,11 @@ class ProducerLife(LifeCycle):
     # -- inside
 
     def _usable(self) -> ProducerCore:
-        """Returns the sender. Raises ClientStateError, WrongLoopError or ForkedError if calls are not possible here and now."""
+        """Return the sender.
+
+        Raises:
+            ClientStateError, WrongLoopError, ForkedError: If calls are not possible here and now.
+        """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
         return self._sender
@@ -150,7 +163,7 @@ class ProducerLife(LifeCycle):
 
 
 def check_here(producer: ProducerLife) -> None:
-    """Raises ForkedError for a running producer of the parent process, WrongLoopError for one that runs on another loop."""
+    """Raise ForkedError for a running producer of the parent process, WrongLoopError for one that runs on another loop."""
     if producer.state is ProducerState.RUNNING:
         producer._running_instance()  # noqa: SLF001
 
@@ -163,7 +176,7 @@ _started: weakref.WeakSet[ProducerLife] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Makes started producers refuse to send: a child process must not use the sockets of its parent."""
+    """Make started producers refuse to send: a child process must not use the sockets of its parent."""
     for producer in list(_started):
         producer._loop_runs = _never  # noqa: SLF001
 

@@ -28,10 +28,13 @@ _LENGTH: Final = struct.Struct(">H").pack
 
 
 class PreparedSend(NamedTuple):
-    """An encoded message or batch of checked messages. ``queue``: the only queue that it may go to, or None.
+    """An encoded message or batch of checked messages.
 
-    ``messages``: number of messages. ``bytes``: size of their bodies. ``held``: bytes kept until the response, properties
-    included, before compression.
+    Attributes:
+        queue: The only queue that it may go to, or None.
+        messages: Number of messages.
+        bytes: Size of their bodies.
+        held: Bytes kept until the response, properties included, before compression.
     """
 
     outgoing: Outgoing
@@ -49,9 +52,10 @@ def prepare(
     flags: Sequence[int] | None,
     queue: MessageQueue | None,
 ) -> PreparedSend:
-    """Encodes checked messages of one topic with new unique ids, several messages as one batch.
+    """Encode checked messages of one topic with new unique ids, several messages as one batch.
 
-    ``texts``: the properties of each message as they are on the wire, without the unique id and WAIT.
+    Args:
+        texts: The properties of each message as they are on the wire, without the unique id and WAIT.
     """
     encoder = producer._usable().encoder  # noqa: SLF001
     ids = encoder.ids.take(len(bodies))
@@ -67,9 +71,12 @@ def prepare(
 
 
 async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> PreparedSend:
-    """Returns a single message with its body compressed if ``send`` would do that; returns others, and batches, unchanged.
+    """Return a single message with its body compressed if ``send`` would do that; return others, and batches, unchanged.
 
-    ``timeout``: seconds. Raises as ``Compressor.compress``.
+    Raises as ``Compressor.compress``.
+
+    Args:
+        timeout: seconds.
     """
     core = producer._usable()  # noqa: SLF001
     if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
@@ -78,8 +85,7 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
 
 
 async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> SendResult | BatchSendResult:
-    """Sends a prepared message or batch, which may be sent again. Result and errors are those of ``send`` and
-    ``send_batch``."""
+    """Send a prepared message or batch, which may be sent again. Result and errors are those of ``send`` and ``send_batch``."""
     core, started = producer._usable(), machine.monotonic()  # noqa: SLF001
     outgoing, queue = prepared.outgoing, prepared.queue
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None
@@ -93,11 +99,15 @@ async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: flo
 async def queues_instead(
     producer: Producer, queue: MessageQueue, timeout: float, *, returning: bool
 ) -> tuple[MessageQueue, ...] | None:
-    """Returns the queues that the topic of ``queue`` has if ``queue`` is none of them; None if it exists or may come back. A name
-    server is asked anew, because queues may be new.
+    """Return the queues that the topic of ``queue`` has if ``queue`` is none of them; None if it exists or may come back.
+
+    A name server is asked anew, because queues may be new.
 
     A broker that restarts is in no route meanwhile: one that this producer has used may come back, and any other one if
-    ``returning``. ``timeout``: seconds. Raises as ``RouteTable.fetch``.
+    ``returning``. Raises as ``RouteTable.fetch``.
+
+    Args:
+        timeout: seconds.
     """
     core = producer._usable()  # noqa: SLF001
     route = await core.instance.routes.fetch(core.topics.wire_topic(queue.topic), timeout)
@@ -111,7 +121,7 @@ async def queues_instead(
 
 
 def encoded_batch(bodies: Sequence[bytes], texts: Sequence[str], ids: Sequence[str], flags: Sequence[int]) -> bytes:
-    """Returns the body of a batch, that of ``rmq_protocol.batch.encode_batch`` for such messages with ``wait_store=True``."""
+    """Return the body of a batch, that of ``rmq_protocol.batch.encode_batch`` for such messages with ``wait_store=True``."""
     parts: list[bytes] = []
     head = tail = b""
     size = width = last = -1

@@ -32,17 +32,20 @@ __all__ = ["Producer"]
 class Producer(SendMethods):
     """Sends messages to the topics of one cluster, as one producer group.
 
-    ``namesrv``: "host:port;host:port" or a sequence of "host:port"; default: the environment variable NAMESRV_ADDR. ``client``
-    and ``config``: settings; any field of ClientConfig or ProducerConfig may be given as a keyword instead. Raises TypeError
-    for an unknown keyword and a config of another type, ConfigError for an invalid value, and InvalidGroupError, a ConfigError,
-    for an invalid group. The constructor does no I/O; ``start()`` needs a running loop, and the producer belongs to that loop
-    until ``stop()``.
+    Raises TypeError for an unknown keyword and a config of another type, ConfigError for an invalid value, and
+    InvalidGroupError, a ConfigError, for an invalid group. The constructor does no I/O; ``start()`` needs a running loop, and
+    the producer belongs to that loop until ``stop()``.
 
     All calls but ``start``, ``stop``, ``aclose`` and ``health`` raise ClientStateError while the producer is not running,
     WrongLoopError on another loop, ForkedError in a forked child process, and TypeError or ValueError for a ``timeout`` that is
     not a number of seconds above 0.
 
     Producers, consumers and admins with equal client settings on one event loop share connections, routes and heartbeats.
+
+    Args:
+        namesrv: "host:port;host:port" or a sequence of "host:port"; default: the environment variable NAMESRV_ADDR.
+        client: Settings; any field of ClientConfig or ProducerConfig may be given as a keyword instead.
+        config: See ``client``.
     """
 
     def __init__(
@@ -60,12 +63,16 @@ class Producer(SendMethods):
     async def send_batch(
         self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
     ) -> BatchSendResult:
-        """Sends several messages of one topic as one request, which a broker stores as a whole or not at all.
+        """Send several messages of one topic as one request, which a broker stores as a whole or not at all.
 
         The messages must have equal ``wait_store``, no delay and no retry topic; their encoded size is limited to
-        ``max_message_size`` bytes. Bodies are not compressed. ``queue``: the queue of the batch; sharding keys of its messages
-        have no effect. Without it, a ``queue_selector`` of the user is called with the first message. ``timeout``: seconds, as
-        in ``send``. Raises InvalidMessageError also for a batch that is empty or breaks these rules, and as ``send`` does.
+        ``max_message_size`` bytes. Bodies are not compressed. Raises InvalidMessageError also for a batch that is empty or
+        breaks these rules, and as ``send`` does.
+
+        Args:
+            queue: The queue of the batch; sharding keys of its messages have no effect. Without it, a ``queue_selector`` of the
+                user is called with the first message.
+            timeout: Seconds, as in ``send``.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -84,10 +91,16 @@ class Producer(SendMethods):
         queue: MessageQueue | None = None,
         timeout: float | None = None,
     ) -> asyncio.Future[BatchSendResult]:
-        """Accepts a batch as ``send_batch`` does, and returns a future of its result; callbacks as in ``send_async``.
+        """Accept a batch as ``send_batch`` does, and return a future of its result; callbacks as in ``send_async``.
 
-        ``queue``: the queue of the batch; sharding keys have no effect. ``timeout``: seconds for the whole send, by default the
-        producer's. Raises InvalidMessageError for a batch as ``send_batch`` does, and as ``send_async`` does.
+        Raises as ``send_async`` does, too.
+
+        Args:
+            queue: The queue of the batch; sharding keys have no effect.
+            timeout: Seconds for the whole send, by default the producer's.
+
+        Raises:
+            InvalidMessageError: For a batch as ``send_batch`` does.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -107,13 +120,15 @@ class Producer(SendMethods):
         key: Any = None,
         timeout: float | None = None,
     ) -> MessageExt:
-        """Sends a request message, and returns the reply that its consumer sends (``reply``).
+        """Send a request message, and return the reply that its consumer sends (``reply``).
 
-        ``timeout``: seconds for request and reply, by default the producer's. Sends as ``send`` does; the request counts
-        towards ``async_limit`` until the call ends. Raises as ``send`` does; ReplyTimeoutError when the request is stored
-        and no reply arrived in time; ClientStateError when the producer stops during the wait for the reply;
-        CorruptMessageError for a reply whose compressed body is damaged or exceeds ``max_decompressed_size``. In these three
-        cases ``maybe_stored`` is True.
+        Raises as ``send`` does; ReplyTimeoutError when the request is stored and no reply arrived in time; ClientStateError
+        when the producer stops during the wait for the reply; CorruptMessageError for a reply whose compressed body is damaged
+        or exceeds ``max_decompressed_size``. In these three cases ``maybe_stored`` is True.
+
+        Args:
+            timeout: Seconds for request and reply, by default the producer's. Sends as ``send`` does; the request counts
+                towards ``async_limit`` until the call ends.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
@@ -122,34 +137,47 @@ class Producer(SendMethods):
     async def reply(
         self, request: MessageExt, body: bytes, *, properties: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> SendResult:
-        """Replies to a message that another client sent by ``request``; returns when that client has received the reply.
+        """Reply to a message that another client sent by ``request``; return when that client has received the reply.
 
-        ``properties``: properties of the reply; those that identify its request are added. ``timeout``: seconds for all
-        attempts, by default the producer's. Raises TypeError if ``request`` is not a MessageExt, LocalProtocolError (10007) for
-        a message that was not sent by ``request``, BrokerError or SendError (code 1; Java's ``ReplyMessageProcessor``) when the
-        requesting client is not connected any more, and as ``send`` does.
+        Raises TypeError if ``request`` is not a MessageExt, LocalProtocolError (10007) for a message that was not sent by
+        ``request``, BrokerError or SendError (code 1; Java's ``ReplyMessageProcessor``) when the requesting client is not
+        connected any more, and as ``send`` does.
+
+        Args:
+            properties: Properties of the reply; those that identify its request are added.
+            timeout: Seconds for all attempts, by default the producer's.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
         return await reply(sender, request, body, properties, budget)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Cancels the delivery of a message that was sent with ``delay`` or ``deliver_at``; returns the message's unique id.
+        """Cancel the delivery of a message that was sent with ``delay`` or ``deliver_at``; return the message's unique id.
 
-        ``recall_handle``: the ``recall_handle`` of its SendResult. Requires brokers from 5.3.2 on with
-        ``recallMessageEnable=true``; they confirm a recall even if the message no longer exists. The call takes at most the
-        producer's ``timeout``. Raises InvalidMessageError for a retry or dead letter topic, for an invalid handle and for one
-        of another topic; BrokerError when the broker refuses (16: not enabled, 3: broker too old, 604: too late; Java's
-        ``RecallMessageProcessor``); RemoteProtocolError for a confirmation without an id; and as ``send`` does.
+        Raises as ``send`` does, too.
+
+        Args:
+            recall_handle: The ``recall_handle`` of its SendResult. Requires brokers from 5.3.2 on with
+                ``recallMessageEnable=true``; they confirm a recall even if the message no longer exists. The call takes at most
+                the producer's ``timeout``.
+
+        Raises:
+            InvalidMessageError: For a retry or dead letter topic, for an invalid handle and for one of another topic.
+            BrokerError: When the broker refuses (16: not enabled, 3: broker too old, 604: too late; Java's
+                ``RecallMessageProcessor``).
+            RemoteProtocolError: For a confirmation without an id.
         """
         return await recall(self._usable(), topic, recall_handle)
 
     async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the queues of ``topic`` among which keys and selectors choose, in the order of the round robin: those that may
+        """Return the queues of ``topic`` among which keys and selectors choose, in the order of the round robin: those that may
         be written to, but with an order conf and for a static topic all that the route lists, also on brokers that are away.
 
-        Takes at most the producer's ``timeout``. Raises InvalidMessageError for an invalid name, and TopicNotFoundError,
-        NameServerError, BrokerNotFoundError and RequestTimeoutError as ``send`` does.
+        Take at most the producer's ``timeout``.
+
+        Raises:
+            InvalidMessageError: For an invalid name.
+            TopicNotFoundError, NameServerError, BrokerNotFoundError, RequestTimeoutError: As ``send`` does.
         """
         sender = self._usable()
         check_topic(topic)
@@ -157,9 +185,9 @@ class Producer(SendMethods):
         return topic_queues.keyed
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Waits until all messages accepted so far have a result or an error; one-way messages, until they are written.
+        """Wait until all messages accepted so far have a result or an error; one-way messages, until they are written.
 
-        For one-way messages that are sent as ordinary requests (``oneway_window``) it waits until they are answered. Does not
+        For one-way messages that are sent as ordinary requests (``oneway_window``) it waits until they are answered. Do not
         wait for messages that are accepted during the wait. Raises RequestTimeoutError, a TimeoutError, after ``timeout``
         seconds; None sets no limit, since each send ends by its own deadline.
         """

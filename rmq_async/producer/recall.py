@@ -24,7 +24,7 @@ _NAMES: Final = -1
 
 
 async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
-    """Recalls a message and returns its unique id, see ``Producer.recall``.
+    """Recall a message and return its unique id, see ``Producer.recall``.
 
     The request goes to the broker that the handle names, or to another one of the topic if that one's master is not known.
     """
@@ -68,8 +68,10 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
 
 
 def _refusal(response: RemotingCommand, broker: str, address: str) -> BrokerError:
-    """Returns the broker's error. If the broker has recalls turned off or does not know them, the text names the setting that
-    enables them."""
+    """Return the broker's error.
+
+    If the broker has recalls turned off or does not know them, the text names the setting that enables them.
+    """
     error = broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
     if type(error) is NoPermissionError:  # not a subclass: those are about the rights of a user
         error.args = (f"{error}; a broker recalls messages only with recallMessageEnable=true in its configuration",)

@@ -49,7 +49,7 @@ DECODE_IN_THREAD: Final = 64 * 1024
 async def request(
     sender: ProducerCore, message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any, timeout: float
 ) -> MessageExt:
-    """Sends ``message`` like any other, and returns the reply to it."""
+    """Send ``message`` like any other, and return the reply to it."""
     started = machine.monotonic()
     deadline = started + timeout
     instance = sender.instance
@@ -89,8 +89,9 @@ async def request(
 async def reply(
     sender: ProducerCore, asked: MessageExt, body: bytes, properties: Mapping[str, str] | None, timeout: float
 ) -> SendResult:
-    """Sends the reply to a received message, first to the message's broker if it takes replies: the requesting client is most
-    likely connected to it."""
+    """Send the reply to a received message, first to the message's broker if it takes replies: the requesting client is most
+    likely connected to it.
+    """
     started = machine.monotonic()
     deadline = started + timeout
     if not isinstance(asked, MessageExt):
@@ -124,7 +125,7 @@ async def reply(
 
 
 async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:
-    """Waits for the answers to heartbeats of the brokers that may push the reply; see ``INTRODUCTION`` for the limit."""
+    """Wait for the answers to heartbeats of the brokers that may push the reply; see ``INTRODUCTION`` for the limit."""
     now = machine.monotonic()
     until = now + min(INTRODUCTION, (deadline - now) / 3)
     routes = sender.instance.routes
@@ -152,7 +153,7 @@ async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQ
 
 
 async def _sent(replied: asyncio.Future[PushedReply], sending: Awaitable[SendResult]) -> SendResult | None:
-    """Returns the send result, or None if only the reply has arrived, which proves that the request is stored."""
+    """Return the send result, or None if only the reply has arrived, which proves that the request is stored."""
     scope, over = asyncio.timeout(None), False
 
     def hurry(_: object, scope: asyncio.Timeout = scope) -> None:
@@ -197,10 +198,13 @@ def _stored(kind: type[ClientStateError | ReplyTimeoutError], text: str, broker:
 
 
 async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, timeout: float) -> MessageExt:
-    """Makes the message of a pushed reply.
+    """Make the message of a pushed reply.
 
-    Raises CorruptMessageError for a damaged body or one above ``max_decompressed_size``. If the body is decompressed in another
-    thread, raises ReplyTimeoutError at ``deadline`` and ClientStateError when the producer stops.
+    If the body is decompressed in another thread, raises ReplyTimeoutError at ``deadline`` and ClientStateError when the
+    producer stops.
+
+    Raises:
+        CorruptMessageError: For a damaged body or one above ``max_decompressed_size``.
     """
     header, properties, body = pushed
     instance = sender.instance
@@ -235,7 +239,7 @@ async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, t
 
 
 def _host(text: str) -> str:
-    """Returns the text if it is a valid host, else "": message ids are made from hosts."""
+    """Return the text if it is a valid host, else "": message ids are made from hosts."""
     try:
         pack_host(text)
     except LocalProtocolError:

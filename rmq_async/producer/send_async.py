@@ -26,7 +26,7 @@ class Withdrawable(Protocol):
     # An object, because a bound method would take 80 bytes for each send in flight.
 
     def left(self) -> None:
-        """Abandons the attempts, because the caller cancelled the future."""
+        """Abandon the attempts, because the caller cancelled the future."""
 
 
 class SendFuture(asyncio.Future[Result]):
@@ -46,15 +46,19 @@ class SendFuture(asyncio.Future[Result]):
         return True
 
     def let_go(self) -> None:
-        """Drops the reference to the ended send: without a cycle, reference counting frees both."""
+        """Drop the reference to the ended send: without a cycle, reference counting frees both."""
         self._owner = None
 
 
 class AsyncSend(Generic[Result]):
     """An accepted send: at its end, it gives its credits back and, unless ``drop`` ended it, calls the callback for its outcome.
 
-    ``number`` and ``size``: credits that it holds, in messages and bytes. ``work``: the attempts, notified when the future is
-    cancelled; None before they begin and after the end.
+    Args:
+        number: Credits that it holds, in messages and bytes.
+        size: See ``number``.
+
+    Attributes:
+        work: The attempts, notified when the future is cancelled; None before they begin and after the end.
     """
 
     __slots__ = (
@@ -92,12 +96,12 @@ class AsyncSend(Generic[Result]):
         self.future: SendFuture[Result] = SendFuture(self)
 
     def drop(self) -> None:
-        """Ends the send without a callback, because the call that accepted it raises an error."""
+        """End the send without a callback, because the call that accepted it raises an error."""
         if not self.ended:
             self._end()
 
     def cancelled(self) -> None:
-        """Ends the send after its future was cancelled."""
+        """End the send after its future was cancelled."""
         self.ended = True
         if self.work is not None:
             self.work.left()
@@ -152,8 +156,9 @@ of one takes longer than the rest of the send."""
 
 
 def check_callback(name: str, callback: object) -> None:
-    """Raises TypeError unless ``callback`` is None or a plain function that takes one argument: nothing would await another one,
-    and its calls would fail."""
+    """Raise TypeError unless ``callback`` is None or a plain function that takes one argument: nothing would await another one,
+    and its calls would fail.
+    """
     if callback is None:
         return
     kind = _kind_of(callback)
@@ -172,7 +177,7 @@ def check_callback(name: str, callback: object) -> None:
 
 
 def _kind_of(callback: Any) -> Hashable:
-    """Returns what callbacks with the same parameters share; None if that is not known."""
+    """Return what callbacks with the same parameters share; None if that is not known."""
     kind = type(callback)
     if kind is partial:
         inner = None if callback.keywords else _kind_of(callback.func)
@@ -202,12 +207,12 @@ class AsyncAttempt(FirstAttempt[Result]):
         return self._accepted.context
 
     def drop(self) -> None:
-        """Ends the call without a callback, after ``start`` raised an error."""
+        """End the call without a callback, after ``start`` raised an error."""
         self._settled = True
         self._accepted.drop()
 
     def left(self) -> None:
-        """Abandons the attempts, because the future was cancelled."""
+        """Abandon the attempts, because the future was cancelled."""
         self._settled = True
         if self._connection is not None and self._pending is not None:
             self._connection.requests.forget(self._pending.opaque)

@@ -18,16 +18,18 @@ __all__ = ["split_batches"]
 
 
 def split_batches(messages: Iterable[Message], max_bytes: int = MAX_BODY_SIZE) -> Iterator[list[Message]]:
-    """Yields batches for ``send_batch``, in the order of ``messages``, each of at most ``max_bytes`` encoded bytes.
+    """Yield batches for ``send_batch``, in the order of ``messages``, each of at most ``max_bytes`` encoded bytes.
 
     A batch ends where the next message would not fit, or has another topic or ``wait_store``. ``messages`` is read lazily, one
     message ahead of the batches. The size includes the unique id of each message, its own or the one that it gets when it is
     sent: 32 digits, or 56 while this process has a client with an IPv6 address.
 
-    Raises InvalidMessageError, at the position of the message in the iteration, for a message that a batch must not hold
-    (delayed, of a retry topic, or otherwise invalid) and for one that alone is larger than ``max_bytes``: send that one by
-    itself. Raises ValueError for a ``max_bytes`` that is not a whole number above 0, and TypeError, in the iteration, for an object
-    that is not a Message.
+    Raises:
+        InvalidMessageError: At the position of the message in the iteration, for a message that a batch must not hold (delayed,
+            of a retry topic, or otherwise invalid) and for one that alone is larger than ``max_bytes``: send that one by
+            itself.
+        ValueError: For a ``max_bytes`` that is not a whole number above 0.
+        TypeError: In the iteration, for an object that is not a Message.
     """
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
         raise ValueError(f"max_bytes must be a whole number above 0, not {shown(max_bytes)}")
@@ -51,7 +53,7 @@ def _batches(messages: Iterable[Message], max_bytes: int) -> Iterator[list[Messa
 
 
 def _checked_size(number: int, message: Message, max_bytes: int) -> int:
-    """Returns the bytes that a valid message takes in a batch."""
+    """Return the bytes that a valid message takes in a batch."""
     if not isinstance(message, Message):
         raise TypeError(f"message {number} must be a Message, not {type_name(message)}")
     try:

@@ -179,7 +179,7 @@ class Requests:
         Raises:
             BrokerError: If the broker refuses, POLLING_FULL included.
             RemoteProtocolError: For an answer that cannot be read.
-            RequestTimeoutError: If the messages are not decoded in time;.
+            RequestTimeoutError: If the messages are not decoded in time.
         """
         expression, kind = wanted.subscription.tags, TAG
         if wanted.subscription.sql is not None:

@@ -207,7 +207,7 @@ class PullSession(MemberSession):
 
         Raises:
             ConfigError: If the client has a consumer of the group already; what ``check_filter`` and ``Conflicts.look_first``
-                raise;.
+                raise.
         """
         self.attached.begin(self)
         try:

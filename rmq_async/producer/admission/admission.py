@@ -23,8 +23,11 @@ __all__ = ["Admission"]
 class Admission:
     """Give calls what they need before their first attempt, and take it back: ``enter`` or ``enter_now``, then ``leave``.
 
-    ``lines``: the lines of calls that choose their queue, by topic; all admissions of a producer share them. ``compress_from``:
-    bytes from which on a body is compressed.
+    Args:
+        lines: The lines of calls that choose their queue, by topic; all admissions of a producer share them.
+
+    Attributes:
+        compress_from: Bytes from which on a body is compressed.
     """
 
     __slots__ = ("asks", "compress_from", "compressor", "credits", "lines", "queues_by_topic", "router")

@@ -26,16 +26,21 @@ the response says that the message is stored."""
 class Call(msgspec.Struct, Generic[Result]):
     """One call, made once and passed to everything that handles the call; a ``send`` on the fast path needs none.
 
-    ``started``, ``deadline``: seconds of ``time.monotonic``. ``retries``: maximum number of attempts after the first
-    that count (``uses_retry``).
-    ``message``: the argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
-    a message that is sent as it is encoded. ``choice``: the caller's choice of a queue. ``size``: bytes of the bodies, for
-    admission. ``batchable``: the message may leave in a batch with others. ``ordered``: it waits for its queue also without a
-    ``choice``.
+    Set by admission: ``epoch``: of the credits that the call holds; None if it holds none.
 
-    Set by admission: ``epoch``: of the credits that the call holds; None if it holds none. ``place``: in a line, left as soon as
-    batching keeps the order of the message; None if it has none. ``target``: the queue of the first attempt, one of
-    ``topic_queues`` or chosen by the caller; None until the call is admitted.
+    Attributes:
+        started: Seconds of ``time.monotonic``.
+        deadline: See ``started``.
+        retries: Maximum number of attempts after the first that count (``uses_retry``).
+        message: The argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
+            a message that is sent as it is encoded.
+        choice: The caller's choice of a queue.
+        size: Bytes of the bodies, for admission.
+        batchable: The message may leave in a batch with others.
+        ordered: It waits for its queue also without a ``choice``.
+        place: In a line, left as soon as batching keeps the order of the message; None if it has none.
+        target: The queue of the first attempt, one of ``topic_queues`` or chosen by the caller; None until the call is
+            admitted.
     """
 
     outgoing: Outgoing

@@ -1,4 +1,6 @@
-"""Credits: the bound on messages and bytes that are accepted and not finished. Two integers; waiters only when exhausted.
+"""Credits: the bound on messages and bytes that are accepted and not finished.
+
+Two integers; waiters only when exhausted.
 
 The hot path of ``send`` inlines ``try_take`` and ``give_back`` on the open attributes. Waiters are served first come, first
 served, and no call overtakes them. Each call gives its credits back once.
@@ -26,7 +28,11 @@ GIVEN_UP_KEPT: Final = 64
 
 
 class Epoch:
-    """The credits taken between two flushes. ``taken``: those not given back; counted only after the epoch has ended."""
+    """The credits taken between two flushes.
+
+    Attributes:
+        taken: Those not given back; counted only after the epoch has ended.
+    """
 
     __slots__ = ("emptied", "taken")
 
@@ -36,7 +42,11 @@ class Epoch:
 
 
 class _Waiter:
-    """A call that waits for credits. ``left``: it was served or abandoned, and is accounted for."""
+    """A call that waits for credits.
+
+    Attributes:
+        left: It was served or abandoned, and is accounted for.
+    """
 
     __slots__ = ("future", "left", "number", "size")
 
@@ -46,12 +56,15 @@ class _Waiter:
 
 
 class Credits:
-    """The room for unfinished messages: ``limit`` messages and ``byte_limit`` bytes at a time; ``what`` names the
-    messages in errors, ``options`` the settings that hold the limits.
+    """The room for unfinished messages: ``limit`` messages and ``byte_limit`` bytes at a time.
 
-    A call for more than a whole limit is served when all of that limit is free. ``contended``: other calls wait, or
-    ``refuse`` was called, so credits come only from ``take``. ``watched``: a waiter or a flush needs ``came_back``.
-    ``free`` and ``free_bytes`` may be below 0 after such a large call.
+    ``what`` names the messages in errors, ``options`` the settings that hold the limits.
+
+    A call for more than a whole limit is served when all of that limit is free.
+
+    Attributes:
+        contended: Other calls wait, or ``refuse`` was called, so credits come only from ``take``.
+        watched: A waiter or a flush needs ``came_back``. ``free`` and ``free_bytes`` may be below 0 after such a large call.
     """
 
     __slots__ = (
@@ -94,7 +107,7 @@ class Credits:
         return len(self._waiters) - self._given_up
 
     def try_take(self, number: int, size: int) -> Epoch | None:
-        """Takes credits for ``number`` messages of ``size`` bytes; returns None if they are exhausted or other calls wait."""
+        """Take credits for ``number`` messages of ``size`` bytes; return None if they are exhausted or other calls wait."""
         free, free_bytes = self.free - number, self.free_bytes - size
         if self.contended or ((free < 0 or free_bytes < 0) and not self._fits(number, size)):
             return None
@@ -102,9 +115,12 @@ class Credits:
         return self.epoch
 
     async def take(self, number: int, size: int, deadline: float) -> Epoch:
-        """Takes credits and waits for them if necessary; returns their epoch, which ``give_back`` needs.
+        """Take credits and wait for them if necessary; return their epoch, which ``give_back`` needs.
 
-        Raises BackpressureError at ``deadline`` (``time.monotonic``), and the error of ``refuse``.
+        Raises the error of ``refuse``, too.
+
+        Raises:
+            BackpressureError: At ``deadline`` (``time.monotonic``).
         """
         epoch = self.try_take(number, size)
         if epoch is not None:
@@ -142,14 +158,14 @@ class Credits:
         )
 
     def give_back(self, epoch: Epoch, number: int, size: int) -> None:
-        """Frees the credits of a finished call; once per ``take``, with the same numbers."""
+        """Free the credits of a finished call; once per ``take``, with the same numbers."""
         self.free += number
         self.free_bytes += size
         if self.watched:
             self.came_back(epoch, number)
 
     def came_back(self, epoch: Epoch, number: int) -> None:
-        """Wakes waiters and flushes after ``number`` credits of ``epoch`` were freed; called while ``watched``."""
+        """Wake waiters and flushes after ``number`` credits of ``epoch`` were freed; called while ``watched``."""
         if epoch is not self.epoch:
             epoch.taken -= number
             if not epoch.taken and epoch.emptied is not None and not epoch.emptied.done():
@@ -157,7 +173,7 @@ class Credits:
         self._serve()
 
     def so_far(self) -> list[Epoch]:
-        """Ends the current epoch; returns the epochs of all messages that are accepted and not finished."""
+        """End the current epoch; return the epochs of all messages that are accepted and not finished."""
         ending = self.epoch
         ending.taken = self.taken - sum([epoch.taken for epoch in self._epochs[:-1]])
         older = [epoch for epoch in self._epochs if epoch.taken]
@@ -167,11 +183,11 @@ class Credits:
         return older
 
     async def wait_idle(self, deadline: float) -> bool:
-        """Waits until all messages accepted so far are finished; returns False if they are not by ``deadline`` (monotonic)."""
+        """Wait until all messages accepted so far are finished; return False if they are not by ``deadline`` (monotonic)."""
         return await finished(self.so_far(), deadline)
 
     def refuse(self, error: Callable[[], RocketMQError]) -> None:
-        """Refuses all further calls: each waiting call and each later ``take`` raises a new ``error()``."""
+        """Refuse all further calls: each waiting call and each later ``take`` raises a new ``error()``."""
         self._refusal = error
         self.contended = True
         while self._waiters:
@@ -226,7 +242,7 @@ class Credits:
 
 
 async def finished(epochs: Sequence[Epoch], deadline: float) -> bool:
-    """Waits until all messages of these epochs are finished; returns False if they are not by ``deadline`` (monotonic)."""
+    """Wait until all messages of these epochs are finished; return False if they are not by ``deadline`` (monotonic)."""
     for epoch in epochs:
         if not epoch.taken:
             continue

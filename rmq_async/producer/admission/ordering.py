@@ -38,7 +38,7 @@ class Lines:
         self._most = LINES_KEPT
 
     def line(self, topic: str) -> Line:
-        """Returns the line of a topic, made at its first use."""
+        """Return the line of a topic, made at its first use."""
         line = self.by_topic.get(topic)
         if line is None:
             if len(self.by_topic) >= self._most:
@@ -48,16 +48,18 @@ class Lines:
         return line
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
-        """Ends the waits of all lines: each waiting call raises a new ``error()``."""
+        """End the waits of all lines: each waiting call raises a new ``error()``."""
         for line in self.by_topic.values():
             line.fail(error)
 
 
 class Line:
-    """The FIFO line of one topic. ``places``: the first one has the turn; of the others some may be abandoned.
+    """The FIFO line of one topic.
 
-    ``aside``: by broker name and queue id, the lines of queues with calls that wait for a broker. ``busy``: a call must join,
-    because this line or one of ``aside`` has places.
+    Attributes:
+        places: The first one has the turn; of the others some may be abandoned.
+        aside: By broker name and queue id, the lines of queues with calls that wait for a broker.
+        busy: A call must join, because this line or one of ``aside`` has places.
     """
 
     __slots__ = ("_left", "aside", "busy", "places")
@@ -70,14 +72,14 @@ class Line:
         self._left = 0  # abandoned entries of ``places``
 
     def join(self) -> Place:
-        """Adds a place at the end of the line."""
+        """Add a place at the end of the line."""
         place = Place(self)
         self.places.append(place)
         self.busy = True
         return place
 
     def queue_line(self, queue: MessageQueue) -> QueueLine:
-        """Returns the line of a queue of the topic, made at its first use."""
+        """Return the line of a queue of the topic, made at its first use."""
         key = queue.broker_name, queue.queue_id
         line = self.aside.get(key)
         if line is None:
@@ -85,7 +87,7 @@ class Line:
         return line
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
-        """Ends the waits of the line and of ``aside``: each waiting call raises a new ``error()``."""
+        """End the waits of the line and of ``aside``: each waiting call raises a new ``error()``."""
         for place in self.places:
             if place.waits is not None and not place.waits.done():
                 place.waits.set_exception(error())
@@ -93,11 +95,11 @@ class Line:
             line.fail(error)
 
     def is_first(self, place: Place) -> bool:
-        """Returns whether it is the turn of ``place``."""
+        """Return whether it is the turn of ``place``."""
         return self.places[0] is place
 
     def advance(self) -> None:
-        """Accounts for a place that was left; if it was the first one, wakes the next place that is not abandoned."""
+        """Accounts for a place that was left; if it was the first one, wake the next place that is not abandoned."""
         places = self.places
         self._left += 1
         while places and places[0].left:
@@ -111,7 +113,7 @@ class Line:
         self.settle()
 
     def settle(self) -> None:
-        """Updates ``busy``."""
+        """Update ``busy``."""
         self.busy = bool(self.places or self.aside)
 
 
@@ -133,7 +135,12 @@ class QueueLine(Line):
 
 
 class Place:
-    """The place of one call. ``left``: the call has left the line. ``waits``: ends the wait for the turn; None if none runs."""
+    """The place of one call.
+
+    Attributes:
+        left: The call has left the line.
+        waits: Ends the wait for the turn; None if none runs.
+    """
 
     __slots__ = ("_line", "left", "waits")
 
@@ -143,9 +150,12 @@ class Place:
         self.waits: asyncio.Future[None] | None = None
 
     async def turn(self, deadline: float) -> None:
-        """Waits until all earlier calls have left the line.
+        """Wait until all earlier calls have left the line.
 
-        Raises BackpressureError at ``deadline`` (``time.monotonic``), and the error of ``Lines.fail`` when that is called.
+        Raises the error of ``Lines.fail`` when that is called, too.
+
+        Raises:
+            BackpressureError: At ``deadline`` (``time.monotonic``).
         """
         if self._line.is_first(self):
             return
@@ -166,21 +176,21 @@ class Place:
             del waits  # breaks a cycle: an error in it has this frame in its traceback
 
     def step_aside(self, queue: MessageQueue) -> Place:
-        """Leaves the topic's line and returns a place at the end of the line of ``queue``."""
+        """Leave the topic's line and return a place at the end of the line of ``queue``."""
         place = self._line.queue_line(queue).join()
         self.leave()
         return place
 
     def must_step_aside(self, queue: MessageQueue) -> bool:
-        """Returns whether earlier calls wait in the line of ``queue``."""
+        """Return whether earlier calls wait in the line of ``queue``."""
         return (queue.broker_name, queue.queue_id) in self._line.aside
 
     def is_first(self) -> bool:
-        """Returns whether all earlier calls have left the line."""
+        """Return whether all earlier calls have left the line."""
         return self._line.is_first(self)
 
     def leave(self) -> None:
-        """Leaves the line, and passes the turn on if it is this place's; a second call does nothing."""
+        """Leave the line, and pass the turn on if it is this place's; a second call does nothing."""
         if not self.left:
             self.left = True
             self._line.advance()

@@ -62,8 +62,9 @@ class Entry(msgspec.Struct, frozen=True):
 class BatchOwner(ABC):
     """The gathering of a batch, as the batch's request sees it.
 
-    ``in_order``: messages keep their order, so a request counts as in flight until it has ended. ``fixed``: no message may go to
-    another queue.
+    Attributes:
+        in_order: Messages keep their order, so a request counts as in flight until it has ended.
+        fixed: No message may go to another queue.
     """
 
     __slots__ = ()
@@ -102,10 +103,13 @@ class BatchOwner(ABC):
 
 
 class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
-    """A batch request and its further attempts. The call's deadline is the latest one of its members.
+    """A batch request and its further attempts.
 
-    ``makes_room_at``: time (monotonic) from which the request does not count as in flight; infinity for ordered messages,
-    and if the deadline is not later.
+    The call's deadline is the latest one of its members.
+
+    Attributes:
+        makes_room_at: Time (monotonic) from which the request does not count as in flight; infinity for ordered messages, and
+            if the deadline is not later.
     """
 
     __slots__ = (
@@ -151,7 +155,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self.entry = entry
 
     def _context(self) -> Context | None:
-        """Returns the context of the first caller for the ``queue_selector``; None with ``select_best`` or without a context."""
+        """Return the context of the first caller for the ``queue_selector``; None with ``select_best`` or without a context."""
         context: Context | None = getattr(self.entry.members[0][0], "context", None)
         return context if self._dispatch.router.asks else None
 
@@ -161,7 +165,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return all(member[0].done() for member in self.entry.members)
 
     def give_up(self) -> None:
-        """Abandons the request, unless it is over, and makes room for others; the broker may store what was written."""
+        """Abandon the request, unless it is over, and make room for others; the broker may store what was written."""
         if self._resolved:
             return
         self._settled = True
@@ -177,16 +181,19 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._make_room()
 
     def patience(self) -> float:
-        """Returns the end of the time that capped attempts share: the earliest deadline of the callers that wait, within bounds."""
+        """Return the end of the time that capped attempts share: the earliest deadline of the callers that wait, within bounds."""
         # So one caller's attempt time is not derived from another caller's long timeout.
         now = machine.monotonic()
         earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
         return min(max(earliest, now + MIN_CAP), now + self._dispatch.config.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Fails the members whose deadline is over, but not those that ``SAME_END`` excepts; makes room from ``makes_room_at`` on.
+        """Fail the members whose deadline is over, but not those that ``SAME_END`` excepts.
 
-        Returns the time of the next check, infinity for none.
+        Make room from ``makes_room_at`` on.
+
+        Returns:
+            The time of the next check, infinity for none.
         """
         last = self.deadline - SAME_END
         late: list[Receiver] = []
@@ -206,9 +213,10 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return min(earliest, self.makes_room_at) if self._holds_room else earliest
 
     def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
-        """Fails members whose deadline is over, and takes them out of a request that has not been sent, where that is possible.
+        """Fail members whose deadline is over, and take them out of a request that has not been sent, where that is possible.
 
-        ``alone``: no other member waits for the request.
+        Args:
+            alone: No other member waits for the request.
         """
         sent = self._may_be_sent
         can_leave = not sent and (alone or self.gathering.can_shrink(self._call.outgoing))
@@ -232,12 +240,14 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     @property
     def _may_be_sent(self) -> bool:
-        """Whether a request may have reached a broker that has not refused it; the first attempt counts from its entry in the
-        request table."""
+        """Whether a request may have reached a broker that has not refused it.
+
+        The first attempt counts from its entry in the request table.
+        """
         return self._pending is not None if self._further is None else self._further.maybe_sent
 
     def _withdrawn(self) -> bool:
-        """Withdraws the only attempt if its frame is held back by the connection's table; returns whether it did."""
+        """Withdraw the only attempt if its frame is held back by the connection's table; return whether it did."""
         if self._further is not None or self._connection is None or self._pending is None or self._pending.sequence:
             return False
         self._connection.requests.forget(self._pending.opaque)
@@ -342,7 +352,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
 
 def _one_is_to_blame(error: BaseException) -> bool:
-    """Returns whether no message of the batch was stored, and sending its parts can show which message is at fault."""
+    """Return whether no message of the batch was stored, and sending its parts can show which message is at fault."""
     if isinstance(error, ForbiddenError) or isinstance(error.__cause__, ForbiddenError):  # at any attempt
         return not getattr(error, "maybe_stored", False)
     if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):

@@ -31,7 +31,11 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class WatchedMember:
-    """The receiver of a message's result when hooks watch its attempts. ``watch``: the Watch of its call."""
+    """The receiver of a message's result when hooks watch its attempts.
+
+    Args:
+        watch: The Watch of its call.
+    """
 
     __slots__ = ("_receiver", "_watch")
 
@@ -57,9 +61,10 @@ class WatchedMember:
 
 
 def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
-    """Calls the hooks for an attempt of each message, and fails the messages for which that raises an error.
+    """Call the hooks for an attempt of each message, and fail the messages for which that raises an error.
 
-    Returns the entry of the other messages, and the watch of their batch.
+    Returns:
+        The entry of the other messages, and the watch of their batch.
     """
     members, begun = [], []
     for member in entry.members:
@@ -80,7 +85,11 @@ def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
 
 
 class BatchWatch(CallWatch):
-    """The attempts of one batch. ``begun``: the first one, which hooks saw before the batch was encoded; ``begin`` takes it."""
+    """The attempts of one batch.
+
+    Attributes:
+        begun: The first one, which hooks saw before the batch was encoded; ``begin`` takes it.
+    """
 
     __slots__ = ("_messages", "_newest", "begun")
 
@@ -90,9 +99,9 @@ class BatchWatch(CallWatch):
         self.begun: BatchAttempt | None = None
 
     def begin(self, outgoing: Outgoing, target: Target) -> BatchAttempt:
-        """Calls the hooks for each message, unless they have seen this attempt already (``begun``).
+        """Call the hooks for each message, unless they have seen this attempt already (``begun``).
 
-        Raises the error of ``Watch.begin`` for one of the messages.
+        Raise the error of ``Watch.begin`` for one of the messages.
         """
         if self.begun is not None:
             self._newest, self.begun = self.begun, None
@@ -109,7 +118,7 @@ class BatchWatch(CallWatch):
         return self._newest
 
     def keep(self, messages: list[Outgoing]) -> None:
-        """Removes all messages but these, before the attempt that has begun is sent."""
+        """Remove all messages but these, before the attempt that has begun is sent."""
         self._messages = messages
         for begun in (self._newest, self.begun):
             if begun is not None:
@@ -133,7 +142,7 @@ class BatchAttempt(AttemptWatch):
         self._pairs = [pair for pair in self._pairs if id(pair[1]) in left]
 
     def added(self, outgoing: Outgoing) -> Outgoing:
-        """Returns the batch with the properties that hooks added to its messages.
+        """Return the batch with the properties that hooks added to its messages.
 
         Those of a message are reported and left out if they are invalid; those of all are left out without room in the batch.
         """

@@ -111,8 +111,11 @@ class OrderedSends:
 class Turn:
     """The turn of a one-way send in its queue's order, an async context manager.
 
-    Entering waits until earlier sends to the queue have ended; leaving starts the next one. Raises RequestTimeoutError when the
-    call's deadline is over before its turn, ClientStateError when the producer stops.
+    Entering waits until earlier sends to the queue have ended; leaving starts the next one.
+
+    Raises:
+        RequestTimeoutError: When the call's deadline is over before its turn.
+        ClientStateError: When the producer stops.
     """
 
     __slots__ = ("_broker", "_comes", "_gathering")

@@ -29,9 +29,14 @@ NEWEST_KEPT: Final = 8
 class AttemptRecord:
     """One attempt on one queue, which is also the receiver of the broker's response.
 
-    ``open``: it has not ended, and a response may still come. ``started``: ``time.monotonic``. ``elapsed``: seconds until its
-    response, failure or timeout, 0.0 before. ``opaque``: 0 until the request is queued on ``connection``. ``maybe_stored``: by
-    its error, the broker may have stored the message.
+    Args:
+        started: ``time.monotonic``.
+
+    Attributes:
+        open: It has not ended, and a response may still come.
+        elapsed: Seconds until its response, failure or timeout, 0.0 before.
+        opaque: 0 until the request is queued on ``connection``.
+        maybe_stored: By its error, the broker may have stored the message.
     """
 
     __slots__ = (
@@ -78,12 +83,12 @@ class AttemptRecord:
         self._answered(self, reply)
 
     def set_exception(self, error: BaseException) -> None:
-        """Records the failure and wakes the call. After a timeout the attempt stays open while its request is in the table."""
+        """Record the failure and wake the call. After a timeout the attempt stays open while its request is in the table."""
         self.failed(error)
         self._changed()
 
     def failed(self, error: BaseException) -> None:
-        """Records a failure; a timeout does not replace an error that was recorded before."""
+        """Record a failure; a timeout does not replace an error that was recorded before."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         if isinstance(error, RocketMQError):
             error.broker = error.broker or self.target.broker
@@ -98,9 +103,10 @@ class AttemptRecord:
             self.error = without_frames(error)
 
     def never_connected(self, error: RequestTimeoutError) -> bool:
-        """Replaces the error of an attempt that timed out without a connection; returns whether this is such an attempt.
+        """Replace the error of an attempt that timed out without a connection; return whether this is such an attempt.
 
-        ``error``: the new error, that of the call's whole wait.
+        Args:
+            error: The new error, that of the call's whole wait.
         """
         if self.connection is not None or not isinstance(self.error, RequestTimeoutError):
             return False
@@ -108,13 +114,13 @@ class AttemptRecord:
         return True
 
     def answered_with(self, error: RocketMQError) -> None:
-        """Records a response that is an error, also one after a timeout; the error decides ``maybe_stored``."""
+        """Record a response that is an error, also one after a timeout; the error decides ``maybe_stored``."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         self._notify(error)
         self.error, self.maybe_stored = error, error.maybe_stored
 
     def given_up(self) -> None:
-        """Ends an attempt in flight together with its call: removes its request from the table, so that no response reaches it."""
+        """End an attempt in flight together with its call: remove its request from the table, so that no response reaches it."""
         if self.open and self.connection is not None:
             self.open = False
             self.connection.requests.forget(self.opaque)
@@ -122,7 +128,7 @@ class AttemptRecord:
             self._notify(GivenUpError())
 
     def _notify(self, error: BaseException) -> None:
-        """Reports the first failure of the attempt to the fault table; later ones say nothing more about the broker."""
+        """Report the first failure of the attempt to the fault table; later ones say nothing more about the broker."""
         if self.error is None and self._faults is not None:
             self._faults.failed(self.target.broker, error, self.elapsed, machine.monotonic())
 
@@ -133,8 +139,10 @@ class AttemptRecord:
 class Attempts:
     """The attempts of one call, in the order in which they began.
 
-    ``made``: their number; ``repeated``: how many went to a broker that had been tried before; both include dropped attempts.
-    ``tried``: the brokers of all attempts.
+    Attributes:
+        made: Their number.
+        repeated: How many went to a broker that had been tried before; both include dropped attempts.
+        tried: The brokers of all attempts.
     """
 
     __slots__ = (
@@ -154,12 +162,12 @@ class Attempts:
             self.add(record)
 
     def __iter__(self) -> Iterator[AttemptRecord]:
-        """Iterates over the attempts that are kept."""
+        """Iterate over the attempts that are kept."""
         yield from self._first
         yield from self._newest
 
     def __len__(self) -> int:
-        """Returns the number of attempts that are kept."""
+        """Return the number of attempts that are kept."""
         return len(self._first) + len(self._newest)
 
     @property
@@ -178,7 +186,7 @@ class Attempts:
         return self._dropped_maybe_stored or any(record.maybe_stored for record in self)
 
     def kinds(self) -> Counter[str]:
-        """Counts all attempts by the name of their error, "no answer" for those without one."""
+        """Count all attempts by the name of their error, "no answer" for those without one."""
         return self._dropped_kinds + Counter(kind_of(record.error) for record in self)
 
     @property
@@ -187,7 +195,7 @@ class Attempts:
         return {record.broker for record in self if record.open}
 
     def add(self, record: AttemptRecord) -> None:
-        """Adds the newest attempt; drops an old closed one when too many are kept."""
+        """Add the newest attempt; drop an old closed one when too many are kept."""
         self.made += 1
         self.repeated += record.broker in self.tried
         self.tried.add(record.broker)
@@ -213,10 +221,10 @@ def _counts(record: AttemptRecord) -> bool:
 
 
 def kind_of(error: BaseException | None) -> str:
-    """Returns the name under which an attempt that ended with ``error`` is counted."""
+    """Return the name under which an attempt that ended with ``error`` is counted."""
     return type(error).__name__ if error is not None else "no answer"
 
 
 def uses_retry(error: BaseException) -> bool:
-    """Returns whether an attempt that ended with ``error`` counts towards ``retries``."""
+    """Return whether an attempt that ended with ``error`` counts towards ``retries``."""
     return not isinstance(error, RocketMQError) or error.uses_retry

@@ -29,9 +29,10 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def failure(topic: str, attempts: Attempts, elapsed: float, unreached: ConnectError | None = None) -> RocketMQError:
-    """Returns the error of a call to ``topic`` of which no attempt, of at least one, succeeded within ``elapsed`` seconds.
+    """Return the error of a call to ``topic`` of which no attempt, of at least one, succeeded within ``elapsed`` seconds.
 
-    ``unreached``: the error of the wait for a connection, if the call waited for one until its deadline.
+    Args:
+        unreached: The error of the wait for a connection, if the call waited for one until its deadline.
     """
     newest = attempts.newest
     assert newest is not None
@@ -54,23 +55,29 @@ def failure(topic: str, attempts: Attempts, elapsed: float, unreached: ConnectEr
 
 
 def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutError:
-    """Returns the error of a call without time for an attempt. ``address``: that of the first target, if one was chosen."""
+    """Return the error of a call without time for an attempt.
+
+    Args:
+        address: That of the first target, if one was chosen.
+    """
     why = "" if address is None else f": there is no connection to {address} yet"
     text = f"send to topic {topic} failed: {elapsed:.3g} s passed before the first attempt{why}; use a longer timeout"
     return RequestTimeoutError(text)
 
 
 def explained(error: Error, topic: str, broker: str, elapsed: float) -> Error:
-    """Returns the error of a call's only attempt; adds topic, seconds and broker to the text of a timeout, in place."""
+    """Return the error of a call's only attempt; add topic, seconds and broker to the text of a timeout, in place."""
     if type(error) is RequestTimeoutError:
         error.args = (f"send to topic {topic} failed after {elapsed:.3g} s on {broker}: {error}",)
     return error
 
 
 def not_reached(address: str, count: int, reason: str, seconds: float) -> ConnectError:
-    """Returns the error of a call that waited ``seconds`` for a connection until its deadline.
+    """Return the error of a call that waited ``seconds`` for a connection until its deadline.
 
-    ``count``: attempts to connect that failed meanwhile; ``reason``: the error of the newest one.
+    Args:
+        count: Attempts to connect that failed meanwhile.
+        reason: The error of the newest one.
     """
     tries = f"{count} more attempts to connect failed" if count != 1 else "1 more attempt to connect failed"
     why = f", the newest: {printable(reason, LONGEST_REASON)}" if reason else ""
@@ -80,7 +87,7 @@ def not_reached(address: str, count: int, reason: str, seconds: float) -> Connec
 
 
 def reached_late(address: str, seconds: float) -> ConnectError:
-    """Returns the error of a call that was not released in time, although its broker was connected to again."""
+    """Return the error of a call that was not released in time, although its broker was connected to again."""
     return ConnectError(
         f"{address} was connected to again, but calls that waited for it go on one after another, and the turn of this one did "
         f"not come within {seconds:.3g} s; use a longer timeout",
@@ -116,6 +123,6 @@ def _attempt(number: int, attempt: Attempt) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Returns ``text``, cut to ``most`` bytes of UTF-8."""
+    """Return ``text``, cut to ``most`` bytes of UTF-8."""
     encoded = text.encode()
     return text if len(encoded) <= most else encoded[: most - 3].decode(errors="ignore") + "..."

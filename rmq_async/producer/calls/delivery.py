@@ -16,9 +16,10 @@ __all__ = ["deliver_unconnected"]
 
 
 async def deliver_unconnected(dispatch: Dispatch, call: Call[Result], failed: RocketMQError | None) -> Result:
-    """Sends a call whose first attempt found no connection, and returns its result.
+    """Send a call whose first attempt found no connection, and return its result.
 
-    ``failed``: the error of connecting, which counts as the first attempt; None if the first attempt is yet to be made.
+    Args:
+        failed: The error of connecting, which counts as the first attempt; None if the first attempt is yet to be made.
     """
     target = call.target
     loop = RetryLoop(dispatch, call, call.topic_queues)

@@ -73,15 +73,15 @@ class Dispatch:
         self.closed = False
 
     def rules(self, call: Call[Any]) -> Rules:
-        """Returns the input of the retry policy for ``call``."""
+        """Return the input of the retry policy for ``call``."""
         return Rules(call.retries, self.config.retry_codes, self.config.attempt_timeout)
 
     def is_unconfirmed(self, result: Any) -> bool:
-        """Returns whether ``retry_another_broker_when_not_store_ok`` is set and the status of ``result`` is not SEND_OK."""
+        """Return whether ``retry_another_broker_when_not_store_ok`` is set and the status of ``result`` is not SEND_OK."""
         return self.retry_not_ok and result.status is not SEND_OK
 
     def first_deadline(self, now: float, deadline: float, retries: int) -> float:
-        """Returns the deadline of a first attempt that begins at ``now`` while other brokers are left to try.
+        """Return the deadline of a first attempt that begins at ``now`` while other brokers are left to try.
 
         That is ``deadline`` without retries, else the end of the attempt's cap (``attempt_cap``).
         """
@@ -90,7 +90,11 @@ class Dispatch:
         return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
 
     async def connect(self, target: Target, deadline: float) -> RocketMQError | None:
-        """Waits for a connection; returns None or the error of the attempt. Raises ClientStateError when the producer stops."""
+        """Wait for a connection; return None or the error of the attempt.
+
+        Raises:
+            ClientStateError: When the producer stops.
+        """
         if target.address in self.connections:
             return None
         try:
@@ -104,7 +108,7 @@ class Dispatch:
     async def connect_first(
         self, topic_queues: TopicQueues, target: Target, deadline: float, retries: int
     ) -> RocketMQError | None:
-        """Calls ``connect`` for a first attempt.
+        """Call ``connect`` for a first attempt.
 
         If a retry may go to another broker, waits no longer than the attempt's cap, and not at all during a back-off.
         """
@@ -118,7 +122,7 @@ class Dispatch:
         return await self.connect(target, self.connect_deadline(target, deadline))
 
     def connect_deadline(self, target: Target, deadline: float) -> float:
-        """Returns the time until which an attempt without a cap waits for its connection.
+        """Return the time until which an attempt without a cap waits for its connection.
 
         That is ``connect_cap`` from now; during a back-off of the address it is ``deadline``, since a newer route was already
         requested when the connect failed.
@@ -128,7 +132,7 @@ class Dispatch:
 
 
 def stopped(*, maybe_stored: bool) -> ClientStateError:
-    """Returns the error of a call that was unfinished when its producer stopped."""
+    """Return the error of a call that was unfinished when its producer stopped."""
     if maybe_stored:
         error = ClientStateError(
             "the producer was stopped before the answer came; the message may have been stored; a longer stop_timeout gives it time"

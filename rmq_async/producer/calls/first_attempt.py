@@ -70,16 +70,17 @@ class FirstAttempt(ABC, Generic[Result]):
 
     @abstractmethod
     def _context(self) -> Context | None:
-        """Returns the caller's context if further attempts may run functions of the user and it is known, else None."""
+        """Return the caller's context if further attempts may run functions of the user and it is known, else None."""
 
     def patience(self) -> float:
-        """Returns the end (monotonic) of the time that capped attempts share: the deadline, or earlier in a subclass."""
+        """Return the end (monotonic) of the time that capped attempts share: the deadline, or earlier in a subclass."""
         return self._call.deadline
 
     def start(self, failed: RocketMQError | None = None) -> None:
-        """Sends the first attempt; without an open connection a Task runs the whole call.
+        """Send the first attempt; without an open connection a Task runs the whole call.
 
-        ``failed``: the error of an earlier attempt to connect, which then counts as the first attempt.
+        Args:
+            failed: The error of an earlier attempt to connect, which then counts as the first attempt.
         """
         if failed is not None:
             self._end_unconnected(failed)
@@ -155,7 +156,7 @@ class FirstAttempt(ABC, Generic[Result]):
         self._failed(error, None)
 
     def _failed(self, error: BaseException, reply: SendReply | None) -> None:
-        """Ends the call or continues it, after ``error`` or an error response ``reply``."""
+        """End the call or continue it, after ``error`` or an error response ``reply``."""
         rules = self._dispatch.rules(self._call)
         gone = self._fixed is not None and isinstance(error, QueueNotExistError)
         if gone or not (goes_on_after(error, rules) or (reply is not None and is_unclear(reply, self._connection))):
@@ -169,7 +170,7 @@ class FirstAttempt(ABC, Generic[Result]):
         self._go_on(error, reply)
 
     def _notify(self, error: BaseException) -> None:
-        """Reports the failure to the fault table; a call that goes on reports it through its RetryLoop."""
+        """Report the failure to the fault table; a call that goes on reports it through its RetryLoop."""
         if self._dispatch.faults is not None:
             self._dispatch.faults.failed(self._target.broker, error, machine.monotonic() - self._begun, machine.monotonic())
 
@@ -195,13 +196,13 @@ class FirstAttempt(ABC, Generic[Result]):
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Fails the call if its ended Task was cancelled, also before the first step of ``_run``."""
+        """Fail the call if its ended Task was cancelled, also before the first step of ``_run``."""
         self._task = None  # breaks a cycle: the Task keeps its CancelledError, whose frames refer to this object
         if task.cancelled():
             self._dropped()
 
     def _dropped(self) -> None:
-        """Fails the call after its Task was cancelled."""
+        """Fail the call after its Task was cancelled."""
         self._fail(asyncio.CancelledError())
 
     async def _run(self, loop: RetryLoop[Result]) -> None:
@@ -219,7 +220,7 @@ class FirstAttempt(ABC, Generic[Result]):
 
 
 def broken_off(error: BaseException, *, maybe_stored: bool) -> ClientStateError:
-    """Returns the error of a call during which user code raised KeyboardInterrupt or another error that ends the program."""
+    """Return the error of a call during which user code raised KeyboardInterrupt or another error that ends the program."""
     may = "the message may have been stored, look for it before sending it again"
     if not maybe_stored:
         may = "the message was not sent, send it again"

@@ -35,9 +35,14 @@ each takes some time of the loop."""
 
 
 class Waiting:
-    """One waiting call. ``wake``: called when the wait is over. ``over``: the wait is over.
+    """One waiting call.
 
-    ``addresses``: each address with the number of connection attempts that had failed there before this call joined.
+    Args:
+        wake: Called when the wait is over.
+
+    Attributes:
+        over: The wait is over.
+        addresses: Each address with the number of connection attempts that had failed there before this call joined.
     """
 
     __slots__ = ("addresses", "over", "topic", "wake")
@@ -49,7 +54,7 @@ class Waiting:
         self.over = False
 
     def end(self) -> None:
-        """Ends the wait and wakes the call."""
+        """End the wait and wake the call."""
         self.over = True
         self.wake()
 
@@ -57,8 +62,10 @@ class Waiting:
 class _Address:
     """The waiting calls of one address, and their connection task.
 
-    ``topics``: waiting calls per topic. ``failed``: attempts to connect that failed while calls waited. ``reason``: text of the
-    newest failure.
+    Attributes:
+        topics: Waiting calls per topic.
+        failed: Attempts to connect that failed while calls waited.
+        reason: Text of the newest failure.
     """
 
     __slots__ = ("calls", "failed", "reason", "task", "topics")
@@ -81,7 +88,8 @@ class _Address:
 class Recovery:
     """The waiting calls of one producer, by address.
 
-    ``ask``: starts a refresh of a topic's route, without waiting for it.
+    Args:
+        ask: Starts a refresh of a topic's route, without waiting for it.
     """
 
     def __init__(self, pool: ConnectionPool, ask: Callable[[str], None]) -> None:
@@ -95,13 +103,14 @@ class Recovery:
         return f"<Recovery of {sorted(self._addresses)}, {len(self)} calls wait>"
 
     def __len__(self) -> int:
-        """Returns the number of waiting calls; a call that waits for several addresses counts once for each."""
+        """Return the number of waiting calls; a call that waits for several addresses counts once for each."""
         return sum(len(address.calls) for address in self._addresses.values())
 
     def join(self, topic: str, addresses: Collection[str], wake: Callable[[], None]) -> Waiting:
-        """Registers a call that waits for a connection to any of ``addresses`` or for a new route of ``topic``.
+        """Register a call that waits for a connection to any of ``addresses`` or for a new route of ``topic``.
 
-        ``topic``: its name on the servers. Calls ``wake`` when the wait is over. The caller must ``leave`` afterwards.
+        Args:
+            topic: Its name on the servers. Calls ``wake`` when the wait is over. The caller must ``leave`` afterwards.
         """
         waiting = Waiting(topic, wake)
         for address in addresses:
@@ -116,7 +125,7 @@ class Recovery:
         return waiting
 
     def leave(self, waiting: Waiting) -> None:
-        """Removes the call; the last one of an address cancels its connection task."""
+        """Remove the call; the last one of an address cancels its connection task."""
         for address in waiting.addresses:
             those = self._addresses.get(address)
             if those is None:
@@ -129,8 +138,7 @@ class Recovery:
                     task.cancel()
 
     def most_failed(self, waiting: Waiting) -> tuple[str, int, str]:
-        """Returns the call's address with the most failures since the call joined, their number, and the text of the newest
-        one."""
+        """Return the call's address with the most failures since the call joined, their number, and the text of the newest one."""
         found = [
             (those.failed - before, address, those.reason)
             for address, before in waiting.addresses.items()
@@ -140,21 +148,21 @@ class Recovery:
         return address, count, reason
 
     def too_late(self, waiting: Waiting, seconds: float) -> ConnectError:
-        """Returns the error of a wait that lasted until the deadline: no connection, or connected but not yet released."""
+        """Return the error of a wait that lasted until the deadline: no connection, or connected but not yet released."""
         for address in waiting.addresses:
             if self._pool.get(address) is not None:
                 return reached_late(address, seconds)
         return not_reached(*self.most_failed(waiting), seconds)
 
     def route_changed(self, topic: str) -> None:
-        """Ends the waits of all calls to ``topic`` (name on the servers): its new route may name other brokers."""
+        """End the waits of all calls to ``topic`` (name on the servers): its new route may name other brokers."""
         for those in self._addresses.values():
             if topic in those.topics:
                 for waiting in [each for each in those.calls if each.topic == topic and not each.over]:
                     waiting.end()
 
     async def close(self) -> None:
-        """Cancels the connection tasks and waits for their end. The calls must have ended before."""
+        """Cancel the connection tasks and wait for their end. The calls must have ended before."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -200,7 +208,7 @@ class Recovery:
             self._ask(topic)
 
     async def _let_go(self, connection: Connection, those: _Address) -> None:
-        """Releases the waiting calls, some in each step; returns when none is left or the connection has closed."""
+        """Release the waiting calls, some in each step; return when none is left or the connection has closed."""
         requests, waiting = connection.requests, list(reversed(those.calls))
         while connection.is_open:
             # Twice the window, since it grows only while sends wait for it.

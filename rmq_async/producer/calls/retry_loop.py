@@ -38,7 +38,9 @@ T = TypeVar("T")
 class RetryLoop(Generic[Result]):
     """One call to its end: from its first failure (``adopt``, ``adopt_failed``), or from before its first attempt.
 
-    ``fixed``: the only target that the call may use. ``patience``: see ``FirstAttempt.patience``; None is the call's deadline.
+    Args:
+        fixed: The only target that the call may use.
+        patience: See ``FirstAttempt.patience``; None is the call's deadline.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class RetryLoop(Generic[Result]):
         error: BaseException | None,
         reply: SendReply | None = None,
     ) -> None:
-        """Takes over a first attempt that other code has sent, with its ``error`` or its ``reply``.
+        """Take over a first attempt that other code has sent, with its ``error`` or its ``reply``.
 
         An attempt that timed out stays open while its request is in the table: its late response comes to this loop.
         """
@@ -120,11 +122,11 @@ class RetryLoop(Generic[Result]):
                 pending.receiver = record
 
     def begin_with(self, target: Target) -> None:
-        """Sets the target of the first attempt, which was chosen already: its turn in the round robin is not wasted."""
+        """Set the target of the first attempt, which was chosen already: its turn in the round robin is not wasted."""
         self._first = target
 
     def adopt_failed(self, target: Target, error: RocketMQError, began: float) -> None:
-        """Adds an attempt that began at ``began`` (monotonic) and ended with ``error`` before it had a connection."""
+        """Add an attempt that began at ``began`` (monotonic) and ended with ``error`` before it had a connection."""
         record = self._record(target, began)
         record.failed(error)
         self._attempts.add(record)
@@ -133,7 +135,7 @@ class RetryLoop(Generic[Result]):
         return AttemptRecord(target, began, self.faults, self.answered, self.notify)
 
     def answered(self, record: AttemptRecord, reply: SendReply) -> None:
-        """Reads a response, late ones included, as the result or as the attempt's error; wakes ``run``."""
+        """Read a response, late ones included, as the result or as the attempt's error; wake ``run``."""
         result = self._read(reply, self._outgoing, record.target, self._attempts.made)
         if result is None:
             record.answered_with(reply_error(reply, record.target, record.connection))
@@ -150,22 +152,26 @@ class RetryLoop(Generic[Result]):
         self.notify()
 
     def notify(self) -> None:
-        """Wakes ``run``, if it waits."""
+        """Wake ``run``, if it waits."""
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
     def abort(self) -> None:
-        """Ends the call because the producer stops; a call that has a result keeps it."""
+        """End the call because the producer stops; a call that has a result keeps it."""
         self._aborted = True
         self.notify()
 
     # -- the loop
 
     async def run(self) -> Result:
-        """Makes attempts until the message is stored, and returns the result.
+        """Make attempts until the message is stored, and return the result.
 
-        Raises RequestTimeoutError if no attempt could begin in time; the error of the only attempt; SendError after several;
-        ClientStateError when the producer stops.
+        Raises the error of the only attempt, too.
+
+        Raises:
+            RequestTimeoutError: If no attempt could begin in time.
+            SendError: After several.
+            ClientStateError: When the producer stops.
         """
         self._dispatch.calls.add(self.abort)
         try:
@@ -191,7 +197,7 @@ class RetryLoop(Generic[Result]):
             self._attempts, self._stopped, self._patience = Attempts(), None, None  # breaks cycles: they refer to this loop
 
     async def _follow(self, step: Step) -> None:
-        """Executes one decision of the policy. Raises the error of the call if that is FAIL."""
+        """Execute one decision of the policy. Raise the error of the call if that is FAIL."""
         if step.verdict is Verdict.FAIL:
             raise self._failure()
         if step.verdict is Verdict.WAIT:
@@ -206,7 +212,7 @@ class RetryLoop(Generic[Result]):
                 await self._attempt(target, step.cap)
 
     async def _clear_up(self, record: AttemptRecord, reply: SendReply) -> None:
-        """Asks the broker that gave an answer how it replicates, and records the error of the answer anew."""
+        """Ask the broker that gave an answer how it replicates, and record the error of the answer anew."""
         self._unclear = None
         now, connection = machine.monotonic(), record.connection
         assert connection is not None
@@ -215,11 +221,11 @@ class RetryLoop(Generic[Result]):
         record.answered_with(reply_error(reply, record.target, connection))
 
     def _elsewhere(self, step: Step) -> bool:
-        """Returns whether the next attempt goes to a broker that this call has not tried."""
+        """Return whether the next attempt goes to a broker that this call has not tried."""
         return step.verdict is Verdict.TRY and step.brokers.isdisjoint(self._attempts.tried)
 
     def _look_again(self) -> None:
-        """Requests a new route if the newest error puts it in doubt; after an error, takes the topic's newest known queues."""
+        """Request a new route if the newest error puts it in doubt; after an error, take the topic's newest known queues."""
         newest = self._attempts.newest
         if newest is not None and newest.error is not None:
             self._router.topics.doubt(self._outgoing.topic, newest.error)
@@ -232,7 +238,7 @@ class RetryLoop(Generic[Result]):
                     self._fixed = topic_queues.target(self._fixed.queue)  # the same queue at its broker's current address
 
     def _elsewhere_than(self, gone: Target) -> bool:
-        """Leaves out the queue that its broker lacks, unless it is fixed; returns whether the call may use another queue."""
+        """Leave out the queue that its broker lacks, unless it is fixed; return whether the call may use another queue."""
         return self._fixed is None and self._router.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
@@ -263,7 +269,7 @@ class RetryLoop(Generic[Result]):
         return self._topic_queues.addresses[broker] if self._fixed is None else self._fixed.address
 
     async def _choose(self, brokers: frozenset[str]) -> Target | None:
-        """Returns the next target; None if the call ended, and if the user's selector failed, which ends the attempts."""
+        """Return the next target; None if the call ended, and if the user's selector failed, which ends the attempts."""
         if self._fixed is not None:
             return self._fixed
         if self._first is not None and not self._attempts.made:
@@ -292,7 +298,7 @@ class RetryLoop(Generic[Result]):
             return None
 
     async def _unless_over(self, task: asyncio.Task[T]) -> T | None:
-        """Returns the task's result or raises its error; cancels it and returns None if the call ends first."""
+        """Return the task's result or raise its error; cancel it and returns None if the call ends first."""
         task.add_done_callback(lambda _: self.notify())
         try:
             while not task.done():
@@ -305,7 +311,7 @@ class RetryLoop(Generic[Result]):
                 task.exception()  # marks it as retrieved: asyncio logs no error if this call was cancelled
 
     async def _wait(self) -> None:
-        """Waits for the next ``notify``."""
+        """Wait for the next ``notify``."""
         self._changed = asyncio.get_running_loop().create_future()
         try:
             await self._changed
@@ -313,7 +319,7 @@ class RetryLoop(Generic[Result]):
             self._changed = None
 
     async def _pause(self, step: Step) -> None:
-        """Waits for the pause before the next attempt; ends early when the call has a result or is aborted."""
+        """Wait for the pause before the next attempt; end early when the call has a result or is aborted."""
         now, newest = machine.monotonic(), self._attempts.newest
         since = 0.0 if newest is None else now - newest.started - newest.elapsed
         pause = pause_before(self._attempts, step, self._deadline - now, machine.random.random(), since)
@@ -334,7 +340,7 @@ class RetryLoop(Generic[Result]):
             timer.cancel()
 
     async def _reach(self, brokers: frozenset[str]) -> None:
-        """Waits until one of the unreachable brokers may be tried again, the route has changed or the call ends.
+        """Wait until one of the unreachable brokers may be tried again, the route has changed or the call ends.
 
         If that lasts nearly until the deadline, the error of the wait becomes part of the call's error.
         """
@@ -355,14 +361,14 @@ class RetryLoop(Generic[Result]):
             recovery.leave(waiting)
 
     def _still_connecting(self, waiting: Waiting, now: float) -> bool:
-        """Gives the error of the whole wait to the only attempt if its connect still runs; returns whether it did."""
+        """Give the error of the whole wait to the only attempt if its connect still runs; return whether it did."""
         record = self._attempts.newest
         if record is None or self._dispatch.recovery.most_failed(waiting)[1]:
             return False
         return record.never_connected(self._dispatch.pool.too_late(record.target.address, now - self._started))
 
     def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
-        """Adds the wait for the brokers as the call's second attempt, so that the call raises SendError with both reasons."""
+        """Add the wait for the brokers as the call's second attempt, so that the call raises SendError with both reasons."""
         target = self._fixed or self._topic_queues.next_of(brokers)
         try:
             notify_failed(self._outgoing, target, error)
@@ -371,10 +377,12 @@ class RetryLoop(Generic[Result]):
         self.adopt_failed(target, error, began)
 
     async def _attempt(self, target: Target, cap: float | None) -> None:
-        """Makes one attempt: connects, sends, and waits for the response, a failure or the attempt's deadline.
+        """Make one attempt: connects, send, and wait for the response, a failure or the attempt's deadline.
 
-        The end of the call ends the wait as well. ``cap``: seconds for the attempt, a half more if connecting used them up; None
-        for all the remaining time.
+        The end of the call ends the wait as well.
+
+        Args:
+            cap: Seconds for the attempt, a half more if connecting used them up; None for all the remaining time.
         """
         now = machine.monotonic()
         deadline = self._deadline if cap is None else min(self._deadline, now + cap)
@@ -404,7 +412,11 @@ class RetryLoop(Generic[Result]):
             await self._wait()
 
     async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
-        """Returns the connection; None if the attempt (``record``) or the call has ended. ``alone``: waits out a back-off."""
+        """Return the connection; None if the attempt (``record``) or the call has ended.
+
+        Args:
+            alone: Waits out a back-off.
+        """
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)
         if connection is not None:
@@ -422,7 +434,7 @@ class RetryLoop(Generic[Result]):
             return None
 
     async def _connected(self, address: str, deadline: float) -> Connection | None:
-        """Connects like ``ConnectionPool.connect``, at most until ``deadline``; returns None if the call ends first."""
+        """Connect like ``ConnectionPool.connect``, at most until ``deadline``; return None if the call ends first."""
         pool, started = self._dispatch.pool, machine.monotonic()
         while (connection := pool.get(address)) is None:
             flight = pool.start_connecting(address)

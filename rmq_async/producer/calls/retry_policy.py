@@ -67,9 +67,12 @@ class Verdict(Enum):
 
 
 class Step(NamedTuple):
-    """One decision. ``brokers``: the candidates of TRY; the brokers that REACH waits for.
+    """One decision.
 
-    ``cap``: seconds for the attempt, None for all the remaining time. ``repeats``: the brokers have been tried before.
+    Attributes:
+        brokers: The candidates of TRY; the brokers that REACH waits for.
+        cap: Seconds for the attempt, None for all the remaining time.
+        repeats: The brokers have been tried before.
     """
 
     verdict: Verdict
@@ -83,7 +86,11 @@ WAIT: Final = Step(Verdict.WAIT)
 
 
 class Rules(NamedTuple):
-    """The settings that the policy needs for one call. ``attempt_timeout``: seconds."""
+    """The settings that the policy needs for one call.
+
+    Attributes:
+        attempt_timeout: seconds.
+    """
 
     retries: int
     retry_codes: Collection[int]
@@ -91,11 +98,14 @@ class Rules(NamedTuple):
 
 
 class Brokers(NamedTuple):
-    """The brokers of a topic. ``names``: all brokers with a queue that the call may use.
+    """The brokers of a topic.
 
-    ``avoided``: slow brokers that selection passes over at the moment. They stay candidates of a step, but an attempt on
-    another broker is not capped for their sake. ``down``: brokers without a connection whose newest connect failed or still
-    runs. ``resting``: those of ``down`` that are in back-off.
+    Attributes:
+        names: All brokers with a queue that the call may use.
+        avoided: Slow brokers that selection passes over at the moment. They stay candidates of a step, but an attempt on
+            another broker is not capped for their sake.
+        down: Brokers without a connection whose newest connect failed or still runs.
+        resting: Those of ``down`` that are in back-off.
     """
 
     names: frozenset[str]
@@ -105,9 +115,10 @@ class Brokers(NamedTuple):
 
 
 def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: float, patience: float | None = None) -> Step:
-    """Returns the next step of a call with ``remaining`` seconds until its deadline.
+    """Return the next step of a call with ``remaining`` seconds until its deadline.
 
-    ``patience``: seconds that capped attempts share, if fewer than ``remaining``.
+    Args:
+        patience: Seconds that capped attempts share, if fewer than ``remaining``.
     """
     if remaining <= 0:
         return FAIL
@@ -130,14 +141,14 @@ def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: flo
 
 
 def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts_left: int, shared: float) -> Step:
-    """Returns an attempt on an untried broker, capped unless only one of them is left or only one is not avoided."""
+    """Return an attempt on an untried broker, capped unless only one of them is left or only one is not avoided."""
     inviting = len(untried.difference(brokers.avoided)) or len(untried)
     cap = None if inviting == 1 else attempt_cap(shared, attempts_left, rules.attempt_timeout)
     return Step(Verdict.TRY, untried, cap)
 
 
 def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step:
-    """Returns an attempt on a broker tried before, not on the one tried last if another may be tried; REACH if all are down."""
+    """Return an attempt on a broker tried before, not on the one tried last if another may be tried; REACH if all are down."""
     if usable.issubset(brokers.down):
         return Step(Verdict.REACH, usable)
     ready = usable.difference(brokers.resting) or usable
@@ -146,7 +157,7 @@ def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step
 
 
 def _least(newest: Any) -> float:
-    """Returns the minimum remaining seconds for a repeated attempt: it pauses first and needs time for a response."""
+    """Return the minimum remaining seconds for a repeated attempt: it pauses first and needs time for a response."""
     if newest is not None and _is_busy(newest.error):
         return MIN_CAP  # the attempt waited in queues, which are shorter now
     answered = newest is not None and isinstance(newest.error, BrokerError)
@@ -154,7 +165,7 @@ def _least(newest: Any) -> float:
 
 
 def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | None) -> float:
-    """Returns the seconds for one attempt while another untried broker is left.
+    """Return the seconds for one attempt while another untried broker is left.
 
     ``attempt_timeout``, or an equal share of ``remaining`` but at least ``MIN_CAP``; never more than ``remaining``.
     """
@@ -164,7 +175,7 @@ def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | N
 
 
 def connect_cap(remaining: float) -> float:
-    """Returns the seconds that an attempt without a cap waits for a connection.
+    """Return the seconds that an attempt without a cap waits for a connection.
 
     A third of ``remaining``, but at least ``MIN_CAP`` and at most ``CONNECT_CAP``; never more than ``remaining``.
     """
@@ -173,21 +184,23 @@ def connect_cap(remaining: float) -> float:
 
 
 def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
-    """Returns whether ``error`` allows a retry. For most responses of brokers ``retry_codes`` decide, else the class of the
-    error."""
+    """Return whether ``error`` allows a retry.
+
+    For most responses of brokers ``retry_codes`` decide, else the class of the error.
+    """
     if isinstance(error, BrokerError):
         return error.always_retried or (error.code in retry_codes and not error.never_retried)
     return isinstance(error, RocketMQError) and error.retriable
 
 
 def _refused_but_stored(error: BaseException | None) -> bool:
-    """Returns whether the broker has stored a reply message but could not push it to the requesting client."""
+    """Return whether the broker has stored a reply message but could not push it to the requesting client."""
     # Another broker may have a connection to that client; the same one would only store the reply again.
     return isinstance(error, BrokerError) and error.maybe_stored and not is_unreplicated(error.code, error.remark)
 
 
 def goes_on_after(error: BaseException, rules: Rules) -> bool:
-    """Returns whether a call continues after a first attempt that ended with ``error``.
+    """Return whether a call continues after a first attempt that ended with ``error``.
 
     An error that does not count towards ``retries`` (no broker took the request) allows another attempt even with
     ``retries=0``.
@@ -196,7 +209,7 @@ def goes_on_after(error: BaseException, rules: Rules) -> bool:
 
 
 def pause_before(attempts: Attempts, step: Step, remaining: float, jitter: float, since: float = 0.0) -> float:
-    """Returns the seconds to wait before the next attempt: 0 for an untried broker, unless the newest error says "too busy".
+    """Return the seconds to wait before the next attempt: 0 for an untried broker, unless the newest error says "too busy".
 
     50 ms, doubled each time up to one second, times a factor from 0.5 to 1 by ``jitter`` (0 to 1); less ``since``, the seconds
     since the newest attempt ended; at most half of ``remaining``. There is no pause after a broker's first GO_AWAY: the retry

@@ -32,10 +32,15 @@ _LARGEST: Final = 0x7FFFFFFF
 def send_command(
     settings: HeaderSettings, target: Target, outgoing: Outgoing, properties: str, born_ms: int, *, oneway: bool = False
 ) -> RemotingCommand:
-    """Returns the send request for ``target``. ``properties``: encoded. ``born_ms``: milliseconds since the epoch.
+    """Return the send request for ``target``.
 
-    Raises InvalidMessageError for a message to a retry topic whose counters are not numbers from 0 to 2^31 - 1 of at
-    most 10 digits.
+    Args:
+        properties: encoded.
+        born_ms: Milliseconds since the epoch.
+
+    Raises:
+        InvalidMessageError: For a message to a retry topic whose counters are not numbers from 0 to 2^31 - 1 of at most 10
+            digits.
     """
     batch = outgoing.batch_ids is not None
     code = outgoing.code or (RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2)
@@ -68,7 +73,7 @@ def send_command(
 
 
 def reply_command(reply: SendReply) -> RemotingCommand:
-    """Returns the response to a send as a command for hooks, with those extFields that the client reads."""
+    """Return the response to a send as a command for hooks, with those extFields that the client reads."""
     ext = {}
     for name, value in msgspec.structs.asdict(reply.extFields).items() if reply.extFields is not None else ():
         if value is not None:
@@ -79,7 +84,7 @@ def reply_command(reply: SendReply) -> RemotingCommand:
 
 
 def _counters(properties: str) -> tuple[int, int | None]:
-    """Returns the reconsume count of a message to a retry topic, and its limit, if any."""
+    """Return the reconsume count of a message to a retry topic, and its limit, if any."""
     found = decode_properties(properties)
     reconsumed = found.get(PropertyName.RECONSUME_TIME)
     most = found.get(PropertyName.MAX_RECONSUME_TIMES)

@@ -19,9 +19,13 @@ IN_THREAD: Final = 64 * 1024
 
 
 class Compressor:
-    """The compressor of one producer. ``above``: bytes from which on a body is compressed (``compress_over``).
+    """The compressor of one producer.
 
-    ``unless_stopped``: awaits its argument, and raises ClientStateError if the producer stops first.
+    Args:
+        unless_stopped: Awaits its argument, and raises ClientStateError if the producer stops first.
+
+    Attributes:
+        above: Bytes from which on a body is compressed (``compress_over``).
     """
 
     __slots__ = ("_encoder", "_threads", "_unless_stopped", "above")
@@ -33,7 +37,7 @@ class Compressor:
         self._unless_stopped = unless_stopped
 
     async def compress(self, outgoing: Outgoing, deadline: float) -> Outgoing:
-        """Returns the message with its body compressed, or unchanged if that is not smaller.
+        """Return the message with its body compressed, or unchanged if that is not smaller.
 
         A body of 64 KiB or more is compressed in a thread: raises RequestTimeoutError, with ``maybe_stored=False``, if that has
         not ended at ``deadline`` (``time.monotonic``), and ClientStateError when the producer stops.

@@ -28,8 +28,10 @@ SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 class Frames:
     """Makes the frames of one producer and queues them.
 
-    ``born_ms()``: milliseconds since the epoch, as thirteen digits. ``owner``: marks the producer's requests in the
-    connections' tables. ``window``: maximum number of sends in flight on one connection.
+    Args:
+        born_ms: Milliseconds since the epoch, as thirteen digits.
+        owner: Marks the producer's requests in the connections' tables.
+        window: Maximum number of sends in flight on one connection.
     """
 
     __slots__ = ("_settings", "_window", "born_ms", "owner")
@@ -50,11 +52,16 @@ class Frames:
         call_deadline: float,
         attempt: AttemptWatch | None = None,
     ) -> Pending:
-        """Queues one attempt on the connection and returns its pending request, whose response goes to ``receiver``.
+        """Queue one attempt on the connection and return its pending request, whose response goes to ``receiver``.
 
-        ``deadline``: of the attempt, ``call_deadline``: of the call (``time.monotonic``). ``attempt``: given if hooks were
-        already called for it. Raises RocketMQError if the connection is closed, a hook refuses the attempt or the request
-        cannot be encoded; hooks that the attempt has passed are called with the error.
+        Args:
+            deadline: Of the attempt.
+            call_deadline: Of the call (``time.monotonic``).
+            attempt: Given if hooks were already called for it.
+
+        Raises:
+            RocketMQError: If the connection is closed, a hook refuses the attempt or the request cannot be encoded; hooks that
+                the attempt has passed are called with the error.
         """
         if target.general or outgoing.watch is not None or outgoing.code:
             return self._general(connection, target, outgoing, receiver, deadline, call_deadline, attempt)
@@ -78,7 +85,7 @@ class Frames:
         call_deadline: float,
         attempt: AttemptWatch | None,
     ) -> Pending:
-        """Does the work of ``submit`` for attempts with send hooks and for requests that no template covers."""
+        """Do the work of ``submit`` for attempts with send hooks and for requests that no template covers."""
         if attempt is None and outgoing.watch is not None:
             attempt = outgoing.watch.begin(outgoing, target)
         if attempt is not None:
@@ -102,9 +109,10 @@ class Frames:
     def frame(
         self, connection: Connection, target: Target, outgoing: Outgoing, opaque: int, *, oneway: bool = False
     ) -> tuple[int, bytes | list[bytes], HookedRequest | None]:
-        """Returns the request code, the frame, and the request as RPC hooks changed it, or None if none ran.
+        """Return the request code, the frame, and the request as RPC hooks changed it, or None if none ran.
 
-        ``oneway``: sets the flag of one-way requests; has an effect only for requests that no template covers.
+        Args:
+            oneway: Sets the flag of one-way requests; has an effect only for requests that no template covers.
         """
         born_ms = self.born_ms()
         if not target.general and not outgoing.code:

@@ -29,10 +29,13 @@ __all__ = ["AttemptWatch", "BatchItem", "CallWatch", "Encoder", "Outgoing", "Wat
 class Outgoing(msgspec.Struct, gc=False):
     """One encoded message or batch.
 
-    ``properties``: encoded. ``batch_ids``: the unique ids of a batch's messages, None for a single message. ``code``: request
-    code (V2), 0 for the usual ones. ``message``: the argument of a selector that is called for each attempt; of a batch, its
-    first message. ``watch``: calls the hooks for each attempt; only a ``Watched`` may have one. ``gc=False``: the garbage
-    collector does not see this object, so it must not be part of a cycle.
+    Attributes:
+        properties: encoded.
+        batch_ids: The unique ids of a batch's messages, None for a single message.
+        code: Request code (V2), 0 for the usual ones.
+        message: The argument of a selector that is called for each attempt; of a batch, its first message.
+        watch: Calls the hooks for each attempt; only a ``Watched`` may have one. ``gc=False``: the garbage collector does not
+            see this object, so it must not be part of a cycle.
     """
 
     topic: str
@@ -53,7 +56,8 @@ BatchItem = Message | Outgoing | tuple[Message, str]
 
 class Watched(Outgoing, gc=True):
     """An Outgoing with a ``watch``: garbage-collected, because user code may refer back to it, such as by the traceback of an
-    error."""
+    error.
+    """
 
 
 class CallWatch(ABC):
@@ -63,11 +67,15 @@ class CallWatch(ABC):
 
     @abstractmethod
     def begin(self, outgoing: Outgoing, target: Target) -> AttemptWatch:
-        """Calls the hooks before an attempt. Raises ForbiddenError if one refuses it or fails to check it."""
+        """Call the hooks before an attempt.
+
+        Raises:
+            ForbiddenError: If one refuses it or fails to check it.
+        """
 
     @abstractmethod
     def give_up(self, error: BaseException) -> None:
-        """Ends the open attempts with ``error``: no more responses are awaited."""
+        """End the open attempts with ``error``: no more responses are awaited."""
 
 
 class AttemptWatch(ABC):
@@ -76,20 +84,20 @@ class AttemptWatch(ABC):
     __slots__ = ()
 
     def receiver(self, receiver: Receiver, outgoing: Outgoing, target: Target) -> Receiver:
-        """Returns a receiver that calls the hooks with the response and passes it on to ``receiver``."""
+        """Return a receiver that calls the hooks with the response and passes it on to ``receiver``."""
         return _AnsweredAttempt(self, receiver, outgoing, target)
 
     @abstractmethod
     def added(self, outgoing: Outgoing) -> Outgoing:
-        """Returns ``outgoing`` with the valid properties that hooks added, if there is room for them."""
+        """Return ``outgoing`` with the valid properties that hooks added, if there is room for them."""
 
     @abstractmethod
     def answered(self, reply: SendReply, outgoing: Outgoing, target: Target) -> None:
-        """Calls the hooks with the response."""
+        """Call the hooks with the response."""
 
     @abstractmethod
     def failed(self, error: BaseException) -> None:
-        """Calls the hooks with the error that ended the attempt."""
+        """Call the hooks with the error that ended the attempt."""
 
 
 class _AnsweredAttempt:
@@ -116,7 +124,11 @@ class _AnsweredAttempt:
 
 
 def notify_failed(outgoing: Outgoing, target: Target, error: BaseException) -> None:
-    """Calls the hooks, if any, for an attempt that found no connection. Raises ForbiddenError as ``begin`` does."""
+    """Call the hooks, if any, for an attempt that found no connection.
+
+    Raises:
+        ForbiddenError: As ``begin`` does.
+    """
     if outgoing.watch is not None:
         outgoing.watch.begin(outgoing, target).failed(error)
 
@@ -124,8 +136,9 @@ def notify_failed(outgoing: Outgoing, target: Target, error: BaseException) -> N
 class Encoder:
     """Encodes messages with the settings, unique ids and clock of one producer.
 
-    ``instance``: the property that names the client's ``namespace``, empty without one. ``outgoing``: the class that is made,
-    ``Watched`` if calls have hooks.
+    Attributes:
+        instance: The property that names the client's ``namespace``, empty without one.
+        outgoing: The class that is made, ``Watched`` if calls have hooks.
     """
 
     __slots__ = ("_instance_text", "_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")
@@ -142,7 +155,7 @@ class Encoder:
         self.outgoing: type[Outgoing] = Outgoing
 
     def check(self, message: Message) -> None:
-        """Raises InvalidMessageError for an invalid topic or body, TypeError for anything but a Message."""
+        """Raise InvalidMessageError for an invalid topic or body, TypeError for anything but a Message."""
         if not isinstance(message, Message):
             raise TypeError(f"the message must be a Message, not {type_name(message)}")
         check_message(message.topic, message.body, self.max_size)
@@ -150,9 +163,11 @@ class Encoder:
     def encode(
         self, message: Message, extra: Mapping[str, str] | None = None, sys_flag: int = 0, unique_id: str | None = None
     ) -> Outgoing:
-        """Returns the message encoded, uncompressed. ``extra``: properties that the kind of send adds.
+        """Return the message encoded, uncompressed.
 
-        ``unique_id``: an id taken for it earlier; the message's own has precedence. Without either, a new one is made.
+        Args:
+            extra: Properties that the kind of send adds.
+            unique_id: An id taken for it earlier; the message's own has precedence. Without either, a new one is made.
         """
         unique_id = message.unique_id or unique_id or self.ids.next()
         if self.instance:
@@ -161,14 +176,16 @@ class Encoder:
         return self.outgoing(message.topic, unique_id, properties, message.body, sys_flag, message.flag)
 
     def compressed(self, outgoing: Outgoing) -> Outgoing:
-        """Returns a copy with a compressed body, or ``outgoing`` itself if that is not smaller."""
+        """Return a copy with a compressed body, or ``outgoing`` itself if that is not smaller."""
         return _smaller(outgoing, self._kind, self._level)
 
     def encode_batch(self, messages: Iterable[Message]) -> tuple[Outgoing, int]:
-        """Returns the batch encoded, and the bytes of its messages' bodies.
+        """Return the batch encoded, and the bytes of its messages' bodies.
 
-        Raises InvalidMessageError for a message that is invalid or not allowed in this batch, and for a batch that is empty
-        or whose encoded size is above ``max_message_size``; TypeError for an object that is not a Message.
+        Raises:
+            InvalidMessageError: For a message that is invalid or not allowed in this batch, and for a batch that is empty or
+                whose encoded size is above ``max_message_size``.
+            TypeError: For an object that is not a Message.
         """
         batch = list(messages)
         ids = self.ids.take(len(batch))
@@ -182,7 +199,7 @@ class Encoder:
         return outgoing, size
 
     def together(self, messages: Sequence[Outgoing]) -> Outgoing:
-        """Returns a batch of messages that are valid and encoded already."""
+        """Return a batch of messages that are valid and encoded already."""
         first = messages[0]
         body = encode_batch_records([(message.flag, message.body, message.properties.encode()) for message in messages])
         properties = NO_WAIT if AFTER_ID_NO_WAIT in first.properties else WAIT
@@ -192,9 +209,13 @@ class Encoder:
     def encode_gathered(
         self, messages: Sequence[BatchItem], ids: Sequence[str] | None = None, *, plain: bool = False
     ) -> Outgoing:
-        """Returns the message encoded if there is one, else a batch of all. They are valid, and some may be encoded already.
+        """Return the message encoded if there is one, else a batch of all.
 
-        ``ids``: their unique ids, if taken earlier. ``plain``: they have only topic and body, and bodies are ``bytes``.
+        They are valid, and some may be encoded already.
+
+        Args:
+            ids: Their unique ids, if taken earlier.
+            plain: They have only topic and body, and bodies are ``bytes``.
         """
         if len(messages) == 1:
             return self._encoded(messages[0], None if ids is None else ids[0])
@@ -210,7 +231,7 @@ class Encoder:
         return self.outgoing(message.topic, unique_id, f"{BEFORE_ID}{unique_id}{after_id}", message.body, 0, message.flag)
 
     def batch_of(self, messages: Sequence[Any], ids: Sequence[str] | None, *, plain: bool) -> Outgoing:
-        """Returns the messages encoded as a batch, also a single one (see ``encode_gathered``)."""
+        """Return the messages encoded as a batch, also a single one (see ``encode_gathered``)."""
         kind = None if plain else _kind(messages)
         if kind is Outgoing:
             taken: Sequence[str | None] = ids or [None] * len(messages)
@@ -230,7 +251,7 @@ class Encoder:
 
 
 def _kind(items: Sequence[BatchItem]) -> type:
-    """Returns the class of the items, Outgoing if they differ."""
+    """Return the class of the items, Outgoing if they differ."""
     kinds = [item.__class__ for item in items]
     return kinds[0] if kinds.count(kinds[0]) == len(kinds) else Outgoing
 

@@ -29,12 +29,12 @@ _STATUS: Final = {
 
 
 def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> SendResult | None:
-    """Returns the result of a single send; None unless the reply says that the message is stored (see ``reply_error``)."""
+    """Return the result of a single send; None unless the reply says that the message is stored (see ``reply_error``)."""
     return stored(reply, outgoing.unique_id, target, attempts)
 
 
 def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> SendResult | None:
-    """Does the work of ``stored_message`` with the unique id alone, without an Outgoing."""
+    """Do the work of ``stored_message`` with the unique id alone, without an Outgoing."""
     status = _STATUS.get(reply.code) if reply.code else SEND_OK
     fields = reply.extFields
     if status is None or fields is None:
@@ -60,7 +60,7 @@ def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> S
 
 
 def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> BatchSendResult | None:
-    """Returns the result of a batch; None if ``stored_message`` would return None, or if the number of offset ids does not fit.
+    """Return the result of a batch; None if ``stored_message`` would return None, or if the number of offset ids does not fit.
 
     A broker that stores the batch as one record returns one offset id for all messages.
     """
@@ -79,16 +79,18 @@ def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts:
 
 
 def is_unclear(reply: SendReply, connection: Connection | None) -> bool:
-    """Returns whether the broker of ``connection`` has to be asked if the refused message may be stored (``Replication.learn``)."""
+    """Return whether the broker of ``connection`` has to be asked if the refused message may be stored (``Replication.learn``)."""
     return connection is not None and is_unreplicated(reply.code, reply.remark) and Replication.counts_first(connection) is None
 
 
 def reply_error(reply: SendReply, target: Target, connection: Connection | None = None) -> RocketMQError:
-    """Returns the error for a reply without a result.
+    """Return the error for a reply without a result.
 
-    ``connection``: that of the reply, None if it is not known. The error has ``maybe_stored`` if the code says "stored" but fields
-    are missing, if the broker's replicas have not confirmed the message and it is not known to count them first, or if the response
-    refuses but has the id of a stored message: a broker also stores a reply message that it cannot push to the requesting client.
+    Args:
+        connection: That of the reply, None if it is not known. The error has ``maybe_stored`` if the code says "stored" but
+            fields are missing, if the broker's replicas have not confirmed the message and it is not known to count them first,
+            or if the response refuses but has the id of a stored message: a broker also stores a reply message that it cannot
+            push to the requesting client.
     """
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(

@@ -30,7 +30,8 @@ logger = logging.getLogger("rmq_async.producer")
 class Tally:
     """The credits of the messages that a producer's fast path has queued on one connection and that are not yet written.
 
-    ``pacing``: the pacing of the connection; None for a producer that does not pace.
+    Args:
+        pacing: The pacing of the connection; None for a producer that does not pace.
     """
 
     __slots__ = ("_connection", "_credits", "_tallies", "epoch", "number", "pacing", "size")
@@ -46,7 +47,7 @@ class Tally:
         self.number = self.size = 0
 
     def written(self, _: int) -> None:
-        """Gives the credits back, when all these messages are written or the connection is lost."""
+        """Give the credits back, when all these messages are written or the connection is lost."""
         if self._tallies.get(self._connection) is self:
             del self._tallies[self._connection]
         self._credits.give_back(self.epoch, self.number, self.size)
@@ -55,7 +56,8 @@ class Tally:
 class Oneway:
     """The one-way sends of one producer, except those that the fast path sends without waiting.
 
-    ``answer_within``: seconds for the response to the ordinary request that ends a window.
+    Args:
+        answer_within: Seconds for the response to the ordinary request that ends a window.
     """
 
     __slots__ = (
@@ -147,9 +149,10 @@ class Oneway:
         attempt.queued()
 
     async def _submit(self, call: Call[Any], *, probes: bool) -> None:
-        """Queues the frame of a one-way request, or of the ordinary request that ends a window.
+        """Queue the frame of a one-way request, or of the ordinary request that ends a window.
 
-        ``probes``: the broker is on trial, and the message is sent as an ordinary request, whose response can end the trial.
+        Args:
+            probes: The broker is on trial, and the message is sent as an ordinary request, whose response can end the trial.
         """
         connection, pacing = await self._paced(call, probes=probes)
         target = call.target
@@ -181,8 +184,8 @@ class Oneway:
     async def _paced(self, call: Call[Any], *, probes: bool) -> tuple[Connection, OnewayPacing | None]:
         """Return an open connection to the call's target, and the pacing; None if the connection is not paced.
 
-        The target is moved to its broker's newest known address if it has to be connected. Waits while ``MAX_OPEN`` windows
-        are open, if the message would open another one.
+        The target is moved to its broker's newest known address if it has to be connected. Wait while ``MAX_OPEN`` windows are
+        open, if the message would open another one.
         """
         window = self._window
         while True:
@@ -200,7 +203,7 @@ class Oneway:
             await self._router.unless_stopped(pacing.wait(call.deadline, call.target.address))
 
     async def _connect(self, call: Call[Any], target: Target) -> Target:
-        """Connects to the broker, at its new address if it has moved; returns the target at that address, or raises the error."""
+        """Connect to the broker, at its new address if it has moved; return the target at that address, or raise the error."""
         began, dispatch, topics, topic = machine.monotonic(), self._dispatch, self._router.topics, call.outgoing.topic
         target = topics.moved(topic, target)  # it may have waited in a line since its target was chosen
         failed = await dispatch.connect(target, dispatch.connect_deadline(target, call.deadline))
@@ -221,7 +224,7 @@ class Oneway:
             del failed  # breaks the cycle frame -> error -> traceback -> frame
 
     def _submit_confirmed(self, call: Call[Any], connection: Connection, pacing: OnewayPacing) -> None:
-        """Sends a message that ends a window as an ordinary request, which the broker answers."""
+        """Send a message that ends a window as an ordinary request, which the broker answers."""
         credits, epoch = self._credits, call.transfer()
         finished = partial(credits.give_back, epoch, 1, call.size)
         learn = partial(self._learn, call.outgoing.topic, call.target)
@@ -235,12 +238,12 @@ class Oneway:
         pacing.opened()  # only now: a request that was not sent gets no response that closes the window
 
     def _is_on_trial(self, target: Target) -> bool:
-        """Returns whether the target's broker is on trial."""
+        """Return whether the target's broker is on trial."""
         faults = self._dispatch.faults
         return faults is not None and target.broker in faults.items and faults.on_trial(target.broker, machine.monotonic())
 
     def _learn(self, topic: str, target: Target, outcome: SendReply | BaseException, seconds: float) -> None:
-        """Records the outcome of an ordinary request, so that later messages avoid a failed broker or a deleted queue.
+        """Record the outcome of an ordinary request, so that later messages avoid a failed broker or a deleted queue.
 
         One-way messages have no response that could show either.
         """

@@ -39,8 +39,11 @@ SHARE: Final = 3
 class OnewayPacing:
     """The windows of one connection, whose requests are in ``requests``.
 
-    ``size``: messages of a window. ``sent``: those of the window that fills. ``open``: number of open windows. ``errors``: windows
-    whose ordinary request failed or was refused.
+    Attributes:
+        size: Messages of a window.
+        sent: Those of the window that fills.
+        open: Number of open windows.
+        errors: Windows whose ordinary request failed or was refused.
     """
 
     __slots__ = ("_progress", "_requests", "errors", "open", "sent", "size")
@@ -54,17 +57,25 @@ class OnewayPacing:
         self._progress: asyncio.Future[None] | None = None
 
     def due(self, window: int) -> bool:
-        """Returns whether the next message is the last of its window. ``window``: the producer's configured size, the maximum."""
+        """Return whether the next message is the last of its window.
+
+        Args:
+            window: The producer's configured size, the maximum.
+        """
         return self.sent + 1 >= min(self.size, window)
 
     def opened(self) -> None:
-        """Records that the last message of a window was sent."""
+        """Record that the last message of a window was sent."""
         self.sent = 0
         self.open += 1
 
     def closed(self, answers: int, seconds: float | None) -> None:
-        """Closes a window. ``seconds``: until the broker stored its last message; None if it did not. ``answers``: number of its
-        messages if it was as large as it could be, else 0."""
+        """Close a window.
+
+        Args:
+            seconds: Until the broker stored its last message; None if it did not.
+            answers: Number of its messages if it was as large as it could be, else 0.
+        """
         self.open -= 1
         if seconds is not None:
             self._requests.adjust(answers, seconds)
@@ -74,7 +85,11 @@ class OnewayPacing:
             self._progress.set_result(None)
 
     async def wait(self, deadline: float, address: str) -> None:
-        """Waits until a window closes. Raises BackpressureError at ``deadline`` (monotonic)."""
+        """Wait until a window closes.
+
+        Raises:
+            BackpressureError: At ``deadline`` (monotonic).
+        """
         if self._progress is None or self._progress.done():
             self._progress = asyncio.get_running_loop().create_future()
         began = machine.monotonic()
@@ -87,11 +102,14 @@ class OnewayPacing:
 
 
 class WindowReceiver:
-    """Receiver of the response to a window's ordinary request. Errors are counted, neither raised nor retried.
+    """Receiver of the response to a window's ordinary request.
+
+    Errors are counted, neither raised nor retried.
 
     The first one is logged, and each one that doubles the count.
 
-    ``learn``: called with the response or the error, and the seconds that it took, so that later messages can avoid the broker.
+    Args:
+        learn: Called with the response or the error, and the seconds that it took, so that later messages can avoid the broker.
     """
 
     __slots__ = ("_answers", "_connection", "_done", "_finished", "_learn", "_opened_at", "_pacing")
@@ -143,7 +161,7 @@ class WindowReceiver:
 
 
 def pacing_of(connection: Connection) -> OnewayPacing:
-    """Returns the connection's pacing; makes it on first use."""
+    """Return the connection's pacing; make it on first use."""
     pacing: OnewayPacing | None = connection.attributes.get(OnewayPacing)
     if pacing is None:
         connection.attributes[OnewayPacing] = pacing = OnewayPacing(connection.requests)

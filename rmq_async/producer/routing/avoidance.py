@@ -21,9 +21,14 @@ KEPT: Final = 60.0
 
 
 class Suspect:
-    """The entry of one broker. ``address``: of its master when the entry was made. Times are of the caller's clock.
+    """The entry of one broker.
 
-    ``available_from``: end of the time for which it is avoided. ``noted``: time of the newest fault.
+    Args:
+        address: Of its master when the entry was made. Times are of the caller's clock.
+
+    Attributes:
+        available_from: End of the time for which it is avoided.
+        noted: Time of the newest fault.
     """
 
     __slots__ = ("address", "available_from", "noted")
@@ -38,11 +43,17 @@ S = TypeVar("S", bound=Suspect)
 
 
 class Avoidance(ABC, Generic[S]):
-    """The brokers that one producer avoids. ``items``: the entries, by broker name.
+    """The brokers that one producer avoids.
 
-    ``busy(broker)``: whether an attempt on the broker is in flight or connects. ``address_of(broker)``: its master's address in
-    the newest route. ``patience``: seconds that a successful attempt may take without counting as a fault. ``version``: rises
-    when the table changes. ``on_suspect``: called with each broker that enters the table.
+    Args:
+        busy: Whether an attempt on the broker is in flight or connects.
+        address_of: Its master's address in the newest route.
+
+    Attributes:
+        items: The entries, by broker name.
+        patience: Seconds that a successful attempt may take without counting as a fault.
+        version: Rises when the table changes.
+        on_suspect: Called with each broker that enters the table.
     """
 
     __slots__ = ("_address_of", "_busy", "items", "measures", "on_suspect", "patience", "version")
@@ -68,27 +79,27 @@ class Avoidance(ABC, Generic[S]):
 
     @abstractmethod
     def succeeded(self, broker: str, latency: float, now: float) -> None:
-        """Takes the report of an attempt that was stored after ``latency`` seconds (see ``measures``)."""
+        """Take the report of an attempt that was stored after ``latency`` seconds (see ``measures``)."""
 
     @abstractmethod
     def failed(self, broker: str, error: BaseException, latency: float, now: float) -> None:
-        """Takes the report of an attempt that ended with ``error`` after ``latency`` seconds."""
+        """Take the report of an attempt that ended with ``error`` after ``latency`` seconds."""
 
     def chosen(self, broker: str, now: float) -> None:
-        """Takes the report that an attempt which could choose its broker goes to this one."""
+        """Take the report that an attempt which could choose its broker goes to this one."""
 
     def proved(self, broker: str) -> None:
-        """Removes the broker from the table: it is healthy."""
+        """Remove the broker from the table: it is healthy."""
         self.version += 1
         self.items.pop(broker, None)
 
     def keep(self, named: Callable[[str], bool]) -> None:
-        """Removes brokers for which ``named(broker)`` is false."""
+        """Remove brokers for which ``named(broker)`` is false."""
         for broker in [broker for broker in self.items if not named(broker)]:
             self.proved(broker)
 
     def moved(self, brokers: Collection[str]) -> None:
-        """Removes those of ``brokers`` whose master has another address now: the faults were those of another process."""
+        """Remove those of ``brokers`` whose master has another address now: the faults were those of another process."""
         for broker in [broker for broker in self.items if broker in brokers]:
             address = self._address_of(broker)
             if address is not None and address != self.items[broker].address:
@@ -97,34 +108,34 @@ class Avoidance(ABC, Generic[S]):
     # -- queries of queue selection
 
     def on_trial(self, broker: str, now: float) -> bool:
-        """Returns whether the broker is in the table and the time for which it is avoided is over."""
+        """Return whether the broker is in the table and the time for which it is avoided is over."""
         item = self.items.get(broker)
         return item is not None and now >= item.available_from
 
     def usable(self, broker: str, now: float) -> bool:
-        """Returns whether the broker is neither avoided nor on trial with an attempt in flight."""
+        """Return whether the broker is neither avoided nor on trial with an attempt in flight."""
         item = self.items.get(broker)
         return item is None or (now >= item.available_from and not self._busy(broker))
 
     def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
-        """Returns those of ``brokers`` that are not usable."""
+        """Return those of ``brokers`` that are not usable."""
         return frozenset([broker for broker in self.items.keys() & brokers if not self.usable(broker, now)])
 
     def best(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Returns the usable ones of ``brokers``; ``brokers`` itself if all are usable; those of ``_of_none`` if none is."""
+        """Return the usable ones of ``brokers``; ``brokers`` itself if all are usable; those of ``_of_none`` if none is."""
         avoided = self.avoided(brokers, now)
         if not avoided:
             return brokers
         return frozenset(brokers) - avoided or self._of_none(brokers, now)
 
     def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Returns the brokers to choose among if none is usable."""
+        """Return the brokers to choose among if none is usable."""
         return brokers
 
     # -- for subclasses
 
     def _enter(self, broker: str, item: S, now: float) -> S:
-        """Adds a broker to the table, and removes old entries."""
+        """Add a broker to the table, and remove old entries."""
         if len(self.items) >= MOST_ITEMS:
             del self.items[next(iter(self.items))]
         for name in [name for name, other in self.items.items() if now - other.available_from > KEPT]:

@@ -32,7 +32,11 @@ TIMEOUT: Final = 0.2
 
 
 class BrokerProbe:
-    """The probing task of one producer. ``topic_on(broker)``: name on the servers of a topic that the broker has, or None."""
+    """The probing task of one producer.
+
+    Args:
+        topic_on: Name on the servers of a topic that the broker has, or None.
+    """
 
     def __init__(self, instance: ClientInstance, faults: LatencyTable, topic_on: Callable[[str], str | None]) -> None:
         self._instance = instance
@@ -44,7 +48,7 @@ class BrokerProbe:
         self._task.cancel()
 
     async def ended(self) -> None:
-        """Waits until the task has ended."""
+        """Wait until the task has ended."""
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:

@@ -33,17 +33,23 @@ __all__ = ["Blame", "FaultItem", "FaultTable", "GivenUpError", "LatencyTable", "
 
 @dataclass(frozen=True)
 class FaultTable:
-    """A table from the latency of an attempt to the time for which its broker is avoided. All numbers are seconds.
+    """A table from the latency of an attempt to the time for which its broker is avoided.
 
-    ``latencies``: rising thresholds. ``durations``: for each threshold, the time for which a broker is avoided after an attempt
-    that took at least that long, and less than the next threshold. ``isolation``: the latency that an attempt counts as if it
-    failed because of its broker. ``pick_one_at_least``: if every broker is avoided, True uses the better half of them (as
-    4.x does), False all reachable ones, or all if none is reachable.
-
-    Raises ConfigError unless there are as many durations as latencies, at least one, all from 0 to below 1e9, the latencies
-    rise, and ``isolation`` is above 0 and below 1e9.
+    All numbers are seconds.
 
     ``FaultTable.V5`` is the table of Java 5.1.4 and later, ``FaultTable.V4`` the one before.
+
+    Attributes:
+        latencies: Rising thresholds.
+        durations: For each threshold, the time for which a broker is avoided after an attempt that took at least that long, and
+            less than the next threshold.
+        isolation: The latency that an attempt counts as if it failed because of its broker.
+        pick_one_at_least: If every broker is avoided, True uses the better half of them (as 4.x does), False all reachable
+            ones, or all if none is reachable.
+
+    Raises:
+        ConfigError: Unless there are as many durations as latencies, at least one, all from 0 to below 1e9, the latencies rise,
+            and ``isolation`` is above 0 and below 1e9.
     """
 
     latencies: tuple[float, ...]
@@ -74,8 +80,10 @@ class FaultTable:
             raise ConfigError(f"isolation must be a number of seconds above 0 and below 1e9, not {shown(self.isolation)}")
 
     def duration(self, latency: float) -> float:
-        """Returns the seconds for which a broker is avoided after an attempt of ``latency`` seconds; 0.0 below the lowest
-        threshold."""
+        """Return the seconds for which a broker is avoided after an attempt of ``latency`` seconds.
+
+        0.0 below the lowest threshold.
+        """
         for threshold, duration in zip(reversed(self.latencies), reversed(self.durations), strict=True):
             if latency >= threshold:
                 return duration
@@ -107,7 +115,7 @@ class Blame(Enum):
 
 
 def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
-    """Returns the verdict on the broker of an attempt that ended with ``error`` after ``elapsed`` seconds.
+    """Return the verdict on the broker of an attempt that ended with ``error`` after ``elapsed`` seconds.
 
     NONE for a rejected message, missing rights of the user, a queue that the broker does not have, and a timeout shorter than
     the table's lowest threshold. Retriable and "too busy" codes are ANSWERED. An abandoned or cancelled attempt is SLOW if it
@@ -134,9 +142,11 @@ class GivenUpError(RequestTimeoutError):
 
 
 class FaultItem(Suspect):
-    """The entry of one broker. ``latency``: seconds of its newest faulty attempt.
+    """The entry of one broker.
 
-    ``reachable_from``: end of the time for which it counts as unreachable; 0 if the newest recorded attempt got a response.
+    Attributes:
+        latency: Seconds of its newest faulty attempt.
+        reachable_from: End of the time for which it counts as unreachable; 0 if the newest recorded attempt got a response.
     """
 
     __slots__ = ("latency", "reachable_from")
@@ -148,7 +158,11 @@ class FaultItem(Suspect):
 
 
 class LatencyTable(Avoidance[FaultItem]):
-    """The faulty brokers of one producer. ``late``: those with an attempt in flight for longer than ``patience``."""
+    """The faulty brokers of one producer.
+
+    Attributes:
+        late: Those with an attempt in flight for longer than ``patience``.
+    """
 
     __slots__ = ("late", "table")
 
@@ -175,12 +189,16 @@ class LatencyTable(Avoidance[FaultItem]):
             self.update(broker, latency, isolated=why is not Blame.SLOW, reachable=why is not Blame.SILENT, now=now)
 
     def update(self, broker: str, latency: float, *, isolated: bool, reachable: bool, now: float) -> None:
-        """Records an attempt that ended at ``now``. ``isolated``: it counts as ``isolation`` seconds instead of ``latency``."""
+        """Record an attempt that ended at ``now``.
+
+        Args:
+            isolated: It counts as ``isolation`` seconds instead of ``latency``.
+        """
         duration = self.table.duration(self.table.isolation if isolated else latency)
         self.note(broker, latency, duration, reachable=reachable, now=now)
 
     def note(self, broker: str, latency: float, duration: float, *, reachable: bool, now: float) -> None:
-        """Avoids the broker for ``duration`` seconds from ``now``, or until the end recorded before if that is later.
+        """Avoid the broker for ``duration`` seconds from ``now``, or until the end recorded before if that is later.
 
         A reachable broker with duration 0 is removed if the attempt began after its newest fault was recorded.
         """
@@ -205,12 +223,12 @@ class LatencyTable(Avoidance[FaultItem]):
     # -- queries of queue selection
 
     def reachable(self, broker: str, now: float) -> bool:
-        """Returns whether the broker does not count as unreachable."""
+        """Return whether the broker does not count as unreachable."""
         item = self.items.get(broker)
         return item is None or now >= item.reachable_from
 
     def usable(self, broker: str, now: float) -> bool:
-        """Returns False also for a broker in ``late`` that has no entry yet."""
+        """Return False also for a broker in ``late`` that has no entry yet."""
         return super().usable(broker, now) and (broker in self.items or broker not in self.late)
 
     def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
@@ -218,14 +236,14 @@ class LatencyTable(Avoidance[FaultItem]):
         return avoided.union([broker for broker in self.late.intersection(brokers) if not self.usable(broker, now)])
 
     def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Returns the reachable brokers, else all; with ``pick_one_at_least`` the better half by availability and latency."""
+        """Return the reachable brokers, else all; with ``pick_one_at_least`` the better half by availability and latency."""
         if self.table.pick_one_at_least:
             ranked = sorted(brokers, key=lambda broker: (self._rank(broker, now), broker))
             return frozenset(ranked[: max(1, len(ranked) // 2)])
         return frozenset(broker for broker in brokers if self.reachable(broker, now)) or brokers
 
     def silent(self) -> tuple[str, ...]:
-        """Returns the brokers that the newest recorded attempt did not reach: the ones to probe."""
+        """Return the brokers that the newest recorded attempt did not reach: the ones to probe."""
         return tuple(broker for broker, item in self.items.items() if item.reachable_from)
 
     def _rank(self, broker: str, now: float) -> tuple[bool, float, float]:

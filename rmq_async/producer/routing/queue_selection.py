@@ -44,8 +44,12 @@ SWEEP_COST: Final = 0.0002
 class Overdue:
     """Finds attempts that have been in flight for too long, without a record per attempt: from samples of the newest opaque.
 
-    ``owner``: marks the producer's requests in the connections' tables. ``patience``: seconds. ``interval``: minimum
-    seconds between two samples of an address, and between two checks of a topic without suspects.
+    Args:
+        owner: Marks the producer's requests in the connections' tables.
+        patience: seconds.
+
+    Attributes:
+        interval: Minimum seconds between two samples of an address, and between two checks of a topic without suspects.
     """
 
     __slots__ = ("_known", "_owner", "_patience", "_pool", "interval")
@@ -58,7 +62,7 @@ class Overdue:
         self._known: dict[str, _Known] = {}  # by address
 
     def waits(self, address: str) -> bool:
-        """Returns whether an attempt is in flight to ``address``, or a connect to it is in progress."""
+        """Return whether an attempt is in flight to ``address``, or a connect to it is in progress."""
         connection = self._pool.get(address)
         if connection is None:
             self._known.pop(address, None)
@@ -66,7 +70,7 @@ class Overdue:
         return self._look(address, connection)[0] != 0
 
     def late(self, address: str, now: float) -> bool:
-        """Returns whether an attempt to ``address`` has been in flight for longer than ``patience``.
+        """Return whether an attempt to ``address`` has been in flight for longer than ``patience``.
 
         Each call may add a sample; the answer is as accurate as the samples are close.
         """
@@ -94,9 +98,11 @@ class Overdue:
 
 
 class _Known:
-    """The samples of one connection. ``since``: an opaque before which the producer has no request in flight.
+    """The samples of one connection.
 
-    ``samples``: (time, newest opaque), oldest first; one sample older than ``patience`` is kept.
+    Attributes:
+        since: An opaque before which the producer has no request in flight.
+        samples: (time, newest opaque), oldest first; one sample older than ``patience`` is kept.
     """
 
     __slots__ = ("connection", "samples", "since")
@@ -108,10 +114,16 @@ class _Known:
 
 
 class QueueSelection:
-    """The queue selection of one producer. ``selector``: the ``queue_selector``, called unless it is ``select_best``.
+    """The queue selection of one producer.
 
-    ``faults``: None with ``latency_fault=False``. ``custom``: the selector is not ``select_best``. ``queues_by_topic``: a live
-    view of the producer's queues by topic. ``named(broker)``: whether a known route has writable queues on the broker.
+    Args:
+        selector: The ``queue_selector``, called unless it is ``select_best``.
+        faults: None with ``latency_fault=False``.
+        queues_by_topic: A live view of the producer's queues by topic.
+        named: Whether a known route has writable queues on the broker.
+
+    Attributes:
+        custom: The selector is not ``select_best``.
     """
 
     __slots__ = (
@@ -151,7 +163,7 @@ class QueueSelection:
             faults.on_suspect = self._suspected
 
     def adopt(self, topic_queues: TopicQueues) -> None:
-        """Replaces the round robin of a topic's new queues if the fault policy needs it; not with a selector of the user."""
+        """Replace the round robin of a topic's new queues if the fault policy needs it; not with a selector of the user."""
         if self._stale:
             self.sweep(machine.monotonic())
         if self.custom:
@@ -168,21 +180,22 @@ class QueueSelection:
                 topic_queues.next = FailureRotation(self, cast(FailureTable, self.faults), topic_queues).next
 
     def uninviting(self, brokers: Collection[str]) -> Collection[str]:
-        """Returns those of ``brokers`` that ``latency_fault=True`` avoids: an attempt on another one is not capped for their sake.
+        """Return those of ``brokers`` that ``latency_fault=True`` avoids: an attempt on another one is not capped for their
+        sake.
 
         There are none with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for it.
         """
         return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
 
     def avoided(self, brokers: Collection[str]) -> Collection[str]:
-        """Returns those of ``brokers`` that attempts avoid as long as there are others."""
+        """Return those of ``brokers`` that attempts avoid as long as there are others."""
         faults = self.faults
         if faults is None or self.custom or not (faults.items or faults.measures):
             return ()
         return faults.avoided(brokers, machine.monotonic())
 
     def next(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
-        """Returns the topic's next queue on the best of ``brokers``; reports the choice to a fault table with entries."""
+        """Return the topic's next queue on the best of ``brokers``; report the choice to a fault table with entries."""
         faults = self.faults
         if faults is None or not (faults.items or faults.measures):
             return topic_queues.next_of(brokers)
@@ -194,7 +207,7 @@ class QueueSelection:
     def best(
         self, faults: FailureTable | LatencyTable, topic_queues: TopicQueues, brokers: Collection[str], now: float
     ) -> Collection[str]:
-        """Returns the brokers to choose among: ``brokers`` itself if none is suspected or late."""
+        """Return the brokers to choose among: ``brokers`` itself if none is suspected or late."""
         self.sweep(now)
         if self._overdue is not None and isinstance(faults, LatencyTable) and faults.patience < inf:
             late = [broker for broker, address in topic_queues.addresses.items() if self._overdue.late(address, now)]
@@ -203,7 +216,7 @@ class QueueSelection:
         return faults.best(brokers, now)
 
     def sweep(self, now: float) -> None:
-        """Removes brokers that have left the routes from the fault table, if a route has changed; see ``SWEEP_COST``."""
+        """Remove brokers that have left the routes from the fault table, if a route has changed; see ``SWEEP_COST``."""
         if self._stale and self.faults is not None and now >= self._sweep_from:
             self._stale, self._sweep_from = False, now + len(self._queues_by_topic) * SWEEP_COST
             self.faults.keep(self._named)
@@ -217,11 +230,13 @@ class QueueSelection:
         key: object,
         deadline: float,
     ) -> MessageQueue | Coroutine[Any, Any, MessageQueue]:
-        """Returns the queue that a selector chooses among ``queues`` of the topic, or a coroutine that returns it.
+        """Return the queue that a selector chooses among ``queues`` of the topic, or a coroutine that returns it.
 
-        ``selector``: None for the producer's own, or ``select_by_hash`` without one. Raises a RocketMQError that the selector
-        raises; SelectorError for another error of it and for a queue that it was not given; RequestTimeoutError for a choice at
-        ``deadline`` or later.
+        Raise a RocketMQError that the selector raises; SelectorError for another error of it and for a queue that it was not
+        given; RequestTimeoutError for a choice at ``deadline`` or later.
+
+        Args:
+            selector: None for the producer's own, or ``select_by_hash`` without one.
         """
         if selector is None:
             selector = self.selector if self.custom else select_by_hash
@@ -239,8 +254,10 @@ class QueueSelection:
             return one_of(await awaited(selector, choosing, deadline), queues, selector, deadline)
 
     def pick(self, topic_queues: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Returns the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer. Those
-        of brokers that are away are passed over, if there are others."""
+        """Return the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer.
+
+        Those of brokers that are away are passed over, if there are others.
+        """
         if topic_queues.route.is_fixed:
             here = [queue for queue in queues if topic_queues.knows(queue)]
             if not here:
@@ -265,19 +282,19 @@ class QueueSelection:
         return chosen
 
     def route_changed(self, brokers: Collection[str]) -> None:
-        """Updates the fault table after a new route that names ``brokers``: they may have moved, and others may be gone."""
+        """Update the fault table after a new route that names ``brokers``: they may have moved, and others may be gone."""
         if self.faults is not None:
             self._stale = bool(self.faults.items)
             self.faults.version += 1
             self.faults.moved(brokers)
 
     def close(self) -> None:
-        """Cancels the detector, if there is one."""
+        """Cancel the detector, if there is one."""
         if self.detector is not None:
             self.detector.cancel()
 
     async def closed(self) -> None:
-        """Waits until the detector, if there is one, has ended."""
+        """Wait until the detector, if there is one, has ended."""
         if self.detector is not None:
             await self.detector.ended()
 
@@ -332,7 +349,7 @@ class FailureRotation:
         return self._choose(now)
 
     def _choose(self, now: float) -> Target:
-        """Chooses by the present state of the suspects; the choice of brokers holds until that state can change."""
+        """Choose by the present state of the suspects; the choice of brokers holds until that state can change."""
         faults, topic_queues, selection = self._faults, self._topic_queues, self._selection
         selection.sweep(now)
         suspects = faults.items.keys() & topic_queues.brokers

@@ -42,7 +42,7 @@ class RoundRobin:
         return len(self._topics)
 
     def next(self, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Returns the least recently used of ``queues``: at least one, all of one topic."""
+        """Return the least recently used of ``queues``: at least one, all of one topic."""
         name = queues[0].topic
         topic = self._topics.get(name)
         if topic is None:

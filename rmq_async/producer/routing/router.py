@@ -17,10 +17,14 @@ __all__ = ["Router"]
 
 
 class Router:
-    """The routing of one producer. ``selection``: None for plain round robin.
+    """The routing of one producer.
 
-    ``asks``: the producer's selector is not ``select_best``. ``unless_stopped``: awaits its argument, and raises
-    ClientStateError if the producer stops first.
+    Args:
+        selection: None for plain round robin.
+        unless_stopped: Awaits its argument, and raises ClientStateError if the producer stops first.
+
+    Attributes:
+        asks: The producer's selector is not ``select_best``.
     """
 
     __slots__ = ("asks", "faults", "queues_by_topic", "selection", "topics", "unless_stopped")
@@ -38,10 +42,14 @@ class Router:
     async def aim(
         self, topic: str, message: Message | None, shown: Message | None, choice: QueueChoice | None, deadline: float
     ) -> tuple[TopicQueues, Target]:
-        """Returns the topic's queues and the target of the first attempt: the caller's choice, a selector's, or the next queue.
+        """Return the topic's queues and the target of the first attempt: the caller's choice, a selector's, or the next queue.
 
-        ``message``: None for a batch. ``shown``: the message for the producer's selector, which is not called without one: a
-        prepared send takes the next queue, as its further attempts do. Raises as ``choose``, ``chosen`` and ``at`` do.
+        Raises as ``choose``, ``chosen`` and ``at`` do.
+
+        Args:
+            message: None for a batch.
+            shown: The message for the producer's selector, which is not called without one: a prepared send takes the next
+                queue, as its further attempts do.
         """
         if choice is not None:
             return await self.at(topic, await self.chosen(topic, message, choice, deadline), deadline)
@@ -51,8 +59,9 @@ class Router:
         return topic_queues, topic_queues.next()
 
     async def at(self, topic: str, queue: MessageQueue, deadline: float) -> tuple[TopicQueues, Target]:
-        """Returns the topic's queues and the target of a queue that was chosen; waits for its broker if that is away. Raises as
-        ``TopicTable.find``, ``TopicTable.with_queue`` and ``TopicQueues.target`` do."""
+        """Return the topic's queues and the target of a queue that was chosen; wait for its broker if that is away. Raises as
+        ``TopicTable.find``, ``TopicTable.with_queue`` and ``TopicQueues.target`` do.
+        """
         topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
         target = topic_queues.by_queue.get(queue)
         if target is not None:
@@ -62,27 +71,31 @@ class Router:
         return topic_queues, topic_queues.target(queue)
 
     def is_away(self, topic: str, queue: MessageQueue) -> bool:
-        """Returns whether the known route has no address for the queue, so that ``aim`` waits for a newer one."""
+        """Return whether the known route has no address for the queue, so that ``aim`` waits for a newer one."""
         topic_queues = self.queues_by_topic.get(topic)
         return topic_queues is not None and not topic_queues.knows(queue)
 
     def target_now(self, topic_queues: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
-        """Returns the target of a key by hash; None for a batch, if a selector must choose, and if the queue's broker is away.
-        Raises SelectorError for an invalid key."""
+        """Return the target of a key by hash; None for a batch, if a selector must choose, and if the queue's broker is away.
+
+        Raises:
+            SelectorError: For an invalid key.
+        """
         if message is None or choice.selector is not None or self.asks:
             return None
         queue = select_by_hash(topic_queues.keyed, message, choice.key)
         return topic_queues.by_queue.get(queue) or topic_queues.reachable(queue)
 
     async def choose(self, topic_queues: TopicQueues, brokers: Collection[str], message: Message, deadline: float) -> Target:
-        """Returns the queue that the producer's selector chooses for an attempt, among those of ``brokers``."""
+        """Return the queue that the producer's selector chooses for an attempt, among those of ``brokers``."""
         queues = topic_queues.queues if brokers is topic_queues.brokers else topic_queues.queues_of(brokers)
         chosen = cast(QueueSelection, self.selection).ask(None, topic_queues, queues, message, None, deadline)
         return topic_queues.target(chosen if isinstance(chosen, MessageQueue) else await self.unless_stopped(chosen))
 
     async def chosen(self, topic: str, message: Message | None, choice: QueueChoice, deadline: float) -> MessageQueue:
-        """Returns the queue that the caller gave, or that the call's selector chooses, else the producer's selector, else the hash
-        of the key; its broker may be away. Raises as ``TopicTable.find`` and ``QueueSelection.ask`` do."""
+        """Return the queue that the caller gave, or that the call's selector chooses, else the producer's selector, else the
+        hash of the key. Its broker may be away. Raises as ``TopicTable.find`` and ``QueueSelection.ask`` do.
+        """
         if choice.queue is not None or message is None:
             return cast(MessageQueue, choice.queue)
         topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)

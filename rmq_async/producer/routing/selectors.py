@@ -64,7 +64,7 @@ class QueueChoice(msgspec.Struct, frozen=True):
 def choice_of(
     message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any, namespace: str = ""
 ) -> QueueChoice | None:
-    """Returns the caller's choice, or None. The default key is the message's sharding key. Raises as ``checked_choice``."""
+    """Return the caller's choice, or None. The default key is the message's sharding key. Raises as ``checked_choice``."""
     if key is None:
         key = message.sharding_key
     if queue is None and selector is None and key is None:
@@ -75,9 +75,14 @@ def choice_of(
 def checked_choice(
     topic: str, queue: MessageQueue | None, selector: Selector | None, key: Any, namespace: str = ""
 ) -> QueueChoice:
-    """Returns the caller's choice. ``namespace``: topics are accepted with and without its prefix.
+    """Return the caller's choice.
 
-    Raises ConfigError for a ``queue`` that ``check_queue`` refuses, SelectorError for a queue of a topic other than ``topic``.
+    Args:
+        namespace: Topics are accepted with and without its prefix.
+
+    Raises:
+        ConfigError: For a ``queue`` that ``check_queue`` refuses.
+        SelectorError: For a queue of a topic other than ``topic``.
     """
     if queue is not None:
         queue = check_queue(queue)
@@ -90,11 +95,13 @@ def checked_choice(
 
 
 def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
-    """Selects queues by round robin per topic, from a random start; the default ``queue_selector``.
+    """Select queues by round robin per topic, from a random start; the default ``queue_selector``.
 
     Passes over the queues of brokers that the sending producer avoids (``latency_fault``), if there are others. A user's
-    selector may call it with some of its queues; outside of a send it is plain round robin. Raises SelectorError without
-    queues.
+    selector may call it with some of its queues; outside of a send it is plain round robin.
+
+    Raises:
+        SelectorError: Without queues.
     """
     if not queues:
         raise SelectorError(_NO_QUEUES)
@@ -117,7 +124,11 @@ class picking:  # noqa: N801 - used as a function; contextlib.contextmanager tak
 
 
 def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
-    """Selects a random queue, uniformly (Java's ``SelectMessageQueueByRandom``). Raises SelectorError without queues."""
+    """Select a random queue, uniformly (Java's ``SelectMessageQueueByRandom``).
+
+    Raises:
+        SelectorError: Without queues.
+    """
     if not queues:
         raise SelectorError(_NO_QUEUES)
     return queues[machine.random.randrange(len(queues))]
@@ -132,10 +143,13 @@ _POWERS: Final = tuple([pow(31, exponent, 1 << 32) for exponent in reversed(rang
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:
-    """Selects the queue that Java's ``SelectMessageQueueByHash`` selects for the same ``key`` and the same queues.
+    """Select the queue that Java's ``SelectMessageQueueByHash`` selects for the same ``key`` and the same queues.
 
-    ``key``: str, bool or int; an int of 32 bits hashes as Java's Integer, a larger one as Long. Raises SelectorError for other
-    types, for an int outside the signed 64-bit range, and without queues.
+    Args:
+        key: Str, bool or int; an int of 32 bits hashes as Java's Integer, a larger one as Long.
+
+    Raises:
+        SelectorError: For other types, for an int outside the signed 64-bit range, and without queues.
     """
     if not queues:
         raise SelectorError(_NO_QUEUES)
@@ -144,7 +158,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -
 
 
 def hash_of(key: str) -> int:
-    """Returns ``java_hash`` of a text, from a cache if it is short."""
+    """Return ``java_hash`` of a text, from a cache if it is short."""
     value = _hashes.get(key)
     if value is None:
         value = _string_hash(key)
@@ -156,10 +170,13 @@ def hash_of(key: str) -> int:
 
 
 def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
-    """Returns a selector that stays in one machine room: ``rooms`` maps broker names to rooms, ``key`` is the room to use.
+    """Return a selector that stays in one machine room: ``rooms`` maps broker names to rooms, ``key`` is the room to use.
 
     The selector chooses among the queues of that room as ``select_best`` does, and raises SelectorError without any. ``rooms``
-    is copied. Raises ConfigError if it is not a mapping, or has a key that is no str.
+    is copied.
+
+    Raises:
+        ConfigError: If it is not a mapping, or has a key that is no str.
     """
     if not isinstance(rooms, Mapping) or not all(isinstance(broker, str) for broker in rooms):
         raise ConfigError(f"rooms must be a mapping of broker names to rooms, not {shown(rooms)}")
@@ -183,7 +200,7 @@ def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
 def ask(
     selector: Selector, queues: Sequence[MessageQueue], message: Message, key: object
 ) -> MessageQueue | Awaitable[MessageQueue]:
-    """Calls the selector; returns its queue or awaitable. Raises its RocketMQError; SelectorError for another error of it."""
+    """Call the selector; return its queue or awaitable. Raise its RocketMQError; SelectorError for another error of it."""
     try:
         return selector(queues, message, key)
     except RocketMQError:
@@ -193,8 +210,10 @@ def ask(
 
 
 async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadline: float) -> MessageQueue:
-    """Awaits the queue of a selector. Raises its RocketMQError; SelectorError for another error of it; RequestTimeoutError
-    at ``deadline``."""
+    """Await the queue of a selector.
+
+    Raise its RocketMQError; SelectorError for another error of it; RequestTimeoutError at ``deadline``.
+    """
     scope = asyncio.timeout(max(0.0, deadline - machine.monotonic()))
     try:
         async with scope:
@@ -219,7 +238,12 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
 
 
 def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector, deadline: float) -> MessageQueue:
-    """Returns ``chosen``. Raises SelectorError if it is not one of ``queues``, RequestTimeoutError from ``deadline`` on."""
+    """Return ``chosen``.
+
+    Raises:
+        SelectorError: If it is not one of ``queues``.
+        RequestTimeoutError: From ``deadline`` on.
+    """
     if chosen not in queues:
         raise SelectorError(
             f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues it was given; "
@@ -244,9 +268,10 @@ def _name(selector: Selector) -> str:
 
 
 def java_hash(key: str | bool | int) -> int:
-    """Returns ``hashCode()`` of the Java String, Boolean, Integer or Long with this value: 32 bits, signed.
+    """Return ``hashCode()`` of the Java String, Boolean, Integer or Long with this value: 32 bits, signed.
 
-    Raises SelectorError for other types, and for an int outside the signed 64-bit range.
+    Raises:
+        SelectorError: For other types, and for an int outside the signed 64-bit range.
     """
     if isinstance(key, str):
         return _string_hash(key)

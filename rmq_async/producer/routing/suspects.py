@@ -24,7 +24,12 @@ SHORTEST: Final = 0.05
 
 
 class Silent(Suspect):
-    """The entry of one broker. ``wait``: seconds to avoid it after a failure. ``tried_until``: earliest next trial."""
+    """The entry of one broker.
+
+    Attributes:
+        wait: Seconds to avoid it after a failure.
+        tried_until: Earliest next trial.
+    """
 
     __slots__ = ("tried_until", "wait")
 
@@ -62,7 +67,7 @@ class FailureTable(Avoidance[Silent]):
         item.available_from = max(item.available_from, now + item.wait)
 
     def chosen(self, broker: str, now: float) -> None:
-        """Reserves a broker on trial for this attempt, also before it is in flight: it may have to connect first."""
+        """Reserve a broker on trial for this attempt, also before it is in flight: it may have to connect first."""
         item = self.items.get(broker)
         if item is not None and now >= max(item.available_from, item.tried_until):
             item.tried_until = now + TRIAL
@@ -74,7 +79,7 @@ class FailureTable(Avoidance[Silent]):
 
 
 def blamed(error: BaseException, latency: float) -> bool:
-    """Returns whether an attempt that ended with ``error`` after ``latency`` seconds is a fault of its broker.
+    """Return whether an attempt that ended with ``error`` after ``latency`` seconds is a fault of its broker.
 
     A response of any kind is not, nor is an abandoned or cancelled attempt, nor a timeout shorter than ``SHORTEST``.
     """

@@ -32,20 +32,28 @@ class MessageGatherer(Protocol):
     """The gathering of messages of one topic into batches."""
 
     def add_plain(self, receiver: Receiver, message: Any, size: int, deadline: float, *, plain: bool = True) -> None:
-        """Adds a message with the producer's own timeout. ``plain``: it has only topic and body; others are encoded."""
+        """Add a message with the producer's own timeout.
+
+        Args:
+            plain: It has only topic and body; others are encoded.
+        """
 
     def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        """Adds any other message."""
+        """Add any other message."""
 
     def left(self) -> None:
-        """Takes note that a caller's future is done."""
+        """Take note that a caller's future is done."""
 
 
 class HeaderSettings:
     """The header fields that all sends of one producer share, and the mapping of topic names.
 
-    ``smart``: headers have the short form (V2). ``general``: requests are built as commands, without templates. ``outside``:
-    topics outside the namespace, in addition to system topics, which are recognised by name.
+    Args:
+        smart: Headers have the short form (V2).
+
+    Attributes:
+        general: Requests are built as commands, without templates.
+        outside: Topics outside the namespace, in addition to system topics, which are recognised by name.
     """
 
     __slots__ = (
@@ -78,19 +86,19 @@ class HeaderSettings:
         self.general = not self.smart
 
     def wire_topic(self, topic: str) -> str:
-        """Returns the topic's name on the servers, with the namespace."""
+        """Return the topic's name on the servers, with the namespace."""
         return with_namespace(self.namespace, topic) if self.namespace and topic not in self.outside else topic
 
     def shown_topic(self, topic: str) -> str:
-        """Returns the topic's name in the API, without the namespace."""
+        """Return the topic's name in the API, without the namespace."""
         return without_namespace(topic, self.namespace) if self.namespace else topic
 
     def send_address(self, address: str) -> str:
-        """Returns the address to which sends for the broker at ``address`` go (``vip_channel``)."""
+        """Return the address to which sends for the broker at ``address`` go (``vip_channel``)."""
         return vip_address(address) if self.vip else address
 
     def template(self, queue: MessageQueue, broker: str, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
-        """Returns a new header template for one queue and one kind of send; a signed one with credentials."""
+        """Return a new header template for one queue and one kind of send; a signed one with credentials."""
         header: dict[str, Any] = {
             "group": self.group,
             "topic": self.wire_topic(queue.topic),
@@ -110,8 +118,14 @@ class HeaderSettings:
 class Target:
     """One queue to send to, at its broker's ``send_address`` by the route that it was made from.
 
-    ``broker``: the broker that holds the queue; a static topic's queue itself names a pseudo broker. ``general``: its requests
-    are built as commands, without a template. ``single``, ``batch``, ``oneway``: header templates.
+    Args:
+        broker: The broker that holds the queue; a static topic's queue itself names a pseudo broker.
+
+    Attributes:
+        general: Its requests are built as commands, without a template.
+        single: Header templates.
+        batch: See ``single``.
+        oneway: See ``single``.
     """
 
     __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "general", "queue", "queue_id", "single")
@@ -145,13 +159,21 @@ class TopicQueues:
 
     A queue's target is made when it is first used, since a topic may have hundreds of queues and few messages. ``next()``
     returns the next target, round robin from a random start; ``LatencyRotation`` and ``FailureRotation`` replace it.
-    ``queues``: those of brokers with a master. ``keyed``: those among which keys and selectors choose: ``queues``, but with an
-    order conf and for a static topic all that the route lists, so that no key moves while a broker is away. ``several``: a retry
-    may go to another broker. ``without``: queues that the route names but their brokers do not have; they stay in a list that is
-    fixed. ``addresses``: of the masters, by broker. ``by_queue``: the targets made so far. ``gathering``: gathers messages for
-    ``next()`` into batches; None without batching.
 
-    Raises BrokerNotFoundError if no writable queue has a master's address.
+    Args:
+        without: Queues that the route names but their brokers do not have; they stay in a list that is fixed.
+
+    Attributes:
+        queues: Those of brokers with a master.
+        keyed: Those among which keys and selectors choose: ``queues``, but with an order conf and for a static topic all that
+            the route lists, so that no key moves while a broker is away.
+        several: A retry may go to another broker.
+        addresses: Of the masters, by broker.
+        by_queue: The targets made so far.
+        gathering: Gathers messages for ``next()`` into batches; None without batching.
+
+    Raises:
+        BrokerNotFoundError: If no writable queue has a master's address.
     """
 
     __slots__ = (
@@ -209,12 +231,16 @@ class TopicQueues:
         self.next = self._in_turn
 
     def take_turns(self) -> None:
-        """Restores the plain round robin as ``next``."""
+        """Restore the plain round robin as ``next``."""
         self.next = self._in_turn
         self.several = len(self.brokers) > 1
 
     def next_of(self, brokers: Collection[str]) -> Target:
-        """Returns the next queue on one of ``brokers``. Raises BrokerNotFoundError if none of them has a queue here."""
+        """Return the next queue on one of ``brokers``.
+
+        Raises:
+            BrokerNotFoundError: If none of them has a queue here.
+        """
         if brokers is self.brokers:
             return self._in_turn()
         for _ in self.queues:
@@ -225,32 +251,33 @@ class TopicQueues:
         raise BrokerNotFoundError(f"topic {topic}: none of {names} has a writable queue any more; send again")
 
     def queues_of(self, brokers: Collection[str], queues: tuple[MessageQueue, ...] | None = None) -> tuple[MessageQueue, ...]:
-        """Returns those of ``queues`` (default: all of the topic) that ``brokers`` hold."""
+        """Return those of ``queues`` (default: all of the topic) that ``brokers`` hold."""
         holders, queues = self._holders, self.queues if queues is None else queues
         return tuple([queue for queue in queues if holders.get(queue, queue.broker_name) in brokers])
 
     def holder(self, queue: MessageQueue) -> str:
-        """Returns the name of the broker that holds a queue: of a static topic's queue not the one that it names."""
+        """Return the name of the broker that holds a queue: of a static topic's queue not the one that it names."""
         return self._holders.get(queue, queue.broker_name)
 
     def is_away(self, queue: MessageQueue) -> bool:
-        """Returns whether the fixed list of the topic's queues names the queue, and the broker that holds it has no address."""
+        """Return whether the fixed list of the topic's queues names the queue, and the broker that holds it has no address."""
         return self.route.is_fixed and not self.knows(queue) and queue in self.keyed and self.holder(queue) != NO_BROKER
 
     def knows(self, queue: MessageQueue) -> bool:
-        """Returns whether ``target`` has an address for the queue."""
+        """Return whether ``target`` has an address for the queue."""
         return (
             queue in self.by_queue or self._own(queue) is not None or self.route.master_address(queue.broker_name) is not None
         )
 
     def reachable(self, queue: MessageQueue) -> Target | None:
-        """Returns the target of a queue; None if the route has no address of its broker's master."""
+        """Return the target of a queue; None if the route has no address of its broker's master."""
         return self.target(queue) if self.knows(queue) else None
 
     def target(self, queue: MessageQueue) -> Target:
-        """Returns the target of a queue that the caller chose, also of one that the route does not list.
+        """Return the target of a queue that the caller chose, also of one that the route does not list.
 
-        Raises BrokerNotFoundError if the route has no address of its broker's master.
+        Raises:
+            BrokerNotFoundError: If the route has no address of its broker's master.
         """
         if self._settings.namespace:
             queue = queue._replace(topic=self._settings.shown_topic(queue.topic))
@@ -270,13 +297,13 @@ class TopicQueues:
         return Target(queue, queue.broker_name, self._settings.send_address(address), self._settings)
 
     def _own(self, queue: MessageQueue) -> MessageQueue | None:
-        """Returns the topic's own queue that equals ``queue``, else None: a queue id may be a bool, whose text differs."""
+        """Return the topic's own queue that equals ``queue``, else None: a queue id may be a bool, whose text differs."""
         if not self._members:
             self._members = {each: each for each in self.keyed if self.route.master_address(self.holder(each)) is not None}
         return self._members.get(queue)
 
     def _target(self, queue: MessageQueue) -> Target:
-        """Returns the target of one of the topic's queues, made at its first use."""
+        """Return the target of one of the topic's queues, made at its first use."""
         target = self.by_queue.get(queue)
         if target is None:
             broker = self.holder(queue)
@@ -286,7 +313,7 @@ class TopicQueues:
 
 
 def is_writable(route: TopicRoute) -> bool:
-    """Returns whether the route has a broker with write permission, reachable or not."""
+    """Return whether the route has a broker with write permission, reachable or not."""
     return any(data.perm & Perm.WRITE for data in route.data.queue_datas)
 
 

@@ -42,11 +42,16 @@ LONGEST_PAUSE: Final = 1.0
 
 
 class TopicTable:
-    """The topic table of one producer. ``topics``: those whose routes are fetched at the start (``warm_up``) and always kept.
+    """The topic table of one producer.
 
-    ``queues_by_topic``: by the topic's name in the API; a plain dict, because each message looks it up. ``resting``: the
-    entries without a send since the last poll. Both dicts stay the same objects. ``adopt``: called with the topic and each new
-    entry. ``on_change``: called with each changed route.
+    Args:
+        topics: Those whose routes are fetched at the start (``warm_up``) and always kept.
+
+    Attributes:
+        queues_by_topic: By the topic's name in the API; a plain dict, because each message looks it up.
+        resting: The entries without a send since the last poll. Both dicts stay the same objects.
+        adopt: Called with the topic and each new entry.
+        on_change: Called with each changed route.
     """
 
     def __init__(
@@ -79,7 +84,7 @@ class TopicTable:
             routes.use.hold(topic)
 
     def close(self) -> None:
-        """Cancels tasks and timers and detaches from the route table; harmless when called again."""
+        """Cancel tasks and timers and detaches from the route table; harmless when called again."""
         if self._warming is not None:
             self._warming.cancel()
             self._ending.append(self._warming)
@@ -95,20 +100,23 @@ class TopicTable:
             routes.on_change.remove(self._changed)
 
     async def closed(self) -> None:
-        """Waits for the end of the tasks that ``close`` has cancelled."""
+        """Wait for the end of the tasks that ``close`` has cancelled."""
         if self._ending:
             await asyncio.wait(self._ending)
 
     def wire_topic(self, topic: str) -> str:
-        """Returns the topic's name on the servers, with the namespace."""
+        """Return the topic's name on the servers, with the namespace."""
         return self._settings.wire_topic(topic)
 
     async def find(self, topic: str, deadline: float) -> TopicQueues:
-        """Returns the topic's queues; looks up the route if it is not known.
+        """Return the topic's queues; looks up the route if it is not known.
 
-        Raises RequestTimeoutError if no time is left before ``deadline`` (``time.monotonic``); BrokerNotFoundError if the route
-        has no writable queue on a broker with a master; InvalidMessageError if the name is too long with the namespace; and the
-        errors of the look-up.
+        Raises the errors of the look-up, too.
+
+        Raises:
+            RequestTimeoutError: If no time is left before ``deadline`` (``time.monotonic``).
+            BrokerNotFoundError: If the route has no writable queue on a broker with a master.
+            InvalidMessageError: If the name is too long with the namespace.
         """
         topic_queues = self._known(topic)
         if topic_queues is None:
@@ -143,19 +151,19 @@ class TopicTable:
         return topic_queues
 
     def clear(self) -> None:
-        """Drops all entries; they are made anew at the next send."""
+        """Drop all entries; they are made anew at the next send."""
         self.queues_by_topic.clear()
         self.resting.clear()
 
     def _known(self, topic: str) -> TopicQueues | None:
-        """Returns the topic's entry, if any, and moves it back from ``resting``."""
+        """Return the topic's entry, if any, and move it back from ``resting``."""
         topic_queues = self.queues_by_topic.get(topic)
         if topic_queues is None and (topic_queues := self.resting.pop(topic, None)) is not None:
             self.queues_by_topic[topic] = topic_queues
         return topic_queues
 
     def _used(self) -> list[str]:
-        """Returns the topics (names on the servers) sent to since the last call, and moves their entries to ``resting``."""
+        """Return the topics (names on the servers) sent to since the last call, and move their entries to ``resting``."""
         self.resting.clear()
         self.resting.update(self.queues_by_topic)
         self.queues_by_topic.clear()
@@ -170,9 +178,12 @@ class TopicTable:
         return topic_queues
 
     async def _regained(self, topic: str, wire_topic: str, deadline: float) -> TopicQueues:
-        """Waits until a broker of the topic is back in its route. Raises BrokerNotFoundError at the deadline.
+        """Wait until a broker of the topic is back in its route.
 
-        Raises it without that wait if no broker has departed, and if no broker of the route permits writes.
+        Raise it without that wait if no broker has departed, and if no broker of the route permits writes.
+
+        Raises:
+            BrokerNotFoundError: At the deadline.
         """
         route = await self.newer_route(wire_topic, deadline)
         try:
@@ -187,8 +198,9 @@ class TopicTable:
             return topic_queues
 
     async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> TopicQueues:
-        """Returns the topic's queues, from a newer route. Waits for the broker of ``queue`` if it was in the route earlier, or if
-        the topic's list of queues is fixed and names it.
+        """Return the topic's queues, from a newer route.
+
+        Wait for the broker of ``queue`` if it was in the route earlier, or if the topic's list of queues is fixed and names it.
 
         A broker that restarts is not in routes meanwhile. At the deadline it returns the queues known then. Raises as ``find``.
         """
@@ -210,18 +222,18 @@ class TopicTable:
         return self.now(topic) or await self.find(topic, deadline)
 
     def has_used(self, topic: str, broker_name: str) -> bool:
-        """Returns whether the broker was in a route of the topic before, so that it may come back."""
+        """Return whether the broker was in a route of the topic before, so that it may come back."""
         return broker_name in self._brokers.get(self._settings.wire_topic(topic), ())
 
     async def _until(self, is_there: Callable[[], bool], wire_topic: str, deadline: float) -> None:
-        """Waits for changes of the topic's route until ``is_there()`` or the deadline; all calls of a topic share the refreshes."""
+        """Wait for changes of the topic's route until ``is_there()`` or the deadline; all calls of a topic share the refreshes."""
         with suppress(TimeoutError):
             while not is_there() and machine.monotonic() < deadline:
                 look = partial(self._look, wire_topic, self._instance.routes.cached(wire_topic))
                 await self._waits.run(self._returning.start(wire_topic, look).wait(deadline))
 
     async def _look(self, wire_topic: str, before: TopicRoute | None) -> None:
-        """Refreshes the topic's route until it differs from ``before``, or until no call waits for that."""
+        """Refresh the topic's route until it differs from ``before``, or until no call waits for that."""
         routes, pause = self._instance.routes, FIRST_PAUSE
         await asyncio.sleep(0)  # lets the caller join first, also with an eager task factory
         while routes.cached(wire_topic) is before and self._returning.waiting(wire_topic):
@@ -231,12 +243,14 @@ class TopicTable:
                 await routes.refresh(wire_topic)
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
-        """Fetches the route from the name servers, for a call that finds no address in the known one. Raises the look-up's
-        errors."""
+        """Fetch the route from the name servers, for a call that finds no address in the known one.
+
+        Raise the look-up's errors.
+        """
         return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
 
     def now(self, topic: str) -> TopicQueues | None:
-        """Returns the topic's queues by the newest known route, without waiting; None if none are known or usable."""
+        """Return the topic's queues by the newest known route, without waiting; None if none are known or usable."""
         route = self._instance.routes.cached(self._settings.wire_topic(topic))
         topic_queues = self._known(topic)
         if route is None or (topic_queues is not None and topic_queues.route is route):
@@ -248,7 +262,7 @@ class TopicTable:
         return topic_queues
 
     def without(self, topic: str, gone: MessageQueue) -> bool:
-        """Leaves out a queue that its broker does not have; returns whether the topic has any other queue.
+        """Leave out a queue that its broker does not have; return whether the topic has any other queue.
 
         This holds for all calls, until the route changes or one poll interval has passed.
         """
@@ -267,27 +281,27 @@ class TopicTable:
         return True
 
     def _restore(self, topic: str) -> None:
-        """Uses all queues of the route again: a queue that was removed and created again leaves the route unchanged."""
+        """Use all queues of the route again: a queue that was removed and created again leaves the route unchanged."""
         del self._restoring[topic]
         self._drop(topic)
 
     def doubt(self, topic: str, error: BaseException) -> None:
-        """Requests a refresh of the route if ``error`` means that queues may have moved, not for a busy broker. Never waits."""
+        """Request a refresh of the route if ``error`` means that queues may have moved, not for a busy broker. Never waits."""
         elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
         if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
             self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
 
     async def renew(self, topic: str, deadline: float) -> None:
-        """Waits for a refresh of the route, which an error put in doubt, at most until ``deadline`` (monotonic)."""
+        """Wait for a refresh of the route, which an error put in doubt, at most until ``deadline`` (monotonic)."""
         await self._instance.routes.renew(self._settings.wire_topic(topic), deadline)
 
     def moved(self, topic: str, target: Target) -> Target:
-        """Returns the same queue at its broker's newest known address; ``target`` itself if none is known."""
+        """Return the same queue at its broker's newest known address; ``target`` itself if none is known."""
         newest = self.now(topic)
         return newest.target(target.queue) if newest is not None and newest.knows(target.queue) else target
 
     async def warm_up(self) -> None:
-        """Fetches the routes of ``topics`` and sends heartbeats to their brokers, so that first sends are not delayed.
+        """Fetch the routes of ``topics`` and send heartbeats to their brokers, so that first sends are not delayed.
 
         Failures are logged as warnings. If the client was started without a cluster, this happens when one is found.
         """
@@ -325,12 +339,16 @@ class TopicTable:
         self._note_departed(route, [topic_queues for name in names for topic_queues in self._drop(name)])
 
     def _drop(self, topic: str) -> list[TopicQueues]:
-        """Removes the topic from the table; returns its entries."""
+        """Remove the topic from the table; return its entries."""
         found = (self.queues_by_topic.pop(topic, None), self.resting.pop(topic, None))
         return [topic_queues for topic_queues in found if topic_queues is not None]
 
     def _note_departed(self, route: TopicRoute, previous: Iterable[TopicQueues]) -> None:
-        """Records the brokers that have left the route. ``previous``: the entries made from the previous route."""
+        """Record the brokers that have left the route.
+
+        Args:
+            previous: The entries made from the previous route.
+        """
         seen = dict.fromkeys(self._departed.pop(route.topic, ()))
         for names in (self._brokers.get(route.topic, ()), *[topic_queues.addresses for topic_queues in previous]):
             seen.update(dict.fromkeys(names))
@@ -339,7 +357,7 @@ class TopicTable:
 
 
 def _remember(brokers: dict[str, tuple[str, ...]], topic: str, names: Sequence[str]) -> None:
-    """Puts the topic's entry at the end, with the newest ``NAMES_KEPT`` names, and removes the oldest above ``DEPARTED_KEPT``."""
+    """Put the topic's entry at the end, with the newest ``NAMES_KEPT`` names, and remove the oldest above ``DEPARTED_KEPT``."""
     brokers.pop(topic, None)
     brokers[topic] = tuple([name for name in names[-NAMES_KEPT:] if len(name) <= LONGEST_NAME])
     if len(brokers) > DEPARTED_KEPT:

@@ -119,7 +119,11 @@ class _Which(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A transaction of this process. ``chosen``: body and earliest born time (ms) if its caller chose the id, else None."""
+    """A transaction of this process.
+
+    Attributes:
+        chosen: Body and earliest born time (ms) if its caller chose the id, else None.
+    """
 
     end: End
     chosen: tuple[bytes, int] | None
@@ -144,8 +148,13 @@ class _Question:
 
 
 class Checks:
-    """The checks of one producer, from start to stop. ``group``: with its namespace. ``limit``: maximum number of calls of
-    ``check`` at a time; brokers that do not confirm the answers keep no other check waiting."""
+    """The checks of one producer, from start to stop.
+
+    Args:
+        group: With its namespace.
+        limit: Maximum number of calls of ``check`` at a time; brokers that do not confirm the answers keep no other check
+            waiting.
+    """
 
     def __init__(self, instance: ClientInstance, group: str, check: Check, limit: int) -> None:
         self.tracer: Tracer | None = None
@@ -170,8 +179,11 @@ class Checks:
     # -- registration at the client instance
 
     def listen(self) -> None:
-        """Registers for the checks of the group. Raises ConfigError if another producer of this client has registered for
-        them."""
+        """Register for the checks of the group.
+
+        Raises:
+            ConfigError: If another producer of this client has registered for them.
+        """
         handlers = self._instance.handlers
         dispatch = handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
         if not isinstance(dispatch, Dispatch):
@@ -184,7 +196,7 @@ class Checks:
         dispatch.groups[self._group] = self
 
     async def close(self) -> None:
-        """Accepts no more checks, cancels those that run, and waits for their end, at most ``LAST_STEPS`` seconds."""
+        """Accept no more checks, cancel those that run, and wait for their end, at most ``LAST_STEPS`` seconds."""
         dispatch = self._instance.handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
         if isinstance(dispatch, Dispatch) and dispatch.groups.get(self._group) is self:
             del dispatch.groups[self._group]
@@ -209,10 +221,13 @@ class Checks:
 
     @contextmanager
     def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
-        """Returns a context manager that marks a transaction as running.
+        """Return a context manager that marks a transaction as running.
 
-        A check of it that matches no other one updates ``end`` and does not call ``check``. ``address``: broker address from
-        which its checks come. ``chosen``: see ``_Running``.
+        A check of it that matches no other one updates ``end`` and does not call ``check``.
+
+        Args:
+            address: Broker address from which its checks come.
+            chosen: See ``_Running``.
         """
         key, running = (address, end.msg_id), _Running(end, chosen)
         self._under_way.setdefault(key, []).append(running)
@@ -226,11 +241,12 @@ class Checks:
                 del self._under_way[key]
 
     def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
-        """Records that the broker has confirmed the end of the copy at ``log_offset``; rolls back a newer copy.
+        """Record that the broker has confirmed the end of the copy at ``log_offset``; rolls back a newer copy.
 
-        ``connection``: the connection on which its checks come, opened before the confirmation; None if there is none:
-        then nothing is recorded.
-        ``known``: this client made the message's id.
+        Args:
+            connection: The connection on which its checks come, opened before the confirmation; None if there is none: then
+                nothing is recorded.
+            known: This client made the message's id.
         """
         if connection is None:
             return
@@ -240,12 +256,12 @@ class Checks:
             self._take_back(connection, end)
 
     def _running(self, address: str, message: MessageExt) -> End | None:
-        """Returns the end of the running transaction that the check is about; None unless exactly one matches."""
+        """Return the end of the running transaction that the check is about; None unless exactly one matches."""
         found = [each.end for each in self._under_way.get((address, message.msg_id), ()) if each.has(message)]
         return found[0] if len(found) == 1 else None
 
     def _remember(self, connection: Connection, which: str | _Which) -> None:
-        """Remembers an ended transaction for this connection, for ``REMEMBERED_FOR`` seconds."""
+        """Remember an ended transaction for this connection, for ``REMEMBERED_FOR`` seconds."""
         # On a new connection the broker may have lost the end in a crash, so ``check`` decides.
         now, known = machine.monotonic(), self._ended.setdefault(connection, {})
         known.pop(which, None)
@@ -265,7 +281,11 @@ class Checks:
     # -- checks
 
     def take(self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
-        """Handles a check. ``message``: as decoded, with the topic's namespace."""
+        """Handle a check.
+
+        Args:
+            message: As decoded, with the topic's namespace.
+        """
         running = self._running(connection.address, message)
         if running is not None:
             running.queue_offset, running.log_offset = header.tranStateTableOffset, header.commitLogOffset
@@ -331,7 +351,7 @@ class Checks:
         self._called(task)
 
     def _called(self, task: asyncio.Task[None]) -> None:
-        """Begins the next check in place of one whose call has ended."""
+        """Begin the next check in place of one whose call has ended."""
         self._calls.discard(task)
         self._go_on()
 
@@ -370,16 +390,17 @@ class Checks:
 
 
 def _size(message: MessageExt) -> int:
-    """Returns the approximate memory of a check in bytes: the stored size with properties, and the decompressed body."""
+    """Return the approximate memory of a check in bytes: the stored size with properties, and the decompressed body."""
     return message.store_size + len(message.body)
 
 
 async def decided(
     function: Callable[..., Any], *arguments: Any, waiting: Callable[[Awaitable[T]], Awaitable[T]] | None = None
 ) -> tuple[TransactionStatus, Exception | None]:
-    """Returns the status from a user's function, or UNKNOWN and the error if it raises an error or returns something else.
+    """Return the status from a user's function, or UNKNOWN and the error if it raises an error or returns something else.
 
-    ``waiting``: awaits the awaitable that the function returned; None awaits it directly.
+    Args:
+        waiting: Awaits the awaitable that the function returned; None awaits it directly.
     """
     task = asyncio.current_task()
     cancelled = 0 if task is None else task.cancelling()
@@ -401,7 +422,7 @@ async def decided(
 
 
 def report(function: Callable[..., Any], error: Exception) -> None:
-    """Reports an error of a user's function to the loop's exception handler."""
+    """Report an error of a user's function to the loop's exception handler."""
     asyncio.get_running_loop().call_exception_handler(
         {"message": f"{shown(function)} of a transaction failed; its status is UNKNOWN", "exception": error}
     )

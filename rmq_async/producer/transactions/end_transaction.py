@@ -37,14 +37,19 @@ _LONGEST_REMARK: Final = 1000
 
 
 class Half(SendResult, frozen=True, gc=False):
-    """A stored half message. ``address``: that of its broker. ``log_offset``: its offset in that broker's commit log."""
+    """A stored half message.
+
+    Attributes:
+        address: That of its broker.
+        log_offset: Its offset in that broker's commit log.
+    """
 
     address: str = ""
     log_offset: int = 0
 
 
 def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
-    """Returns the result as ``stored_message`` does; None also if an offset that ending the transaction needs is invalid."""
+    """Return the result as ``stored_message`` does; None also if an offset that ending the transaction needs is invalid."""
     result = stored(reply, outgoing.unique_id, target, attempts)
     if result is None:
         return None
@@ -60,8 +65,12 @@ def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: 
 class End(msgspec.Struct):
     """The identity of a half message at its broker.
 
-    ``topic`` and ``group``: with their namespace. ``queue_offset``, ``log_offset``: position of the half message, which the
-    broker stores anew for each check. ``from_check``: a check gave the position.
+    Attributes:
+        topic: With their namespace.
+        group: See ``topic``.
+        queue_offset: Position of the half message, which the broker stores anew for each check.
+        log_offset: See ``queue_offset``.
+        from_check: A check gave the position.
     """
 
     topic: str
@@ -75,7 +84,11 @@ class End(msgspec.Struct):
 
 
 def end_command(end: End, status: TransactionStatus, remark: str | None = None) -> RemotingCommand:
-    """Makes the END_TRANSACTION request. ``remark``: reason for the status, for the broker's log."""
+    """Make the END_TRANSACTION request.
+
+    Args:
+        remark: Reason for the status, for the broker's log.
+    """
     header = EndTransactionRequestHeader(
         topic=end.topic,
         producerGroup=end.group,
@@ -99,7 +112,7 @@ def trace_end(
     address: str,
     region: str | None = None,
 ) -> None:
-    """Traces the end of a transaction, which goes to the broker at ``address``, if tracing is on."""
+    """Trace the end of a transaction, which goes to the broker at ``address``, if tracing is on."""
     if tracer is not None:
         tracer.end_transaction(
             message,

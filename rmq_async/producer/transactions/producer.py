@@ -70,8 +70,11 @@ class TransactionProducer(Producer):
     A broker sends checks only to producers that it knows by their heartbeats. A producer that has not sent a message yet
     names its ``topics`` so that their brokers know it.
 
-    Raises TypeError if ``execute`` or ``check`` is not callable with these arguments, ConfigError if ``max_concurrent_checks``
-    is not an integer above 0, and as ``Producer`` does.
+    Raises as ``Producer`` does, too.
+
+    Raises:
+        TypeError: If ``execute`` or ``check`` is not callable with these arguments.
+        ConfigError: If ``max_concurrent_checks`` is not an integer above 0.
     """
 
     def __init__(
@@ -107,20 +110,24 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, arg: Any = None, *, timeout: float | None = None
     ) -> TransactionSendResult:
-        """Sends a half message, runs ``execute(message, arg)``, and sends its outcome to the broker.
-
-        ``timeout``: seconds for sending the half message, as in ``send``; ``execute`` has no time limit, and afterwards the
-        broker has ``request_timeout`` to confirm. COMMIT and ROLLBACK are confirmed by the broker before this returns. UNKNOWN
-        is sent without confirmation; the broker checks later. A half message that is stored with another status than SEND_OK is
-        rolled back, and ``execute`` is not called.
+        """Send a half message, run ``execute(message, arg)``, and send its outcome to the broker.
 
         An error of ``execute`` is reported to the loop's exception handler and is ``local_error`` of the result, with UNKNOWN.
 
-        Before ``execute`` is called, raises InvalidMessageError for a message with a delay, and as ``send`` does. Raises
-        TransactionError when COMMIT or ROLLBACK was refused or not confirmed; unless it took effect, the broker will check.
-        When the producer stops before ``execute`` has ended, cancels ``execute`` and raises ClientStateError, whose
-        ``maybe_stored`` is True if the half message is stored, so that the broker will check. Cancelling the call during
-        ``execute`` leaves its transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
+        Before ``execute`` is called, raises InvalidMessageError for a message with a delay, and as ``send`` does. When the
+        producer stops before ``execute`` has ended, cancels ``execute`` and raises ClientStateError, whose ``maybe_stored`` is
+        True if the half message is stored, so that the broker will check. Cancelling the call during ``execute`` leaves its
+        transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
+
+        Args:
+            timeout: Seconds for sending the half message, as in ``send``; ``execute`` has no time limit, and afterwards the
+                broker has ``request_timeout`` to confirm. COMMIT and ROLLBACK are confirmed by the broker before this returns.
+                UNKNOWN is sent without confirmation; the broker checks later. A half message that is stored with another status
+                than SEND_OK is rolled back, and ``execute`` is not called.
+
+        Raises:
+            TransactionError: When COMMIT or ROLLBACK was refused or not confirmed; unless it took effect, the broker will
+                check.
         """
         sender, checks = self._usable(), self._checks
         assert checks is not None
@@ -184,17 +191,17 @@ class TransactionProducer(Producer):
         return status, error
 
     def _first_port(self, sender: ProducerCore, address: str) -> str:
-        """Returns the broker's main address: brokers send checks on connections with heartbeats, not on those of the VIP port."""
+        """Return the broker's main address: brokers send checks on connections with heartbeats, not on those of the VIP port."""
         return first_port(address) if sender.instance.config.vip_channel else address
 
     def _send_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
-        """Sends UNKNOWN, which adds the reason to the broker's log, if the connection is open; does not wait."""
+        """Send UNKNOWN, which adds the reason to the broker's log, if the connection is open; do not wait."""
         connection = sender.connections.get(half.address)
         if connection is not None:
             send_control(connection, end_command(end, TransactionStatus.UNKNOWN, why))
 
     async def _end(self, sender: ProducerCore, half: Half, end: End, result: TransactionSendResult) -> Connection:
-        """Sends COMMIT or ROLLBACK; returns the connection on which the broker confirmed it, else raises TransactionError."""
+        """Send COMMIT or ROLLBACK; return the connection on which the broker confirmed it, else raises TransactionError."""
         status, address = result.local_status, half.address
         deadline = machine.monotonic() + sender.instance.config.request_timeout
         try:
@@ -238,7 +245,7 @@ class TransactionProducer(Producer):
                 self._idle.set_result(None)
 
     async def _all_over(self, deadline: float) -> None:
-        """Waits until no transaction runs, or until ``deadline`` (monotonic)."""
+        """Wait until no transaction runs, or until ``deadline`` (monotonic)."""
         if self._under_way:
             self._idle = asyncio.get_running_loop().create_future()
             await wait_until(self._idle, deadline)
@@ -275,8 +282,14 @@ class TransactionProducer(Producer):
 async def _ask(
     sender: ProducerCore, half: Half, command: Callable[[], RemotingCommand], deadline: float
 ) -> tuple[Connection, RemotingCommand]:
-    """Sends the request; repeats it after answers of a broker that did not process it: once after GO_AWAY, until ``deadline`` while
-    the broker is busy. ``command``: returns the request, with the newest position of the half message."""
+    """Send the request.
+
+    Repeat it after answers of a broker that did not process it: once after GO_AWAY, until ``deadline`` while the broker is
+    busy.
+
+    Args:
+        command: Returns the request, with the newest position of the half message.
+    """
     pauses, gone = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
     while True:
         connection = await _connected(sender, half, deadline)
@@ -291,7 +304,7 @@ async def _ask(
 
 
 async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Connection:
-    """Returns a connection to the broker of a half message, at its newest address if it has moved."""
+    """Return a connection to the broker of a half message, at its newest address if it has moved."""
     address = _newest_address(sender, half)
     if (connection := sender.connections.get(address)) is not None:
         return connection
@@ -307,8 +320,7 @@ async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Conne
 
 
 def _newest_address(sender: ProducerCore, half: Half) -> str:
-    """Returns the newest known address of a half message's broker: the one that stored the message if no route names the
-    broker."""
+    """Return the newest known address of a half message's broker: the one that stored the message if no route names the broker."""
     address = sender.instance.routes.address_of(half.queue.broker_name)
     if address is None:
         return half.address
@@ -325,10 +337,10 @@ def _stopped_during_execute(half: Half) -> ClientStateError:
 
 
 def _common(half: Half) -> dict[str, Any]:
-    """Returns the ``SendResult`` fields of a stored half message."""
+    """Return the ``SendResult`` fields of a stored half message."""
     return {name: getattr(half, name) for name in SendResult.__struct_fields__}
 
 
 def _why(error: BaseException | None) -> str | None:
-    """Returns the remark for the broker's log, only the error's type since its text may contain data; None without an error."""
+    """Return the remark for the broker's log, only the error's type since its text may contain data; None without an error."""
     return f"execute: {type(error).__name__}" if error is not None else None

@@ -30,7 +30,10 @@ Answer = SendResult | SendReply
 class Receiver(ABC):
     """The receiver of one attempt's answer.
 
-    ``future`` gets the answer or the error. ``started``: ``time.monotonic`` at the start of the attempt.
+    ``future`` gets the answer or the error.
+
+    Attributes:
+        started: ``time.monotonic`` at the start of the attempt.
     """
 
     __slots__ = ("_future", "_open", "_target", "_unique_id", "done", "started")
@@ -45,7 +48,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def _end(self, result: SendResult | None, error: BaseException | None) -> None:
-        """Calls the hooks for the end of the attempt."""
+        """Call the hooks for the end of the attempt."""
 
     def set_result(self, reply: SendReply) -> None:
         result = stored(reply, self._unique_id, self._target, 1)

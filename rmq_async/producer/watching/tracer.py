@@ -46,7 +46,7 @@ class Tracer(TraceRecords):
     # -- records
 
     def after_send(self, context: SendContext) -> None:
-        """Appends a record for each message of the attempt.
+        """Append a record for each message of the attempt.
 
         There is none for a one-way send that was queued, since its outcome is unknown, for a message to the trace topic, and for
         a broker that turns tracing off.
@@ -79,9 +79,10 @@ class Tracer(TraceRecords):
             self._append_attempt(bean, context.elapsed, region, context.group, success=success)
 
     def attempted(self, message: Message, msg_id: str, target: Target, result: SendResult | None, elapsed: float) -> None:
-        """Does the work of ``after_send`` without a SendContext, for a usual message.
+        """Do the work of ``after_send`` without a SendContext, for a usual message.
 
-        ``result``: None for an attempt that failed.
+        Args:
+            result: None for an attempt that failed.
         """
         if target.queue.topic == self.topic or (region := self._region(target.broker, result)) is None:
             return
@@ -122,9 +123,11 @@ class Tracer(TraceRecords):
         from_check: bool = False,
         region: str | None = None,
     ) -> None:
-        """Appends a record of a transaction's end.
+        """Append a record of a transaction's end.
 
-        ``state``: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW. ``address``: that of the broker to which the end is sent.
+        Args:
+            state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW.
+            address: That of the broker to which the end is sent.
         """
         bean = TraceBean(
             topic=message.topic,
@@ -140,7 +143,11 @@ class Tracer(TraceRecords):
         self._append(TraceType.END_TRANSACTION, bean, region, success=True)
 
     def recall(self, topic: str, msg_id: str | None, *, success: bool, region: str | None = None) -> None:
-        """Appends a record of the recall of a delayed message. ``success``: whether the broker confirmed it."""
+        """Append a record of the recall of a delayed message.
+
+        Args:
+            success: Whether the broker confirmed it.
+        """
         self._append(TraceType.RECALL, TraceBean(topic=topic, msg_id=msg_id), region, success=success)
 
     def _append(self, kind: TraceType, bean: TraceBean, region: str | None, *, success: bool) -> None:
@@ -156,7 +163,7 @@ class Tracer(TraceRecords):
         )
 
     def _region(self, broker: str, result: SendResult | BatchSendResult | None) -> str | None:
-        """Returns the broker's region, for a failed attempt the last one known or REGION; None if the broker turns tracing off."""
+        """Return the broker's region, for a failed attempt the last one known or REGION; None if the broker turns tracing off."""
         if result is None:
             return self._regions.get(broker, REGION)
         if len(self._regions) >= REGIONS_KEPT and broker not in self._regions:
@@ -165,7 +172,7 @@ class Tracer(TraceRecords):
         return region
 
     async def _send_message(self, message: Message, deadline: float) -> None:
-        """Sends one trace message; after a retriable error once more, to another broker if the topic has one."""
+        """Send one trace message; after a retriable error once more, to another broker if the topic has one."""
         dispatch = self._dispatch
         outgoing = self._encoder.encode(message)
         topic_queues = await dispatch.router.topics.find(self.topic, deadline)
@@ -185,7 +192,7 @@ class Tracer(TraceRecords):
 
 
 def _keys(message: Message | MessageExt) -> str | None:
-    """Returns the message's keys in wire format, or None."""
+    """Return the message's keys in wire format, or None."""
     return " ".join(message.keys) or None
 
 

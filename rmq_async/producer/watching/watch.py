@@ -1,4 +1,6 @@
-"""Calls hooks around the attempts of sends. Only calls of a producer with hooks or message traces carry a ``Watch``.
+"""Calls hooks around the attempts of sends.
+
+Only calls of a producer with hooks or message traces carry a ``Watch``.
 
 Hooks see each attempt before it begins and after it ends, for every kind of end. The receiver of a watched attempt is wrapped,
 so that hooks see the response before the caller does; code that ends an attempt without a response reports the end to the
@@ -54,9 +56,11 @@ class Sending(NamedTuple):
 
 
 class Watchers:
-    """The hooks of one producer, by the methods they define. ``active``: at least one hook watches sends.
+    """The hooks of one producer, by the methods they define.
 
-    ``only_trace``: the Tracer if it is the only hook, since it needs neither a SendContext nor the caller's context; else None.
+    Attributes:
+        active: At least one hook watches sends.
+        only_trace: The Tracer if it is the only hook, since it needs neither a SendContext nor the caller's context; else None.
     """
 
     __slots__ = ("_hooks", "active", "after", "before", "checks", "only_trace", "sending")
@@ -76,7 +80,7 @@ class Watchers:
         mode: str,
         read: Callable[[SendReply, Outgoing, Target, int], Any],
     ) -> None:
-        """Lets the hooks see the attempts of the call that sends ``outgoing``."""
+        """Let the hooks see the attempts of the call that sends ``outgoing``."""
         kind = MessageType.NORMAL if isinstance(message, tuple) else message_type(message, outgoing.sys_flag)
         outgoing.watch = Watch(self, message, kind, mode, read)
 
@@ -89,7 +93,7 @@ class Watchers:
         self.only_trace = hooks[0] if len(hooks) == 1 and isinstance(hooks[0], Tracer) else None
 
     def begin(self, scope: Context, context: SendContext) -> None:
-        """Calls the hooks before an attempt, each in a copy of ``scope``. Raises as ``Watch.begin``."""
+        """Call the hooks before an attempt, each in a copy of ``scope``. Raises as ``Watch.begin``."""
         for check in self.checks:
             try:
                 scope.copy().run(check, context)
@@ -106,7 +110,7 @@ class Watchers:
                 inside.run(report_hook, before, error)
 
     def with_added(self, own: str, added: Mapping[str, str]) -> str:
-        """Returns the properties text of one message with those that hooks added; invalid ones are reported and left out."""
+        """Return the properties text of one message with those that hooks added; invalid ones are reported and left out."""
         try:
             return _with_properties(own, check_properties(added))
         except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
@@ -114,12 +118,12 @@ class Watchers:
             return own
 
     def report_properties(self, error: Exception) -> None:
-        """Reports that properties added by hooks are left out. Names all hooks that may have added them."""
+        """Report that properties added by hooks are left out. Name all hooks that may have added them."""
         hooks = " or ".join([repr(hook) for hook in (*self.before, *self.checks)])
         report(f"properties that hook {hooks} added are left out", error)
 
     def end(self, scope: Context, context: SendContext) -> None:
-        """Calls the hooks after an attempt, each in a copy of ``scope``."""
+        """Call the hooks after an attempt, each in a copy of ``scope``."""
         for after in self.after:
             inside = scope.copy()
             try:
@@ -129,10 +133,16 @@ class Watchers:
 
 
 class Watch(CallWatch):
-    """The attempts of one call. ``read``: makes the result from a response.
+    """The attempts of one call.
 
-    ``kind``: the type of the message for hooks. ``scope``: the caller's context (of ``contextvars``). ``attempts``: their number
-    so far. ``open``: those that have not ended.
+    Args:
+        read: Makes the result from a response.
+        kind: The type of the message for hooks.
+
+    Attributes:
+        scope: The caller's context (of ``contextvars``).
+        attempts: Their number so far.
+        open: Those that have not ended.
     """
 
     __slots__ = ("_mode", "_read", "attempts", "kind", "message", "open", "scope", "sending", "watchers")
@@ -156,7 +166,11 @@ class Watch(CallWatch):
         self.open: list[Any] = []
 
     def begin(self, outgoing: Outgoing, target: Target) -> WatchedAttempt:
-        """Calls the hooks before an attempt. Raises ForbiddenError when one of them refuses it or fails to check it."""
+        """Call the hooks before an attempt.
+
+        Raises:
+            ForbiddenError: When one of them refuses it or fails to check it.
+        """
         context = self.seen(outgoing, target)
         self.watchers.begin(self.scope, context)
         attempt = WatchedAttempt(self, context, self._read)
@@ -188,7 +202,7 @@ class Watch(CallWatch):
         self.watchers.end(self.scope, attempt.context)
 
     def give_up(self, error: BaseException) -> None:
-        """Ends open attempts with ``error``, because the call has ended."""
+        """End open attempts with ``error``, because the call has ended."""
         for attempt in tuple(self.open):
             attempt.failed(error)
 
@@ -206,7 +220,7 @@ class WatchedAttempt(AttemptWatch):
         self.context = context
 
     def added(self, outgoing: Outgoing) -> Outgoing:
-        """Returns the message with the properties that hooks added, a batch with them in each of its messages.
+        """Return the message with the properties that hooks added, a batch with them in each of its messages.
 
         They replace the message's own of the same name. Invalid ones are reported and left out; so are those for which a batch
         has no room (an INFO log entry).
@@ -236,7 +250,7 @@ class WatchedAttempt(AttemptWatch):
         self.end(None, error)
 
     def queued(self) -> None:
-        """Ends the attempt of a one-way send, which has no outcome, after its frame was queued."""
+        """End the attempt of a one-way send, which has no outcome, after its frame was queued."""
         self.end(None, None)
 
     def end(self, result: Any, error: BaseException | None) -> None:
@@ -249,7 +263,7 @@ class WatchedAttempt(AttemptWatch):
 
 
 def message_type(message: Message, sys_flag: int) -> MessageType:
-    """Returns the type of a message for ``SendContext``: half, delayed, ordered (with a sharding key) or normal."""
+    """Return the type of a message for ``SendContext``: half, delayed, ordered (with a sharding key) or normal."""
     if sys_flag & _PREPARED:
         return MessageType.TRANSACTION_HALF
     if message.delay_level or message.delay is not None or message.deliver_at is not None:
@@ -258,7 +272,7 @@ def message_type(message: Message, sys_flag: int) -> MessageType:
 
 
 def _with_properties(own: str, added: Mapping[str, str]) -> str:
-    """Returns the properties text with ``added``; these replace the message's own of the same name."""
+    """Return the properties text with ``added``; these replace the message's own of the same name."""
     for name in added:
         if f"{name}\x01" in own:
             own = properties_text({name: value for name, value in decode_properties(own).items() if name not in added})
@@ -273,8 +287,9 @@ def _with_properties(own: str, added: Mapping[str, str]) -> str:
 
 
 def _batch_with_properties(records: list[BatchRecord], added: Mapping[str, str]) -> bytes:
-    """Returns the body of a batch with the properties added to each message, because brokers (5.5.0) do not copy the properties of
-    a batch to its messages."""
+    """Return the body of a batch with the properties added to each message, because brokers (5.5.0) do not copy the properties
+    of a batch to its messages.
+    """
     return b"".join(
         [
             encode_batch_message(record.body, record.flag, _with_properties(record.properties.decode(), added).encode())
