@@ -13,8 +13,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Final
 
-import msgspec
-
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.errors import RocketMQError
 from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue, ShardedKeys
@@ -28,54 +26,56 @@ from ..results import SendResult
 from ..timeouts import checked_timeout
 from ..transport import Connection, Pending
 from .admission import Call, Result
-from .batching import abandon, may_share
+from .batching import AskingFuture, abandon, may_share
 from .calls import Dispatch, RetryLoop, deliver_unconnected
 from .core import ProducerCore
 from .encoding import stored_message
 from .routing import QueueChoice, Selector, Target, TopicQueues, choice_of, hash_of
 from .send_async import AsyncAttempt, AsyncSend
-from .watching import Watch, watch_first
+from .watching import Watch
 
-__all__ = ["SendArguments", "accept", "begin", "deliver", "gather_or_deliver", "gathered", "record"]
+__all__ = ["accept", "begin", "deliver", "gather_or_deliver", "gathered", "record"]
 
 MILLISECOND: Final = 0.001
 _USUAL_KEYS: Final = (tuple, Keys, ShardedKeys)
+_CHOSEN: Final = QueueChoice(None, None, None)
+"""The choice of a call by its sharding key, whose queue is known already."""
 _SHORT_KINDS: Final = (MessageType.NORMAL, MessageType.ORDER)
-"""What ``watch_first`` takes."""
+"""What ``Watch.first`` takes."""
 
 
-class SendArguments(msgspec.Struct):
-    """The arguments of a call of ``send``, ``send_async`` or ``send_oneway``."""
-
-    message: Message
-    queue: MessageQueue | None
-    selector: Selector | None
-    key: Any
-    timeout: float | None
-
-
-def begin(sender: ProducerCore, arguments: SendArguments, mode: str) -> Call[SendResult]:
+def begin(
+    sender: ProducerCore,
+    mode: str,
+    message: Message,
+    queue: MessageQueue | None,
+    selector: Selector | None,
+    key: Any,
+    timeout: float | None,
+) -> Call[SendResult]:
     """Make the record of a call. Its ``target`` is None if it has to wait for admission.
 
     Args:
         sender: The run of the producer.
-        arguments: Of the caller, not checked yet.
         mode: The one of ``SendContext``.
+        message: As the caller gave it, not checked yet; the other arguments, too.
+        queue: The caller's choice.
+        selector: The caller's choice.
+        key: The argument of the selector.
+        timeout: Seconds; None for the producer's.
 
     Raises:
         RocketMQError: The arguments are invalid, as ``send`` says.
     """
-    message = arguments.message
-    admission = sender.admission if mode != "oneway" else sender.oneway.admission
-    credits, choice = admission.credits, None
+    credits, choice = sender.credits if mode != "oneway" else sender.oneway_credits, None
     topic_queues: TopicQueues | None
     if (
-        arguments.timeout is not None
-        or arguments.queue is not None
-        or arguments.selector is not None
-        or arguments.key is not None
+        timeout is not None
+        or queue is not None
+        or selector is not None
+        or key is not None
         or message.__class__ is not Message
-        or (keys := message.keys.__class__) not in _USUAL_KEYS
+        or ((keys := message.keys) is not NO_KEYS and keys.__class__ not in _USUAL_KEYS)
         or message.body.__class__ is not bytes
         or message.topic.__class__ is not str
         or not 0 < (size := len(message.body)) < sender.usual_below
@@ -84,28 +84,29 @@ def begin(sender: ProducerCore, arguments: SendArguments, mode: str) -> Call[Sen
         or credits.free_bytes < size
         or (topic_queues := sender.queues_by_topic.get(message.topic)) is None
     ):
-        return _checked(sender, arguments, mode)
+        return _checked(sender, mode, message, queue, selector, key, timeout)
     target: Target | None
-    if keys is ShardedKeys:
-        key: Any = message.sharding_key
-        line, queues = admission.lines.by_topic.get(message.topic), topic_queues.keyed
-        queue = queues[abs(hash_of(key)) % len(queues)]  # what ``select_by_hash`` does
-        target = topic_queues.by_queue.get(queue) or topic_queues.reachable(queue)
+    if keys.__class__ is ShardedKeys:
+        sharding_key: Any = message.sharding_key
+        line, queues = sender.admission.lines.by_topic.get(message.topic), topic_queues.keyed
+        place = queues[abs(hash_of(sharding_key)) % len(queues)]  # what ``select_by_hash`` does
+        target = topic_queues.by_queue.get(place) or topic_queues.reachable(place)
         if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
-            return _checked(sender, arguments, mode)
-        choice = QueueChoice(None, None, key)
+            return _checked(sender, mode, message, queue, selector, key, timeout)
+        choice = _CHOSEN
     else:
         target = topic_queues.next()
     started = machine.monotonic()
     unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
-    if message.keys is NO_KEYS and message.wait_store:
+    if plain := keys is NO_KEYS and message.wait_store:
         properties = f"{BEFORE_ID}{unique_id}{AFTER_ID}"  # what ``message_properties`` does for a topic and a body alone
     else:
         properties = message_properties(message, unique_id)
     outgoing = sender.encoder.outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
     if sender.watched:
         kind = MessageType.NORMAL if choice is None else MessageType.ORDER
-        outgoing.watch = Watch(sender.watchers, message, kind, mode, stored_message)
+        outgoing.watch = watch = Watch(sender.watchers, message, kind, mode, stored_message)
+        watch.plain = plain
     credits.free -= 1
     credits.free_bytes -= size
     return Call(
@@ -115,16 +116,23 @@ def begin(sender: ProducerCore, arguments: SendArguments, mode: str) -> Call[Sen
     )  # fmt: skip
 
 
-def _checked(sender: ProducerCore, arguments: SendArguments, mode: str) -> Call[SendResult]:
+def _checked(
+    sender: ProducerCore,
+    mode: str,
+    message: Message,
+    queue: MessageQueue | None,
+    selector: Selector | None,
+    key: Any,
+    timeout: float | None,
+) -> Call[SendResult]:
     """Make the record of a call that has options, needs another form of request, or may have to wait."""
-    message, timeout = arguments.message, arguments.timeout
     started = machine.monotonic()
     deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
     if message.__class__ is Message:  # what ``Encoder.check`` does
         check_message(message.topic, message.body, sender.encoder.max_size)
     else:
         sender.encoder.check(message)
-    choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
+    choice = choice_of(message, queue, selector, key, sender.prefix)
     outgoing = sender.encoder.encode(message)
     if sender.watched:
         sender.watchers.watch(outgoing, message, mode, stored_message)
@@ -152,24 +160,37 @@ def record(
     return call
 
 
-async def gather_or_deliver(sender: ProducerCore, arguments: SendArguments) -> SendResult:
+async def gather_or_deliver(
+    sender: ProducerCore,
+    message: Message,
+    queue: MessageQueue | None,
+    selector: Selector | None,
+    key: Any,
+    timeout: float | None,
+) -> SendResult:
     """Send a message of a producer with batching, and return its result."""
-    size, deadline = gathered(sender, arguments)
+    size, deadline = gathered(sender, message, queue, selector, key, timeout)
     if size:
-        return await sender.unordered.send(arguments.message, size, deadline)
-    return await deliver(sender, begin(sender, arguments, "sync"))
+        return await sender.unordered.send(message, size, deadline)
+    return await deliver(sender, begin(sender, "sync", message, queue, selector, key, timeout))
 
 
-def gathered(sender: ProducerCore, arguments: SendArguments) -> tuple[int, float]:
+def gathered(
+    sender: ProducerCore,
+    message: Message,
+    queue: MessageQueue | None,
+    selector: Selector | None,
+    key: Any,
+    timeout: float | None,
+) -> tuple[int, float]:
     """Return the bytes in a batch of a message that gathers for its topic, and its deadline; 0 bytes if it does not gather.
 
     Raises:
         RocketMQError: As ``begin`` raises it.
     """
-    message, timeout = arguments.message, arguments.timeout
     deadline = machine.monotonic() + (sender.timeout if timeout is None else checked_timeout(timeout))
     sender.encoder.check(message)
-    choice = choice_of(message, arguments.queue, arguments.selector, arguments.key, sender.prefix)
+    choice = choice_of(message, queue, selector, key, sender.prefix)
     return (0 if choice is not None or sender.asks else sender.unordered.size(message)), deadline
 
 
@@ -180,23 +201,24 @@ async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
         RocketMQError: As ``Admission.enter`` and ``RetryLoop.run`` raise it.
     """
     dispatch = sender.dispatch
-    future: asyncio.Future[Any]
+    future: Any  # of the result if it is one of a gathering, else of the response
     try:
         if not call.target and not sender.admission.enter_now(call):
             await sender.admission.enter(call)
         if call.choice is not None or call.ordered:
-            gathering, future = sender.ordered.add(call)
+            future = dispatch.create_future()
+            if call.choice is None:
+                future = AskingFuture()
+            gathering = sender.ordered.add(call, future)
             try:
                 return await future  # type: ignore[no-any-return]
             except BaseException as error:
                 abandon(gathering, call.outgoing, error)
                 raise
         target, faults = call.target, dispatch.faults
-        if target.address not in dispatch.connections:
-            failed = await dispatch.connect_first(call.topic_queues, target, call.deadline, call.retries)
-            if failed is not None or target.address not in dispatch.connections:
-                return await deliver_unconnected(dispatch, call, failed)
-        connection, future = dispatch.connections[target.address], dispatch.create_future()
+        if (connection := dispatch.connections.get(target.address)) is None:
+            return await _connect_and_deliver(sender, call)
+        future = dispatch.create_future()
         pending, began = _first_attempt(sender, call, connection, future)
         failure: RocketMQError | None = None
         reply: SendReply | None = None
@@ -220,7 +242,7 @@ async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
         loop.adopt(target, connection, pending, began, failure, reply)
         return await loop.run()
     finally:
-        future = None  # type: ignore[assignment]  # breaks the cycle frame -> future -> error -> traceback -> frame
+        future = None  # breaks the cycle frame -> future -> error -> traceback -> frame
         if call.place is not None:
             call.place.leave()
         if (epoch := call.epoch) is not None:
@@ -229,6 +251,14 @@ async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
             credits.free_bytes += call.size
             if credits.watched:
                 credits.came_back(epoch, call.number)
+
+
+async def _connect_and_deliver(sender: ProducerCore, call: Call[Result]) -> Result:
+    dispatch, target = sender.dispatch, call.target
+    failed = await dispatch.connect_first(call.topic_queues, target, call.deadline, call.retries)
+    if failed is not None or target.address not in dispatch.connections:
+        return await deliver_unconnected(dispatch, call, failed)
+    return await deliver(sender, call)
 
 
 def _first_attempt(
@@ -248,18 +278,19 @@ def _first_attempt(
         or call.read is not stored_message or dispatch.retry_not_ok
     ):  # fmt: skip
         return dispatch.submit(connection, target, outgoing, future, first_deadline, call.deadline), began
-    receiver, text = watch_first(watch, outgoing, target, future)
+    text = watch.first(outgoing, target, future)
     requests, ids = connection.requests, sender.ids
     try:
         if not requests.is_open:
             requests.require_open()
-        if receiver.started - call.started > MILLISECOND:
+        if watch.started - call.started > MILLISECOND:
             ids.now()  # the time in the frame is not that of the id
         opaque = next(requests.opaques, 0) or requests.next_opaque()
-        parts = target.single.parts(
-            opaque, ids.born_ms, text, outgoing.body, outgoing.sys_flag, outgoing.flag
-        )  # fmt: skip
-        entered = requests.enter_single(opaque, parts, receiver, first_deadline, call.deadline, sender, sender.window)
+        if text is None:
+            parts = target.single.plain(opaque, ids.born_ms, outgoing.unique_id, outgoing.body)
+        else:
+            parts = target.single.parts(opaque, ids.born_ms, text, outgoing.body, outgoing.sys_flag, outgoing.flag)
+        entered = requests.enter_single(opaque, parts, watch, first_deadline, call.deadline, sender, sender.window)
     except Exception as error:
         watch.give_up(error)
         raise

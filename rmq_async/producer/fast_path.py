@@ -20,7 +20,7 @@ from rmq_protocol.send_codec import LENGTHS, SendReply
 
 from .. import machine
 from ..results import SendResult
-from .begin import SendArguments, accept, begin, deliver, gather_or_deliver, gathered, record
+from .begin import accept, begin, deliver, gather_or_deliver, gathered, record
 from .calls import RetryLoop
 from .core import ProducerCore
 from .encoding import SEND_OK, BatchItem, Outgoing, stored
@@ -77,10 +77,9 @@ class SendMethods(ProducerLife):
             or (topic_queues := sender.queues_by_topic.get(message.topic)) is None
             or credit.contended or credit.free <= 0 or credit.free_bytes < size
         ):  # fmt: skip
-            arguments = SendArguments(message, queue, selector, key, timeout)
             if sender.gathers:
-                return await gather_or_deliver(sender, arguments)
-            return await deliver(sender, begin(sender, arguments, "sync"))
+                return await gather_or_deliver(sender, message, queue, selector, key, timeout)
+            return await deliver(sender, begin(sender, "sync", message, queue, selector, key, timeout))
         deadline = (started := machine.monotonic()) + sender.timeout
         credit.free -= 1
         credit.free_bytes -= size
@@ -184,12 +183,11 @@ class SendMethods(ProducerLife):
         if on_success is not None or on_error is not None:
             check_callback("on_success", on_success)
             check_callback("on_error", on_error)
-        arguments = SendArguments(message, queue, selector, key, timeout)
         if sender.gathers:
-            size, deadline = gathered(sender, arguments)
+            size, deadline = gathered(sender, message, queue, selector, key, timeout)
             if size:
                 return await sender.unordered.accept(message, size, deadline, on_success, on_error)
-        return await accept(sender, begin(sender, arguments, "async"), on_success, on_error)
+        return await accept(sender, begin(sender, "async", message, queue, selector, key, timeout), on_success, on_error)
 
     async def send_oneway(
         self,
@@ -214,7 +212,7 @@ class SendMethods(ProducerLife):
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
         sender = self._sender
-        call = begin(sender, SendArguments(message, queue, selector, key, timeout), "oneway")
+        call = begin(sender, "oneway", message, queue, selector, key, timeout)
         if not call.target or not sender.oneway.queue_now(call):
             await sender.oneway.send(call)
 

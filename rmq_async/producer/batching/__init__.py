@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .batcher import Batcher, QueueGathering
-from .sends import OrderedSends, UnorderedSends, abandon, may_share
+from .sends import AskingFuture, OrderedSends, UnorderedSends, abandon, may_share
 
-__all__ = ["Batcher", "OrderedSends", "QueueGathering", "UnorderedSends", "abandon", "may_share"]
+__all__ = ["AskingFuture", "Batcher", "OrderedSends", "QueueGathering", "UnorderedSends", "abandon", "may_share"]

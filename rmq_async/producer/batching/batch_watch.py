@@ -153,7 +153,7 @@ class BatchAttempt(AttemptWatch):
             return attempt.added(outgoing)
         whole = [attempt.added(message) for attempt, message in self._pairs]
         body = encode_batch_records([(each.flag, each.body, each.properties.encode()) for each in whole])
-        if len(body) > cast(Watch, self._pairs[0][1].watch).sending.max_size:
+        if len(body) > cast(Watch, self._pairs[0][1].watch).watchers.sending.max_size:
             logger.info("a batch for topic %s has no room for the properties of hooks (max_message_size)", outgoing.topic)
             return outgoing
         return msgspec.structs.replace(outgoing, body=body)

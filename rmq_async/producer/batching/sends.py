@@ -30,7 +30,7 @@ from ..send_async import AsyncSend
 from .batch_watch import WatchedMember
 from .batcher import Batcher, QueueGathering
 
-__all__ = ["OrderedSends", "Turn", "UnorderedSends", "abandon", "may_share"]
+__all__ = ["AskingFuture", "OrderedSends", "Turn", "UnorderedSends", "abandon", "may_share"]
 
 
 class AskingFuture(asyncio.Future[Result]):
@@ -53,14 +53,27 @@ class OrderedSends:
         self._batcher = batcher
         self._create_future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
 
-    def add(self, call: Call[Result]) -> tuple[QueueGathering, asyncio.Future[Result]]:
-        """Put an admitted call into the gathering of its queue; return the gathering, and the future of the result."""
-        future: asyncio.Future[Result] = self._create_future() if call.choice is not None else AskingFuture()
-        watch = call.outgoing.watch
-        gathering = self._add(call, future if watch is None else WatchedMember(future, watch))
+    def add(self, call: Call[Any], receiver: Receiver) -> QueueGathering:
+        """Put an admitted call into the gathering of its queue, which keeps the order of its message from then on."""
+        choice, outgoing, message, batcher = call.choice, call.outgoing, call.message, self._batcher
+        if outgoing.watch is not None:
+            receiver = WatchedMember(receiver, outgoing.watch)
+        gathering = None if choice is None else batcher.fixed.get(call.target.queue)
+        if gathering is None or gathering.topic_queues is not call.topic_queues:
+            gathering = batcher.in_order(call.topic_queues, call.target, fixed=choice is not None)
+        if (
+            call.batchable
+            and message is not None
+            and (room := BATCH_OVERHEAD + call.size + len(outgoing.properties.encode())) <= batcher.max_bytes
+        ):
+            if choice is None:
+                outgoing.message = message
+            gathering.add(receiver, outgoing, room, call.deadline, wait_store=message.wait_store)
+        else:
+            gathering.add_alone(receiver, outgoing, call.read, call.deadline)
         if call.place is not None:
-            call.place.leave()  # from here on, the gathering keeps the order of the call's message
-        return gathering, future
+            call.place.leave()
+        return gathering
 
     async def accept(
         self,
@@ -69,15 +82,14 @@ class OrderedSends:
         on_error: Callable[[BaseException], object] | None,
     ) -> asyncio.Future[Result]:
         """Accept a ``send_async`` or ``send_batch_async``, and return its future."""
-        credit, watch = self._admission.credits, call.outgoing.watch
+        credit = self._admission.credits
         try:
             if not call.target and not self._admission.enter_now(call):
                 await self._admission.enter(call)
             accepted = AsyncSend(credit, call.transfer(), call.number, call.size, on_success, on_error)
             if call.choice is None:
                 accepted.context = accepted.context or copy_context()
-            receiver: Receiver = accepted if watch is None else WatchedMember(accepted, watch)
-            gathering = self._add(call, receiver)
+            gathering = self.add(call, accepted)
             accepted.work = gathering if call.outgoing.watch is None else _WatchedCall(gathering, call.outgoing)
         finally:
             self._admission.leave(call)
@@ -91,21 +103,6 @@ class OrderedSends:
         future: asyncio.Future[None] = self._create_future()
         gathering.add_turn(future, outgoing, deadline)
         return Turn(gathering, target.broker, future)
-
-    # -- inside
-
-    def _add(self, call: Call[Any], receiver: Receiver) -> QueueGathering:
-        gathering = self._batcher.in_order(call.topic_queues, call.target, fixed=call.choice is not None)
-        outgoing, message = call.outgoing, call.message
-        if call.batchable and message is not None:
-            properties = outgoing.properties
-            room = BATCH_OVERHEAD + call.size + (len(properties) if properties.isascii() else len(properties.encode()))
-            if room <= self._batcher.max_bytes:
-                outgoing.message = message if call.choice is None else None
-                gathering.add(receiver, outgoing, room, call.deadline, wait_store=message.wait_store)
-                return gathering
-        gathering.add_alone(receiver, outgoing, call.read, call.deadline)
-        return gathering
 
 
 class Turn:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .receivers import watch_first
 from .tracer import Tracer
 from .watch import Sending, Watch, WatchedAttempt, Watchers
 
-__all__ = ["Sending", "Tracer", "Watch", "WatchedAttempt", "Watchers", "watch_first"]
+__all__ = ["Sending", "Tracer", "Watch", "WatchedAttempt", "Watchers"]

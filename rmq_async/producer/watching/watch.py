@@ -29,8 +29,9 @@ from rmq_protocol.trace import MessageType
 from ... import machine
 from ...errors import ForbiddenError
 from ...hooks import SendContext, defining
+from ...results import SendResult
 from ...transport import report, report_hook
-from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error
+from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error, stored
 from ..routing import Target
 from .tracer import Tracer
 
@@ -133,19 +134,23 @@ class Watchers:
 
 
 class Watch(CallWatch):
-    """The attempts of one call.
+    """The attempts of one call, and the receiver of its first attempt (``first``).
 
     Args:
         read: Makes the result from a response.
-        kind: The type of the message for hooks.
 
     Attributes:
+        kind: The type of the message for hooks.
+        plain: The message has only a topic and a body.
         scope: The caller's context (of ``contextvars``).
         attempts: Their number so far.
-        open: Those that have not ended.
+        started: When the first attempt began (``time.monotonic``).
     """
 
-    __slots__ = ("_mode", "_read", "attempts", "kind", "message", "open", "scope", "sending", "watchers")
+    __slots__ = (
+        "_context", "_first_open", "_future", "_mode", "_open", "_read", "_target", "_unique_id", "attempts", "done", "kind",
+        "message", "plain", "scope", "started", "watchers",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -156,14 +161,70 @@ class Watch(CallWatch):
         read: Callable[[SendReply, Outgoing, Target, int], Any],
     ) -> None:
         self.watchers = watchers
-        self.sending = watchers.sending
         self.message: Any = message
         self.kind = kind
+        self.plain = False
         self._mode = mode
         self._read = read
         self.scope = copy_context()
         self.attempts = 0
-        self.open: list[Any] = []
+        self._first_open = False
+        self._open: tuple[WatchedAttempt, ...] = ()
+
+    # -- the first attempt of an awaited call that sends one message: one object and one reading of the answer do
+
+    def first(self, outgoing: Outgoing, target: Target, future: asyncio.Future[Any]) -> str | None:
+        """Call the hooks before the first attempt, whose receiver this object becomes.
+
+        Args:
+            outgoing: A single message.
+            target: The queue that the attempt goes to.
+            future: Gets the result of the send, the response if no result can be made from it, or the error.
+
+        Returns:
+            The properties text, with what hooks added; None if the message is plain and they added nothing.
+
+        Raises:
+            ForbiddenError: As ``begin`` raises it.
+        """
+        watchers, text, self._context = self.watchers, None if self.plain else outgoing.properties, None
+        if watchers.only_trace is not None:
+            self.attempts = 1
+        else:
+            self._context = context = self.seen(outgoing, target)
+            watchers.begin(self.scope, context)
+            if context.properties:
+                text = watchers.with_added(outgoing.properties, context.properties)
+        self._unique_id, self._target, self._future, self.done = outgoing.unique_id, target, future, future.done
+        self.started = machine.monotonic()
+        self._first_open = True
+        return text
+
+    def set_result(self, reply: SendReply) -> None:
+        result = stored(reply, self._unique_id, self._target, 1)
+        self._end_first(result, reply_error(reply, self._target) if result is None else None)
+        if not self._future.done():  # a hook may cancel the call
+            self._future.set_result(reply if result is None else result)
+
+    def set_exception(self, error: BaseException) -> None:
+        if self._first_open:
+            self._end_first(None, error)
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    def _end_first(self, result: SendResult | None, error: BaseException | None) -> None:
+        self._first_open = False
+        context, elapsed = self._context, machine.monotonic() - self.started
+        if context is not None:
+            context.elapsed, context.result, context.error = elapsed, result, error
+            self.watchers.end(self.scope, context)
+        elif (tracer := self.watchers.only_trace) is not None:
+            try:
+                tracer.attempted(self.message, self._unique_id, self._target, result, elapsed)
+            except BaseException as raised:  # noqa: BLE001 - reported, as the error of any hook
+                report_hook(tracer.after_send, raised)
+
+    # -- every attempt
 
     def begin(self, outgoing: Outgoing, target: Target) -> WatchedAttempt:
         """Call the hooks before an attempt.
@@ -174,13 +235,13 @@ class Watch(CallWatch):
         context = self.seen(outgoing, target)
         self.watchers.begin(self.scope, context)
         attempt = WatchedAttempt(self, context, self._read)
-        self.open.append(attempt)
+        self._open = (*self._open, attempt)
         return attempt
 
     def seen(self, outgoing: Outgoing, target: Target) -> SendContext:
         """Count an attempt, and return what hooks see of it."""
         self.attempts += 1
-        sending = self.sending
+        sending = self.watchers.sending
         return SendContext(
             message=self.message,
             msg_ids=outgoing.batch_ids or (outgoing.unique_id,),
@@ -198,12 +259,14 @@ class Watch(CallWatch):
         )
 
     def ended(self, attempt: WatchedAttempt) -> None:
-        self.open.remove(attempt)
+        self._open = tuple([each for each in self._open if each is not attempt])
         self.watchers.end(self.scope, attempt.context)
 
     def give_up(self, error: BaseException) -> None:
         """End open attempts with ``error``, because the call has ended."""
-        for attempt in tuple(self.open):
+        if self._first_open:
+            self._end_first(None, error)
+        for attempt in self._open:
             attempt.failed(error)
 
 
@@ -237,7 +300,7 @@ class WatchedAttempt(AttemptWatch):
         except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
             self._watch.watchers.report_properties(error)
             return outgoing
-        if len(body) > self._watch.sending.max_size:
+        if len(body) > self._watch.watchers.sending.max_size:
             logger.info("a batch for topic %s has no room for the properties of hooks (max_message_size)", outgoing.topic)
             return outgoing
         return msgspec.structs.replace(outgoing, body=body)
