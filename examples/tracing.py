@@ -43,7 +43,7 @@ async def main() -> None:
             attributes = span.attributes or {}
             names = ("error.type", "rmq_async.send_status", "rmq_async.outcome")
             print(span.name, "-", next((attributes[name] for name in names if name in attributes), "ours"))
-        spans = {span.name: span for span in exporter.get_finished_spans()}  # of the sends, the one that was stored
+        spans = {span.name: span for span in exporter.get_finished_spans()}  # the last span of a name: the send that stored
         (link,), sent = spans["process TracedTopic"].links, spans["send TracedTopic"].get_span_context()
         assert sent is not None
         print("linked:", (link.context.trace_id, link.context.span_id) == (sent.trace_id, sent.span_id))

@@ -47,7 +47,7 @@ the unique id (each copy gets its own), the origin and the counters of a retry o
 transactions: a dead letter that is copied is an ordinary message. Texts that no message may hold, blank ones and those with control
 characters 0 to 2, are left out and counted on stderr. Lines of `rmq message query --json` and
 `rmq group dead-letters --json` can be sent in the same way, and so can objects of your own, such as
-`{"body": "x", "tags": "t", "keys": ["k"], "properties": {"a": "1"}}`; those that name no `broker` and `queue_id` go to any
+`{"body": "x", "tags": "t", "keys": ["k"], "properties": {"a": "1"}}`; messages without `broker` and `queue_id` go to any
 queue, or to that of their sharding key (property `__SHARDINGKEY`).
 
 A worker without a program: each message of a topic becomes a file in `orders/`, and a body that is no JSON is dead-lettered. If

@@ -38,7 +38,7 @@ FENCED: Final = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files that pages link to, and those that the added pages link to."""
+    """Adds the files that pages link to, and the files that the added pages link to."""
     waiting = list(ALWAYS)
     for file in files.documentation_pages():
         waiting += linked(f"{DOCS}/{file.src_uri}", (ROOT / DOCS / file.src_uri).read_text())

@@ -67,7 +67,7 @@ async def all_sent(client: httpx.AsyncClient) -> None:
 
 
 async def shipped(sessions: consumer.Sessions, messages: int) -> list[int]:
-    """Orders, once so many messages are read, copies too."""
+    """Return the shipped orders when `messages` messages, also copies, are read."""
 
     async def all_read() -> bool:
         async with sessions() as session:

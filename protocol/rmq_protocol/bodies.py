@@ -126,7 +126,7 @@ class SubscriptionGroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         retry_max_times: Retries after the first delivery, before a message goes to the dead-letter topic.
         broker_id: Id of the replica that serves the group.
-        which_broker_when_consume_slowly: Id of the one that serves it when it reads from disk.
+        which_broker_when_consume_slowly: Id of the replica that serves the group when it reads from disk.
         consume_timeout_minute: Minutes; brokers only keep the number.
         attributes: ``+key`` -> value in a request, ``key`` -> value in a response.
     """
@@ -270,7 +270,7 @@ class ProducerTableInfo(msgspec.Struct, frozen=True):
     data: dict[str, tuple[ProducerInfo, ...]] = {}
 
 
-# Offsets by queue: those of a topic, the committed ones of groups, and those that a reset sets.
+# Offsets by queue: offsets of a topic, committed offsets of groups, and offsets that a reset sets.
 #
 # Most of these are maps keyed by queues, which servers and the Java client write in a form of their own; see ``json_body``.
 

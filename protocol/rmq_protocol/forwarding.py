@@ -36,7 +36,7 @@ _MOST_MOVES: Final = 4
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties with names of the sender's own: without names that the protocol uses (``PropertyName``), also where
-    the sender has set them, and without those that brokers add for consumers.
+    the sender has set them, and without names that brokers add for consumers.
     """
     return {
         name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)

@@ -90,7 +90,7 @@ class FrameDecoder:
         return foreign_peer(bytes(self._pending[:_HEAD]))
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take the next bytes of the stream and return the frames they complete, without those that were cut.
+        """Take the next bytes of the stream and return the frames they complete, without frames that were cut.
 
         If good frames precede it in the same call, these are returned, ``error`` is set, and the next call raises it.
 

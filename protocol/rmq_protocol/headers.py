@@ -1274,7 +1274,7 @@ class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
     """Header of the response to WIPE_WRITE_PERM_OF_BROKER.
 
     Attributes:
-        wipeTopicCount: Number of topics with a route to the broker, including those that had no write permission
+        wipeTopicCount: Number of topics with a route to the broker, including topics that had no write permission
             (``RouteInfoManager.operateWritePermOfBroker``).
     """
 

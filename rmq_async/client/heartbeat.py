@@ -43,12 +43,13 @@ from ..transport import CloseReason, Connection, ConnectionPool
 NOTICED: Final = 0.5
 """Seconds after which a broker has noticed the end of a former connection."""
 SILENT: Final = 120.5
-"""The broker closes a silent connection at the earliest so many seconds after the last heartbeat on it."""
+"""Seconds after the last heartbeat on a silent connection at which the broker closes it at the earliest."""
 SILENT_UNTIL: Final = 155.5
-"""A broker that writes nothing more closes it at the latest so many seconds after that heartbeat: other requests can have followed
-for 30 s, until the next heartbeat was due."""
+"""Seconds after that heartbeat at which a broker that writes nothing more closes the connection at the latest: other requests can
+have followed for 30 s, until the next heartbeat was due."""
 REPLACED_UNTIL: Final = 130.5
-"""The broker closes it at the latest so many seconds after the first heartbeat that it has answered on a newer connection."""
+"""Seconds after the first heartbeat that the broker has answered on a newer connection at which it closes the former one at the
+latest."""
 AGAIN: Final = 5.0
 """Seconds between two calls of ``forgotten`` from ``SILENT`` on until the connection is closed in any case."""
 MOST_UNREPLACED: Final = 256

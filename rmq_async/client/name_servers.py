@@ -176,7 +176,7 @@ class NameServers:
                 self._stay_with(address, failures)
                 return result, address
         if not answered:
-            self.failure = self._failed(failures, answered, timeout)  # the one that is raised gets its callers' frames
+            self.failure = self._failed(failures, answered, timeout)  # an error that is raised gets its callers' frames
             self.on_failure()
         raise self._failed(failures, answered, timeout)
 

@@ -72,8 +72,8 @@ class ConsumerStats:
         commits: Number of offsets that brokers have confirmed; in broadcast, number of changed positions that the store's
             ``save`` has stored.
         rebalances: Changes of this member's share, counted by topic.
-        unsure: Requests to give a message back that had no answer; each may have left a copy beside the one that was stored
-            afterwards. With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not, ``commits`` those
+        unsure: Requests to give a message back that had no answer; each may have left a copy beside the copy that was stored
+            afterwards. With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not, ``commits`` messages
             that brokers have acknowledged, and ``lost`` and ``rebalances`` are 0.
     """
 

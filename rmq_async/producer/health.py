@@ -33,12 +33,12 @@ class ProducerHealth:
             the producer was started before a fork.
         ready: The producer is running and live; a name server has answered and, with ``start_without_cluster``, named a broker;
             and at least one broker of the routes in use is reachable, or there is none in them.
-        problems: All problems, including those that leave the producer ready.
+        problems: All problems, including problems that leave the producer ready.
         last_success_age: Seconds since a broker confirmed a stored message to any producer that shares the client's
             connections; None if none has, before the start, after the stop and after a fork. Each read from a connection
             updates it by the last response in that read only, so it may lag by some reads while stored and refused messages
-            alternate. One-way messages do not count, except those that are sent as ordinary requests (``oneway_window``).
-        unanswered: Number of messages accepted and not finished, including those that wait for a route or a connection.
+            alternate. One-way messages do not count, except messages sent as ordinary requests (``oneway_window``).
+        unanswered: Number of messages accepted and not finished, including messages that wait for a route or a connection.
         brokers: The masters of the routes in use by the client, by broker name.
     """
 

@@ -118,7 +118,7 @@ class ProducerLife(LifeCycle):
             await instance.unregister_producer(self._sender.producer_group, max(0.0, deadline - machine.monotonic()))
 
     async def _drain(self, budget: float) -> None:
-        """Wait up to ``budget`` seconds for accepted messages, then fail those that remain."""
+        """Wait up to ``budget`` seconds for accepted messages, then fail the rest."""
         await self._sender.close(budget)
 
     async def _join(self, instance: ClientInstance) -> ProducerCore:

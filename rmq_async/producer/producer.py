@@ -144,7 +144,7 @@ class Producer(SendMethods):
         connected any more, and as ``send`` does.
 
         Args:
-            properties: Properties of the reply; those that identify its request are added.
+            properties: Properties of the reply; the properties that identify its request are added.
             timeout: Seconds for all attempts, by default the producer's.
         """
         sender = self._usable()
@@ -170,8 +170,8 @@ class Producer(SendMethods):
         return await recall(self._usable(), topic, recall_handle)
 
     async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of ``topic`` among which keys and selectors choose, in the order of the round robin: those that may
-        be written to, but with an order conf and for a static topic all that the route lists, also on brokers that are away.
+        """Return the queues of ``topic`` among which keys and selectors choose, in the order of the round robin: the queues
+        that may be written to, but with an order conf and for a static topic all queues of the route, also of absent brokers.
 
         Take at most the producer's ``timeout``.
 

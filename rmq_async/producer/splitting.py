@@ -21,7 +21,7 @@ def split_batches(messages: Iterable[Message], max_bytes: int = MAX_BODY_SIZE) -
     """Yield batches for ``send_batch``, in the order of ``messages``, each of at most ``max_bytes`` encoded bytes.
 
     A batch ends where the next message would not fit, or has another topic or ``wait_store``. ``messages`` is read lazily, one
-    message ahead of the batches. The size includes the unique id of each message, its own or the one that it gets when it is
+    message ahead of the batches. The size includes the unique id of each message, its own or the id that it gets when it is
     sent: 32 digits, or 56 while this process has a client with an IPv6 address.
 
     Raises:

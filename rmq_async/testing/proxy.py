@@ -130,7 +130,7 @@ class Direction:
         byte closes the connection and does not pass.
 
         Args:
-            times: The number of connections that are closed, those that reach the count first; None for all. A new call
+            times: The number of connections that are closed, in the order in which they reach the count; None for all. A new call
                 replaces an earlier one.
 
         Raises:

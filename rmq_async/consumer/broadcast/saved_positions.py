@@ -4,7 +4,7 @@ Without a store they are kept in memory until the consumer stops, for queues tha
 time, each with all positions of its moment, so that an older state does not replace a newer one.
 """
 
-# A stored position, or the one that this member had when the queue left the route, is used if there is one. A topic without any
+# A stored position, or this member's position when the queue left the route, is used if there is one. A topic without any
 # stored position begins at ``start_from``. Queues that are added later, and queues without a position in a topic where others
 # have one, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
 # unreachable and has old messages, as has one that did not answer at the start. Its queues begin with the first message stored

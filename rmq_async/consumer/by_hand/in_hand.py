@@ -265,7 +265,7 @@ class ByHand:
             held: The only queue whose messages are put back; None for all.
         """
         items = [item for item in hand.left if held is None or item.held is held]
-        self._leave(hand, items[::-1], closing=self.closing)  # each goes before those that were put back earlier
+        self._leave(hand, items[::-1], closing=self.closing)  # each goes before messages that were put back earlier
         self._dispatcher.pump()
 
     def let_go(self, task: asyncio.Task[Any] | None, held: HeldQueue | None = None, *, received: bool = False) -> None:

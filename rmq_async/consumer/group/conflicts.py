@@ -41,7 +41,7 @@ ANSWERED_FOR: Final = 75.0
 """Seconds between two answers of a broker beyond which the times before do not count: it may have been paused, or this process."""
 CONFIRMED_AFTER: Final = 15.0
 CONFIRMED_WITHIN: Final = 45.0
-"""Seconds from the look that finds an entry listed for too long to the one that confirms it: a broker that was paused meanwhile
+"""Seconds from the look that finds an entry listed for too long to the look that confirms it: a broker that was paused meanwhile
 lists it until it looks for itself."""
 ASKED_EVERY: Final = 60.0
 """Seconds between two requests that look for an answer of another process."""

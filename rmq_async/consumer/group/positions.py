@@ -197,8 +197,8 @@ async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 
 def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue]) -> list[MessageQueue]:
-    """Return the queues whose first offsets are still to be stored: all for a group without offsets, for another one those that
-    a start which failed half-way has left.
+    """Return the queues whose first offsets are still to be stored: all for a group without offsets, for another group the queues
+    that a start which failed half-way has left.
     """
     last = _first_queues(queues)
     if not stored.intersection(last):

@@ -9,7 +9,7 @@ queue.
 # to subscribe with the group, which each member has; a name with a suffix would need another right.
 #
 # A new master, or a restarted one, knows no lock, and grants any. So a lock is in doubt once the master is reached over another
-# connection than the one that has granted it, until it is requested there. While there is no master, no member can get a lock: each
+# connection than that of the grant, until it is requested there. While there is no master, no member can get a lock: each
 # time when all name servers say so counts as a renewal. A member that is separated from them or from the master learns nothing
 # of the kind, and lets go in time.
 
@@ -107,7 +107,7 @@ class QueueLocks:
         return state is not None and state.owns(machine.monotonic())
 
     def is_sure(self, queue: MessageQueue) -> bool:
-        """Return whether ``owns``, and the broker is still the one that has granted the lock, as far as this client knows."""
+        """Return whether ``owns``, and the same broker process as at the grant serves the lock, as far as this client knows."""
         state = self._states.get(queue)
         return state is not None and state.hold is not Hold.DOUBTED and state.owns(machine.monotonic())
 

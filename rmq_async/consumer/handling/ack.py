@@ -286,7 +286,7 @@ class Settling:
     def _log(self, delivery: Call, decided: Decided, error: BaseException | None) -> None:
         """Log each delay that was cut and each dead letter.
 
-        Of the other messages, those that share the error of the call in one line, and those with marks in another.
+        Other messages take one line if they share the error of the call, and one line if they have marks.
         """
         retried: list[Waiting] = []
         marked: list[Waiting] = []

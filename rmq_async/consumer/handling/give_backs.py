@@ -266,7 +266,7 @@ class GiveBacks:
                 one = illegal[0]
                 texts.append(f"{len(illegal)} messages cannot be given back, {one.message.msg_id} is one: {one.illegal}")
             if broker in self.full:
-                texts.append(f"{waiting} messages of broker {broker} wait, so many that its queues are paused")
+                texts.append(f"{waiting} messages of broker {broker} wait, and its queues are paused")
             if texts:
                 found.append(Problem(ProblemCode.NOT_TAKEN_BACK, "; ".join(texts), broker=broker))
         return found
@@ -370,8 +370,8 @@ class GiveBacks:
         heappush(buffer.delayed, (due, next(self._number), back))
 
     def _retry_delayed(self, buffer: _Buffer) -> None:
-        """Give the messages back that are delayed, if their broker takes messages back again: not those that are due here in a
-        second, nor those that it refuses because of what they are.
+        """Give the delayed messages back, if their broker takes messages back again, except messages that are due here in a second
+        and messages that it refuses because of their content.
         """
         if not buffer.delayed or self._breaker(buffer.broker) is not None:
             return
@@ -414,7 +414,7 @@ class GiveBacks:
                 self._repeat(buffer, back)
         breaker = self._breaker(buffer.broker)
         if breaker is not None and breaker.open_until <= now and buffer.delayed and not (buffer.ready or buffer.in_flight):
-            latest = max(buffer.delayed)  # the one that gains most if its broker takes it
+            latest = max(buffer.delayed)  # this message gains most if its broker takes it
             buffer.delayed.remove(latest)
             heapify(buffer.delayed)
             buffer.ready.append(latest[2])

@@ -79,7 +79,7 @@ class Line:
     """Messages with the same key.
 
     Attributes:
-        items: By offset, those that wait behind one that is ready or in a call, or all of them while the line rests.
+        items: By offset, the messages behind one that is ready or in a call, or all messages while the line rests.
         rests_until: Time of the next attempt of the first one; None unless the line rests.
     """
 

@@ -4,7 +4,7 @@ Credits limit the messages that a subscription may hold at a time to messages in
 """
 
 # No other member gets a popped message while it waits here. So a subscription holds at most as many messages as it has slots,
-# and those that its handlers begin within AHEAD seconds at their recent rate. Sizes are known only after the arrival of
+# and as its handlers begin within AHEAD seconds at their recent rate. Sizes are known only after the arrival of
 # messages: if large messages follow small ones, the answers to the pops in flight may exceed the limit of bytes.
 
 # A pop of a broker that has no message left reserves no credits: it asks for the broker's part of the free credits, and for at
@@ -62,7 +62,7 @@ BESIDE_POLL_TIME: Final = 0.2
 """Seconds for which a broker may hold one of the further pops: one that finds all queues locked by other pops waits for its
 turn."""
 MOST_BESIDE: Final = 7
-"""Maximum number of pops under way beside the one that may be held."""
+"""Maximum number of pops under way beside the pop that may be held."""
 GROW_AFTER: Final = 16
 """Full answers after which a pop asks for one message more, if an answer was too large before. The number is high because
 another answer that is too large costs each of its messages an attempt."""
@@ -209,7 +209,7 @@ class Source:
         self.popped_at = -inf
         """Monotonic time of the newest pop that the broker may hold."""
         self.beside = 0
-        """Pops under way beside the one that may be held."""
+        """Number of pops under way beside the pop that may be held."""
         self._blocked: dict[str, float] = {}
 
     def wanted(self) -> int:

@@ -448,7 +448,7 @@ class Assignment:
         if locked := self.takeover.unwant(sorted(self.takeover.queues)):
             self._supervisor.once("unlock", self.locks.unlock(locked))
         self._give_up([*self.held.values()])
-        if self._drains:  # those that a rebalance had begun, too
+        if self._drains:  # also drains that a rebalance began
             await asyncio.wait([*self._drains])
         await self.callbacks.idle.wait()
 
@@ -597,7 +597,7 @@ class Assignment:
         before settled ones is given back, and the watermark passes it. Messages of an ordered queue are not given back here.
         """
         held.end_calls()
-        waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of those that are cancelled
+        waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of cancelled calls
         await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))
         self._outcomes.give_backs.abandon(held)
         if held.is_ordered:

@@ -188,7 +188,7 @@ class Intake:
         if result.messages:
             self._note_read(held, result.messages)
         entered = progress.enter_all([message.queue_offset for message in result.messages])
-        fresh = [*compress(result.messages, entered)]  # without those that are pulled again with others that were dropped
+        fresh = [*compress(result.messages, entered)]  # without messages that come again beside dropped ones
         if held.cursor < held.repeated_to:
             fresh = held.without_known(fresh)
         if held.subscription is None:
@@ -343,8 +343,8 @@ class Intake:
     # -- room
 
     def drop_unbegun(self, held: HeldQueue) -> None:
-        """Drop the messages without a call that lie above all those that are in calls, settled or being given back, except
-        failed ones that wait for another attempt.
+        """Drop the messages without a call above all messages in calls, settled or being given back, except failed ones that wait
+        for another attempt.
         """
         unsettled = [each.message.queue_offset for each in (*held.running, *held.returning)]
         self._drop(held, max([*unsettled, held.progress.highest_settled]))

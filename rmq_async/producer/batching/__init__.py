@@ -1,4 +1,4 @@
-"""Gathers messages into batches: those of one loop iteration, those that wait for earlier requests, and those of ``linger``."""
+"""Gathers messages into batches: messages of one loop iteration, messages that wait for earlier requests or for ``linger``."""
 
 from __future__ import annotations
 

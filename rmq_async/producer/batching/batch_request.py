@@ -188,7 +188,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return min(max(earliest, now + MIN_CAP), now + self._dispatch.config.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Fail the members whose deadline is over, but not those that ``SAME_END`` excepts.
+        """Fail the members whose deadline is over, except members whose deadline is at most ``SAME_END`` before the request's own.
 
         Make room from ``makes_room_at`` on.
 

@@ -172,7 +172,7 @@ class Recovery:
     # -- inside
 
     def _start(self, address: str, those: _Address) -> None:
-        # An empty context: the task works for all callers, not only for the one that starts it.
+        # An empty context: the task works for all callers, not only for the caller that starts it.
         loop = asyncio.get_running_loop()
         those.task = loop.create_task(self._run(address, those), name=f"rmq_async recovery of {address}", context=Context())
         self._tasks.add(those.task)

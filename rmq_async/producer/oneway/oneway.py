@@ -54,7 +54,7 @@ class Tally:
 
 
 class Oneway:
-    """The one-way sends of one producer, except those that the fast path sends without waiting.
+    """The one-way sends of one producer, except sends of the fast path, which do not wait.
 
     Args:
         answer_within: Seconds for the response to the ordinary request that ends a window.

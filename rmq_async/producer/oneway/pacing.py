@@ -149,8 +149,8 @@ class WindowReceiver:
         if is_power_of_two(self._pacing.errors):
             address, count = self._connection.address, self._pacing.errors
             logger.warning(
-                "%s: %d windows of one-way messages ended with an error; messages in them may be lost, use send() for those that "
-                "must not be; the last error: %s",
+                "%s: %d windows of one-way messages ended with an error; messages in them may be lost, use send() for messages "
+                "that must not be; the last error: %s",
                 address, count, printable(why, 300),
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The detector (``detector=True``): probes unreachable brokers, so that those that respond again are used sooner.
+"""The detector (``detector=True``): probes unreachable brokers, so that brokers that respond again are used sooner.
 
 A probe asks for the maximum offset of queue 0 of one of the broker's topics.
 """

@@ -256,7 +256,7 @@ class TopicQueues:
         return tuple([queue for queue in queues if holders.get(queue, queue.broker_name) in brokers])
 
     def holder(self, queue: MessageQueue) -> str:
-        """Return the name of the broker that holds a queue: of a static topic's queue not the one that it names."""
+        """Return the name of the broker that holds a queue; the broker name of a static topic's queue is not a broker."""
         return self._holders.get(queue, queue.broker_name)
 
     def is_away(self, queue: MessageQueue) -> bool:

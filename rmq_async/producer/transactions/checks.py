@@ -196,7 +196,7 @@ class Checks:
         dispatch.groups[self._group] = self
 
     async def close(self) -> None:
-        """Accept no more checks, cancel those that run, and wait for their end, at most ``LAST_STEPS`` seconds."""
+        """Accept no more checks, cancel the running ones, and wait for their end, at most ``LAST_STEPS`` seconds."""
         dispatch = self._instance.handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
         if isinstance(dispatch, Dispatch) and dispatch.groups.get(self._group) is self:
             del dispatch.groups[self._group]

@@ -320,7 +320,7 @@ async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Conne
 
 
 def _newest_address(sender: ProducerCore, half: Half) -> str:
-    """Return the newest known address of a half message's broker: the one that stored the message if no route names the broker."""
+    """Return the newest known address of a half message's broker: where the message was stored, if no route names the broker."""
     address = sender.instance.routes.address_of(half.queue.broker_name)
     if address is None:
         return half.address

@@ -111,7 +111,7 @@ class Watchers:
                 inside.run(report_hook, before, error)
 
     def with_added(self, own: str, added: Mapping[str, str]) -> str:
-        """Return the properties text of one message with those that hooks added; invalid ones are reported and left out."""
+        """Return the properties text of one message with properties that hooks added; invalid ones are reported and left out."""
         try:
             return _with_properties(own, check_properties(added))
         except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
