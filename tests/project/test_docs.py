@@ -135,9 +135,9 @@ def test_readme_is_a_landing_page_whose_programs_have_eight_lines() -> None:
     assert max(sizes) <= 8
 
 
-def test_worker_of_the_readme_handles_what_its_sender_sent(tmp_path: Path) -> None:
+def test_programs_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     with ThreadedRocketMQ() as server:
-        for name, (_, source) in zip(("send.py", "worker.py"), blocks(ROOT / "README.md", "python"), strict=False):
+        for name, (_, source) in zip(("send.py", "worker.py", "check.py"), blocks(ROOT / "README.md", "python"), strict=True):
             (tmp_path / name).write_text(source.replace("127.0.0.1:9876", server.namesrv))
         command = [sys.executable, "-u", "-W", "error"]
         sent = subprocess.run([*command, str(tmp_path / "send.py")], capture_output=True, text=True, timeout=60)
@@ -148,6 +148,8 @@ def test_worker_of_the_readme_handles_what_its_sender_sent(tmp_path: Path) -> No
             assert worker.stdout.readline() == "billed: order 17 paid\n"
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(60) == 0
+        checked = subprocess.run([*command, str(tmp_path / "check.py")], capture_output=True, text=True, timeout=60)
+        assert checked.returncode == 0, checked.stderr
 
 
 # -- tables
@@ -261,14 +263,14 @@ def test_the_outcome_of_others_calls_here_is_there() -> None:
 
 def test_the_readmes_first_command_installs_an_extra_that_exists_and_a_script_that_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    first = blocks(ROOT / "README.md", "sh")[0][1].strip()
+    first = blocks(ROOT / "README.md", "sh")[0][1].splitlines()[0]
     assert first == "python -m pip install '.[cli]' && rmq demo"
     assert "cli" in project["optional-dependencies"]
     assert project["scripts"] == {"rmq": "rmq_async.cli:main"}
 
 
 def test_the_readmes_second_command_is_what_ci_runs() -> None:
-    command = blocks(ROOT / "README.md", "sh")[1][1].strip().split(" && ")[-1]
+    command = blocks(ROOT / "README.md", "sh")[0][1].splitlines()[1].split(" && ")[-1]
     script = ROOT / ".ci" / "run"
     if not script.exists():
         pytest.skip("a source distribution has no .ci")
