@@ -20,10 +20,11 @@ TOPIC = "costs"
 QUEUES, PULLED = 4, 32
 MESSAGES = QUEUES * PULLED * 16
 ROUNDS = 3
-LIMIT = 6.8
+LIMIT = 7.2
 """Calls of one message, the handler's own not included."""
-LOOSE = 0.5
-"""What runs meanwhile: commits, renewals. One more call for each message exceeds it."""
+LOOSE = 0.9
+"""What runs meanwhile, the more the slower the machine: smaller answers, commits, renewals. One more call for each message
+exceeds it."""
 
 
 async def test_calls_of_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
