@@ -71,7 +71,7 @@ class WaitTable(Generic[T]):
         return future
 
     def leave(self, future: asyncio.Future[T | None]) -> None:
-        """End a ``join``; called once for each, also where the future is done."""
+        """Remove a future of ``join``; call this once for each future, also for one that is done."""
         self._waiting.pop(future, None)
         if not self._waiting:
             self._clear()
@@ -80,7 +80,7 @@ class WaitTable(Generic[T]):
             heapify(self._deadlines)
 
     async def wait(self, deadline: float) -> T | None:
-        """Join, wait and leave; return None if ``deadline`` comes first."""
+        """Wait for the result that ``resolve`` gives; return None if ``deadline`` (monotonic) comes first."""
         future = self.join(deadline)
         try:
             return await future

@@ -401,7 +401,7 @@ def check_text(name: str, value: str, *, longest: int | None = None) -> str:
 
 
 def checked_tags(tags: str) -> str:
-    """Returns the tags of a subscription or a reading as a plain str. Raises ConfigError for another value."""
+    """Return the tags of a subscription or a reading as a plain str; raise ConfigError for another value."""
     try:
         if isinstance(tags, str) and (tags == "*" or parse_tags(tags)):  # blanks alone would select nothing at brokers
             return plain_text("tags", tags)
@@ -411,7 +411,7 @@ def checked_tags(tags: str) -> str:
 
 
 def plain_text(name: str, text: str) -> str:
-    """Returns a plain str. Raises ConfigError for a text without a UTF-8 form."""
+    """Return a plain str; raise ConfigError for a text without a UTF-8 form."""
     try:
         text.encode()
     except UnicodeEncodeError:

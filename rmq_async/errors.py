@@ -236,8 +236,8 @@ class BrokerSystemError(BrokerError):
 class NotEnoughReplicasError(BrokerSystemError):
     """The broker has fewer in-sync replicas than ``minInSyncReplicas`` (1): it has not stored the message.
 
-    A send tries again within its time. Brokers that replicate by DLedger answer the same after they have stored the message; the
-    error of that is a BrokerSystemError with ``maybe_stored``.
+    A send tries again within its ``timeout``. Brokers that replicate by DLedger give the same answer after they have stored the
+    message; their answer raises a BrokerSystemError with ``maybe_stored`` instead.
     """
 
     always_retried = True

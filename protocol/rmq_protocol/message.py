@@ -325,7 +325,7 @@ def _is_usual(properties: Mapping[str, str]) -> bool:
 
 
 def _check_fields(message: Message) -> None:
-    """Check each field alone, and replaces texts and numbers of subclasses of str and int by plain ones: formatting a member of
+    """Check each field alone, and replace texts and numbers of subclasses of str and int by plain ones: formatting a member of
     an Enum may give its name.
     """
     if isinstance(message.topic, str):

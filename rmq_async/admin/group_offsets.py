@@ -352,7 +352,7 @@ class _Reset:
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
         """Return, by queue, whether the broker shows the new offset.
 
-        Reads again while the group has members, for up to 15 s: members need up to ten seconds to commit offsets that they
+        Read again while the group has members, for up to 15 s: members need up to ten seconds to commit offsets that they
         receive.
         """
         until = machine.monotonic() + _MEMBERS_TIME

@@ -127,7 +127,7 @@ class Commands:
         self._running.discard(process)
 
     async def end(self) -> None:
-        """End all running commands: sends SIGTERM to their process groups, and SIGKILL to those whose shell still runs 1 s
+        """End all running commands: send SIGTERM to their process groups, and SIGKILL to a group whose shell still runs 1 s
         later.
         """
         await asyncio.gather(*map(_end, self._running))

@@ -129,7 +129,7 @@ def _function(target: str) -> Callable[[Simulation], Awaitable[object]]:
     """Return a coroutine function by its name.
 
     Raises:
-        UsageError: There is none that takes one argument.
+        UsageError: For a name without a coroutine function that takes one argument.
     """
     name, _, attribute = target.partition(":")
     if name.endswith(".py") or not all(part.isidentifier() for part in (*name.split("."), attribute)):
@@ -138,7 +138,9 @@ def _function(target: str) -> Callable[[Simulation], Awaitable[object]]:
         module = import_module(name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise click.UsageError(f"there is no module {error.name!r} in {os.getcwd()} or among those installed") from None
+            raise click.UsageError(
+                f"module {error.name!r} is neither in {os.getcwd()} nor installed; correct the name or the directory"
+            ) from None
         raise click.UsageError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     function: Callable[..., Awaitable[object]] | None = getattr(module, attribute, None)
     if function is None:

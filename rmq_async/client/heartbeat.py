@@ -287,7 +287,7 @@ class Heartbeats:
             self._soon = asyncio.get_running_loop().call_soon(self._announce)
 
     async def run(self) -> None:
-        """Start a round every ``interval`` seconds, and tries broken connections in between, for ever."""
+        """Start a round every ``interval`` seconds, and try broken connections in between, until cancelled."""
         due = machine.monotonic() + self._interval
         while True:
             await asyncio.sleep(min(max(due - machine.monotonic(), 0.0), self._interval / RECONNECTS))
@@ -458,7 +458,7 @@ class Heartbeats:
         state.restored_drops = times
 
     def _count_drop(self, connection: Connection) -> None:
-        """Count that the broker has dropped the client's id, or is about to."""
+        """Count one drop of the client's id that the broker has made, or is about to make."""
         state = self._states.get(connection)
         if state is not None:
             state.known = False

@@ -253,7 +253,7 @@ class ClientInstance:
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
-        """Return the name of the broker that holds a queue; looks up a static topic whose route is not known.
+        """Return the name of the broker that holds a queue; look up a static topic whose route is not known.
 
         Raises as ``RouteTable.get`` does.
         """

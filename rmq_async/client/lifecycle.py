@@ -237,10 +237,11 @@ class LifeCycle(Startable):
         return instance
 
     def _idle_problem(self, state: LifeState) -> Problem | None:
-        """Return the problem that the object does not run, with the reason if its newest start failed; None while it runs.
+        """Return the problem that the object does not run, with the reason if its newest start failed; None while it runs. May
+        be called from any thread.
 
         Args:
-            state: The state to report. It may be called from any thread.
+            state: The state to report.
         """
         code, text = _NOT_RUNNING.get(state), f"{self._label} is {state.value}"
         if code is None:

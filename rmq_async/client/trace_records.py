@@ -91,7 +91,7 @@ class TraceRecords:
     def append(self, context: TraceContext) -> None:
         """Queue the record.
 
-        Drops and counts it if the queue is full or has ended, and if the record is too large or cannot be encoded.
+        Drop and count it if the queue is full or has ended, and if the record is too large or cannot be encoded.
         """
         try:
             data = encode_trace(context).encode()

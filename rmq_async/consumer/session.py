@@ -256,7 +256,7 @@ class MemberRequests:
         return _answer(command, encode_body(answer, standard=False))
 
     async def _call(self, subscription: Subscription, message: MessageExt) -> tuple[str, str | None]:
-        """Return the outcome in Java's word (``CMResult``), and the text of the error; None without one."""
+        """Call the handler once; return the outcome as a name of Java's ``CMResult``, and the text of the error or None."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 error = await self._calls.call_once(subscription, message)

@@ -1,5 +1,6 @@
-"""Queues allocated to consumers by the broker (400): the strategies AVG and AVG_BY_CIRCLE over the queues of all brokers,
-and their results for a group that pops.
+"""Allocation of queues to consumers by the broker (request code 400).
+
+The strategies AVG and AVG_BY_CIRCLE over the queues of all brokers, and their results for a group that pops.
 """
 
 from __future__ import annotations

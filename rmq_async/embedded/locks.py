@@ -38,7 +38,7 @@ class QueueLocks:
         return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
-        """Lock or renews queues; return those of them that the client holds now.
+        """Lock queues, or renew their locks; return the queues of these that the client holds now.
 
         Raises:
             Refused: 1 if a queue needs a new lock and the table is full; the locks of the queues before it stay.

@@ -1,5 +1,7 @@
-"""The embedded name server: routes (105), the cluster (106) and topics (206, 216, 224, 304), from its directory of brokers,
-and key-value settings (100-102, 219).
+"""The embedded name server.
+
+It answers requests for routes (code 105), for the cluster (106) and for topics (206, 216, 224, 304) from its directory of
+brokers, and requests for key-value settings (100-102, 219).
 
 With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers need not register: a topic has a route while a running
 broker has the topic, and a deletion only at the name server has no effect. With ``Registrations`` a name server knows only

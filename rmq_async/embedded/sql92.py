@@ -22,11 +22,11 @@ from typing import Final, NamedTuple
 
 
 class ConditionError(ValueError):
-    """The error of a text that is no condition, or of one that is too long or too deep."""
+    """A text is not a condition, or a condition is too long or too deep."""
 
 
 class EvaluationError(Exception):
-    """The error of a comparison that has no result for the properties of a message, which is not delivered then."""
+    """A comparison has no result for the properties of a message; the message is then not delivered."""
 
 
 # Values of a condition, compared as Java compares them.

@@ -187,7 +187,7 @@ class Queue:
     ) -> tuple[list[bytes], int]:
         """Return matching records from ``offset`` (between minimum and maximum) on, and the offset to read from next.
 
-        Looks at ``scan`` records at most, expired ones included, and stops before a record that exceeds ``count`` records or
+        Look at ``scan`` records at most, expired ones included, and stop before a record that exceeds ``count`` records or
         ``size`` bytes; the first match may be larger.
 
         Args:
@@ -255,7 +255,10 @@ class CommitLog:
         return len(self._records) - self._first
 
     def now(self) -> int:
-        """Return the latest time that the clock has had, because store times of a queue are found by binary search."""
+        """Return the time of the clock, or the latest earlier time if the clock went back.
+
+        Store times must not decrease: they are found by binary search.
+        """
         now = self._clock()
         if now > self._now:
             self._now = now

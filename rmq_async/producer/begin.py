@@ -151,7 +151,7 @@ def record(
     deadline: float,
     target: Target | None = None,
 ) -> Call[SendResult]:
-    """Make the record of a plain send that cannot go on without one. It holds no credits: the caller has them."""
+    """Return the ``Call`` of a plain send that leaves the fast path. It holds no credits: the caller keeps them."""
     outgoing = sender.encoder.encode(message, unique_id=unique_id)
     call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
     call.topic_queues = topic_queues

@@ -187,7 +187,7 @@ def cut(
     ranges: Iterable[Range], *, at_least: int | None = None, at_most: int | None = None, max_records: int | None = None
 ) -> list[tuple[Range, ...]]:
     """Cut ranges into partitions: of one range each, and cut further until there are ``at_least`` (or no range can be cut) and
-    none is above ``max_records``; or of several ranges, so that there are at most ``at_most``. Leaves empty ranges out.
+    none is above ``max_records``; or of several ranges, so that there are at most ``at_most``. Leave empty ranges out.
     """
     pieces = [piece for whole in ranges if whole.size for piece in _pieces(whole, max_records)]
     if at_least is not None and len(pieces) < at_least:

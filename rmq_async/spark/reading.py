@@ -264,7 +264,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         Spark reports a micro-batch as read when it plans the next one.
 
-        Leaves out queues at the offset that was committed last, or at their start in the first commit: brokers know a group from
+        Leave out queues at the offset that was committed last, or at their start in the first commit: brokers know a group from
         its pulls, and nothing was pulled from these queues.
         """
         if self._options.commit:

@@ -87,7 +87,7 @@ def find_maven() -> str | None:
 
 
 def resolve(version: str) -> str:
-    """Return the class path of name server and broker; blocks while Maven fetches jars that the cache does not have.
+    """Return the class path of name server and broker; block while Maven fetches jars that the cache does not have.
 
     Raises:
         ClusterError: For a malformed version, when the jars cannot be stored, and when Maven is missing, takes more than 15

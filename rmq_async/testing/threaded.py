@@ -54,7 +54,7 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         self._join()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine on the server's loop and blocks until it ends; return its result or raise its exception.
+        """Run the coroutine on the server's loop and block until it ends; return its result or raise its exception.
 
         Raises:
             RuntimeError: Outside of the ``with`` block, and in the server's own thread, which would wait for itself.

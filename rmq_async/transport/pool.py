@@ -308,7 +308,7 @@ class ConnectionPool:
     async def look_again(self, address: str, timeout: float) -> bool:
         """Look up the host name of an open connection again, unless that was done a moment ago.
 
-        Where it leads elsewhere now, the connection is given up; returns whether it was. False for an IP address, without a
+        Where it leads elsewhere now, give the connection up; return whether it was given up. False for an IP address, without a
         connection, and if the look-up fails or lasts too long.
         """
         connection, host, now = self.open.get(address), _host_of(address), machine.monotonic()

@@ -253,8 +253,8 @@ def test_violation_of_a_function_and_error_of_another_machine_are_failures(
     [
         ("simulated_shop", "'simulated_shop' is no MODULE:FUNCTION, such as shop:service for the function service in shop.py"),
         ("simulated_shop.py:calm", "is no MODULE:FUNCTION"),
-        ("no_such_shop:calm", "there is no module 'no_such_shop' in "),
-        ("no_such.shop:calm", "there is no module 'no_such' in "),
+        ("no_such_shop:calm", "module 'no_such_shop' is neither in "),
+        ("no_such.shop:calm", "module 'no_such' is neither in "),
         ("broken_shop:calm", "module 'broken_shop' cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"),
         ("simulated_shop:none", "has no 'none'; its coroutine functions are two, calm, fragile, violating, other"),
         ("simulated_shop:plain", "simulated_shop:plain is no coroutine function; write async def plain(sim)"),

@@ -117,7 +117,7 @@ def _ended_early(output: Output) -> int:
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of ``work``; cancel it and returns None when ``ended`` is set first."""
+    """Return the result of ``work``; cancel it and return None when ``ended`` is set first."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)

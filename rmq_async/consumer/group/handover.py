@@ -160,7 +160,7 @@ class Takeover:
         self._open = open
         self._departed = departed
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
-        """Returns the start offset of a queue, and the committed offset, None without one."""
+        """Return the start offset of a queue, and the committed offset or None."""
         self.look: Callable[[MessageQueue, int], Awaitable[FirstLook | None]] = _no_look
         """Looks at a queue with a committed offset before it is read, so that messages which are stored from then on are not
         passed over where the queue ends below that offset."""
@@ -348,7 +348,7 @@ class Takeover:
 
     async def _take_late(self, late: list[MessageQueue]) -> None:
         """Seize the locks of queues that were not unlocked in time, or, FREED_WITHIN seconds later, take the queues without
-        them. Leaves queues that another member holds, or may hold.
+        them. Leave out queues that another member holds, or may hold.
         """
         # Another member may read a queue without its lock, because it joined after the owner had left and cannot free the lock.
         # So the other members are also asked before a lock is seized.

@@ -69,7 +69,7 @@ async def first_positions(
     """Return the offsets at which a group starts in those of ``queues``, all of one topic, whose first offsets are still to be
     stored (``_unfinished``).
 
-    Leaves out the queues of brokers that do not answer, if others have offsets of the group, or ``start_from`` is "earliest":
+    Leave out the queues of brokers that do not answer, if others have offsets of the group, or ``start_from`` is "earliest":
     such a queue starts at the group's offset when its broker answers, or at its first message. Raise the other errors of
     requests.
     """

@@ -128,7 +128,7 @@ class MissingQueues:
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
-        """Returns the offset of a queue's next message to read, and the committed offset, None without one."""
+        """Return the offset of a queue's next message to read, and the committed offset or None."""
         self._known: dict[str, frozenset[MessageQueue]] = {}
         self._since: dict[MessageQueue, float] = {}
         self._unread: dict[MessageQueue, int] = {}
@@ -273,7 +273,7 @@ class Rebalance:
                 await self._wait(began + interval)
 
     async def _wait(self, until: float) -> None:
-        """Wait for ``trigger``, until the monotonic time ``until`` at most, and requests missing routes meanwhile."""
+        """Wait for ``trigger``, until the monotonic time ``until`` at most, and request missing routes meanwhile."""
         while (left := until - machine.monotonic()) > 0 and not self._wake.is_set():
             try:
                 async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._sought() else left):

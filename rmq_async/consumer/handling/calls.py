@@ -275,7 +275,7 @@ class HandlerCalls:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Cancel the timers and give up the threads."""
+        """Cancel the timers and end the threads of handlers; running functions continue to their end."""
         self._deadlines.close()
         self.threads.close()
 

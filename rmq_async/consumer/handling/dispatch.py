@@ -140,7 +140,7 @@ class Dispatcher:
         backlog.check(held, lines)
 
     def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
-        """Put a message of a call back, to begin again at ``due`` (monotonic time, 0 for at once), and blocks its line until
+        """Put a message of a call back, to begin again at ``due`` (monotonic time, 0 for at once), and block its line until
         then. The caller calls ``ended`` afterwards. A message without a line begins again at once, in the order of the offsets.
         """
         backlog = self._backlogs[subscription]

@@ -312,7 +312,7 @@ class Outcomes:
     def _note(
         self, broker: str, back: GiveBack, refusal: Refusal, error: RocketMQError, breakers: dict[str, CircuitBreaker]
     ) -> None:
-        """Note and logs that a broker has not taken a message, or a copy of it."""
+        """Note and log that a broker has not taken a message, or a copy of it."""
         text, message = printable(error, 500), back.message
         if refusal is Refusal.UNSURE or (isinstance(error, ConnectionLostError) and error.maybe_stored):
             self.unsure += 1

@@ -88,7 +88,8 @@ class PopCore:
         """Length of a slot in seconds."""
         self._some = asyncio.Event()
         self.outlasted: Callable[[list[Lease]], list[Lease]] = _in_calls
-        """Gives back those of the leases that wait for a call, and returns the others. Their time is up to ``max_lease``."""
+        """Called with leases that have lasted for ``max_lease``: gives back messages that wait for a call, and returns the
+        leases of calls."""
         self.given_back = self.extended = self.unsure = self.expired = 0
 
     # -- receive
@@ -328,5 +329,5 @@ class PopCore:
 
 
 def _in_calls(leases: list[Lease]) -> list[Lease]:
-    """Return the leases: the default of ``PopCore.outlasted``."""
+    """Return ``leases`` unchanged, as if all belonged to calls: the default of ``PopCore.outlasted``."""
     return leases

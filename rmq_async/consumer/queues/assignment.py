@@ -288,7 +288,7 @@ class Assignment:
         task.add_done_callback(self._drains.discard)
 
     async def pull_again(self, held: HeldQueue) -> None:
-        """End a pull that a broker holds, and pulls anew: a held pull is not answered for messages that a filter leaves out."""
+        """End a pull that a broker holds, and pull again: a held pull is not answered for messages that a filter leaves out."""
         if held.state is QueueState.RUNNING and held in self._pulls:  # in a task: the caller may be cancelled
             await asyncio.shield(self._supervisor.once(f"new pulls of {held.shown}", self._pull_anew(held)))
 
@@ -481,9 +481,10 @@ class Assignment:
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
-        """Move a queue to ``offset``: waits up to RESET_TIME seconds for running calls, then cancel those of an ordered queue.
+        """Move a queue to ``offset``: wait up to RESET_TIME seconds for running calls, then cancel the calls of an ordered
+        queue.
 
-        Drop the messages without a call, and commits. A queue that is lost or released meanwhile is not moved.
+        Drop the messages without a call, and commit. A queue that is lost or released meanwhile is not moved.
         """
         await self._end_pulls(held)
         if held.is_ordered:
@@ -544,7 +545,7 @@ class Assignment:
     async def _outlast(self, held: HeldQueue) -> None:
         """Wait for the calls of a lost queue, up to ``handover_timeout`` seconds, and then cancel them.
 
-        Those of an ordered queue were cancelled at the loss: waits until they have ended or the consumer stops.
+        The calls of an ordered queue were cancelled at the loss; wait until they have ended or the consumer stops.
         """
         try:
             if held.is_ordered:

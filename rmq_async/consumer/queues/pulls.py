@@ -302,7 +302,7 @@ class Pulling:
         logger.warning("%s fail and are repeated: %s", what, printable(error, 500))
 
     async def _pull(self, held: HeldQueue, messages: int) -> None:
-        """Pull once, and take the answer; or looks at the queue, and pulls where that has not moved or stopped it."""
+        """Look at the queue if that is due; then pull once and take the answer, unless the look has moved or stopped the queue."""
         offset = held.cursor
         if held.pulled_at - held.answered_at > UNWATCHED:
             self._intake.doubt(held)

@@ -99,7 +99,7 @@ class Line:
         return self.places[0] is place
 
     def advance(self) -> None:
-        """Accounts for a place that was left; if it was the first one, wake the next place that is not abandoned."""
+        """Account for a place that was left; if it was the first one, wake the next place that is not abandoned."""
         places = self.places
         self._left += 1
         while places and places[0].left:

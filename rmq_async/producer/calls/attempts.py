@@ -27,16 +27,16 @@ NEWEST_KEPT: Final = 8
 
 
 class AttemptRecord:
-    """One attempt on one queue, which is also the receiver of the broker's response.
+    """One attempt on one queue. The object also receives the broker's response.
 
     Args:
-        started: ``time.monotonic``.
+        started: Monotonic time at which the attempt began.
 
     Attributes:
-        open: It has not ended, and a response may still come.
-        elapsed: Seconds until its response, failure or timeout, 0.0 before.
-        opaque: 0 until the request is queued on ``connection``.
-        maybe_stored: By its error, the broker may have stored the message.
+        open: True while a response to the attempt may still come.
+        elapsed: Seconds from the start to the response, failure or timeout; 0.0 before.
+        opaque: Number of the request on ``connection``; 0 until it is queued there.
+        maybe_stored: True if the broker may have stored the message although the attempt has failed.
     """
 
     __slots__ = (

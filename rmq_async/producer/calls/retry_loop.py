@@ -298,7 +298,7 @@ class RetryLoop(Generic[Result]):
             return None
 
     async def _unless_over(self, task: asyncio.Task[T]) -> T | None:
-        """Return the task's result or raise its error; cancel it and returns None if the call ends first."""
+        """Return the task's result or raise its error; cancel it and return None if the call ends first."""
         task.add_done_callback(lambda _: self.notify())
         try:
             while not task.done():

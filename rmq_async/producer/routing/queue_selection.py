@@ -195,7 +195,9 @@ class QueueSelection:
         return faults.avoided(brokers, machine.monotonic())
 
     def next(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
-        """Return the topic's next queue on the best of ``brokers``; report the choice to a fault table with entries."""
+        """Return the topic's next queue on the best of ``brokers``, and tell the fault table which broker was chosen unless it
+        is empty.
+        """
         faults = self.faults
         if faults is None or not (faults.items or faults.measures):
             return topic_queues.next_of(brokers)

@@ -97,7 +97,7 @@ def checked_choice(
 def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
     """Select queues by round robin per topic, from a random start; the default ``queue_selector``.
 
-    Passes over the queues of brokers that the sending producer avoids (``latency_fault``), if there are others. A user's
+    Skip the queues of brokers that the sending producer avoids (``latency_fault``), if there are others. A user's
     selector may call it with some of its queues; outside of a send it is plain round robin.
 
     Raises:
@@ -172,11 +172,10 @@ def hash_of(key: str) -> int:
 def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
     """Return a selector that stays in one machine room: ``rooms`` maps broker names to rooms, ``key`` is the room to use.
 
-    The selector chooses among the queues of that room as ``select_best`` does, and raises SelectorError without any. ``rooms``
-    is copied.
+    The selector chooses among the queues of that room as ``select_best`` does. It raises SelectorError if the room has none.
 
     Raises:
-        ConfigError: If it is not a mapping, or has a key that is no str.
+        ConfigError: If ``rooms``, which is copied, is not a mapping or has a key that is not a str.
     """
     if not isinstance(rooms, Mapping) or not all(isinstance(broker, str) for broker in rooms):
         raise ConfigError(f"rooms must be a mapping of broker names to rooms, not {shown(rooms)}")

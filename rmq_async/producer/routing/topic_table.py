@@ -109,7 +109,7 @@ class TopicTable:
         return self._settings.wire_topic(topic)
 
     async def find(self, topic: str, deadline: float) -> TopicQueues:
-        """Return the topic's queues; looks up the route if it is not known.
+        """Return the topic's queues; look up the route if it is not known.
 
         Raises the errors of the look-up, too.
 
@@ -365,4 +365,4 @@ def _remember(brokers: dict[str, tuple[str, ...]], topic: str, names: Sequence[s
 
 
 def _ignore(*_: object) -> None:
-    """The default callback: does nothing."""
+    """Do nothing: the default callback."""

@@ -376,7 +376,7 @@ class _Archive:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Check the arguments and looks up the topics that they name.
+        """Check the arguments, and look up the topics that they name.
 
         Raises the errors of requests, too.
 

@@ -340,7 +340,7 @@ class _DlqReplay:
         parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="most messages to send per second")
 
     def check(self, given: argparse.Namespace) -> None:
-        """Check the arguments, and looks up the dead-letter topic.
+        """Check the arguments, and look up the dead-letter topic.
 
         Raises the errors of requests, too.
 

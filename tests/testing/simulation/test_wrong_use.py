@@ -63,7 +63,7 @@ def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> No
         (lambda simulation: simulation.machine("a").move(7), "a cannot move to 7: give an IPv4 address, such"),
         (
             lambda simulation: simulation.machine("a").move("127.0.0.1"),
-            "127.0.0.1: give an address of the network",
+            "127.0.0.1, which no other machine can reach",
         ),
         (lambda simulation: simulation.machine("a").move("10.0.0.1"), "a cannot move to 10.0.0.1: main has it; choose another"),
         (

@@ -207,7 +207,9 @@ class Host(Network):
         except ValueError:
             raise SimulationError(f"{self.name} cannot move to {address!r}: give an IPv4 address, such as 10.1.0.1") from None
         if is_local(address) or address == ANY:
-            raise SimulationError(f"{self.name} cannot move to {address}: give an address of the network, such as 10.1.0.1")
+            raise SimulationError(
+                f"{self.name} cannot move to {address}, which no other machine can reach: give an address such as 10.1.0.1"
+            )
         self._names.check_free(self, address)
         return address
 
