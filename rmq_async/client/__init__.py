@@ -5,11 +5,11 @@ from __future__ import annotations
 from .broker_clock import BrokerClocks, broker_time_in
 from .clock_requests import look_at_clock
 from .condition import brokers_of, is_silent, last_success_age, loop_problem, name_server_problem
+from .group_members import group_members, has_no_members
 from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
 from .lifecycle import ClientUser, LifeCycle, LifeState
 from .losses import has_master, is_masterless, known_master, lost_offsets
-from .membership import group_members, has_no_members
 from .name_servers import NameServers
 from .names import Names
 from .offsets import (

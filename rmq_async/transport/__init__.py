@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .connection import Connection, ConnectionSettings, RequestHandler
-from .control import send_control
 from .loop_errors import raise_soon, report
+from .oneway_control import send_control
 from .pending import Pending, Receiver
 from .pool import ConnectionPool, RequestOptions
 from .process import check_not_forked, generation
