@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import uuid
 from pathlib import Path
 from time import monotonic
@@ -16,22 +14,13 @@ from opentelemetry.trace import get_current_span
 from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer, PullConsumer, RetryLater
 from rmq_async.errors import BrokerError
 from rmq_async.otel import OpenTelemetryHook, context_of
-from rmq_async.testing._jars import find_java, resolve
 from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.trace import TRACE_TOPIC, TraceContext, TraceType, decode_trace
 
+from ..support.java.program import require_javac, started
 from ..support.waiting import until
 
 TOPIC = "trace-real"
-LOGGING = """\
-<configuration>
-  <appender name="stderr" class="ch.qos.logback.core.ConsoleAppender">
-    <target>System.err</target>
-    <encoder><pattern>%m%n</pattern></encoder>
-  </appender>
-  <root level="WARN"><appender-ref ref="stderr"/></root>
-</configuration>
-"""
 
 
 @pytest.fixture
@@ -58,24 +47,17 @@ async def records_of(namesrv: str, msg_id: str, key: str, count: int, timeout: f
     return sorted(found, key=lambda record: record.time_stamp)
 
 
-def mqadmin(namesrv: str, home: Path, *words: str) -> str:
-    logging = home / "logback.xml"
-    logging.write_text(LOGGING)
-    ended = subprocess.run(
-        [
-            find_java() or "java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-XX:-UsePerfData",
-            f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={logging}",
-            "-cp", resolve("5.5.0"), "org.apache.rocketmq.tools.command.MQAdminStartup", *words, "-n", namesrv,
-        ],
-        capture_output=True, text=True, timeout=120, check=False, env={"PATH": os.defpath, "HOME": str(home), "LC_ALL": "C.UTF-8"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+async def mqadmin(namesrv: str, home: Path, *words: str) -> str:
+    async with started(home, "org.apache.rocketmq.tools.command.MQAdminStartup", *words, "-n", namesrv) as process:
+        output, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, (output + errors).decode()
+    return output.decode()
 
 
 async def test_mqadmin_finds_both_attempts_of_a_message_and_so_do_we(
     feature_cluster: RealCluster, topic: str, tmp_path: Path
 ) -> None:
+    require_javac()
     namesrv = feature_cluster.namesrv
     unique_id = uuid.uuid4().hex.upper()
     item = Message(topic, b"12345", tags="paid", keys=["order-17", unique_id[::-1]], unique_id=unique_id)
@@ -96,7 +78,7 @@ async def test_mqadmin_finds_both_attempts_of_a_message_and_so_do_we(
     assert (bean.topic, bean.tags, bean.keys, bean.body_length) == (topic, "paid", " ".join(item.keys), 5)
     assert (records[0].group_name, records[0].region_id) == ("trace-real-group", "DefaultRegion")
 
-    table = await asyncio.to_thread(mqadmin, namesrv, tmp_path, "queryMsgTraceById", "-i", unique_id)
+    table = await mqadmin(namesrv, tmp_path, "queryMsgTraceById", "-i", unique_id)
     rows = [line.split() for line in table.splitlines() if line.startswith("Pub")]
     assert sorted((row[1], row[2], row[-2], row[-1]) for row in rows) == sorted(
         ("trace-real-group", "127.0.0.1", f"{record.cost_time}ms", "success" if record.success else "failed")
@@ -106,6 +88,7 @@ async def test_mqadmin_finds_both_attempts_of_a_message_and_so_do_we(
 
 async def test_mqadmin_shows_the_calls_of_handlers(feature_cluster: RealCluster, topic: str, tmp_path: Path) -> None:
     """One that asks for the message again, and the next one, which succeeds, under the group and with the number of the retry."""
+    require_javac()
     namesrv, group = feature_cluster.namesrv, f"trace-real-readers-{uuid.uuid4().hex[:8]}"
     unique_id = uuid.uuid4().hex.upper()  # chosen here: the handler may be called before send() returns
     attempts: list[int] = []
@@ -133,7 +116,7 @@ async def test_mqadmin_shows_the_calls_of_handlers(feature_cluster: RealCluster,
     assert before == [(group, "DefaultRegion", 0), (group, "DefaultRegion", 1)]
     assert after == [(group, False, 4), (group, True, 0)]
 
-    table = await asyncio.to_thread(mqadmin, namesrv, tmp_path, "queryMsgTraceById", "-i", unique_id)
+    table = await mqadmin(namesrv, tmp_path, "queryMsgTraceById", "-i", unique_id)
     rows = [line.split() for line in table.splitlines() if line.startswith("Sub")]
     assert [(row[1], row[2], row[-1]) for row in rows] == [(group, "127.0.0.1", "failed"), (group, "127.0.0.1", "success")]
 

@@ -12,7 +12,8 @@ import java.util.concurrent.TimeUnit;
  * <pre>java Main NAMESERVER BROKER SECONDS [CASE...]</pre>
  *
  * Waiting is most of a case, so they share the JVM and its time. The transcript goes to standard output case by case; everything
- * libraries print goes to standard error. "CASE: ! text" says that a case did not come to its end.
+ * libraries print goes to standard error. "CASE: ! text" says that a case did not come to its end. After the last case standard
+ * output ends, and with standard input the program.
  */
 final class Main {
     interface Case {
@@ -64,7 +65,9 @@ final class Main {
             }
             out.lines().forEach(output::println);
         }
-        output.flush();
+        output.close();
+        while (System.in.read() >= 0) { // meanwhile the JVM may be asked for its classes
+        }
         System.err.flush();
         Runtime.getRuntime().halt(0);
     }

@@ -4,19 +4,21 @@
     record.lines["batch"]                    # what Java saw, ids and times aside
 
 The jars are those of the launcher (name server and broker need client and tools themselves), so nothing more is resolved. The
-program is compiled once per session, and ``against_embedded`` runs it once per session however many modules compare with it.
+program is compiled once on a machine, into a jar beside them, and its first run keeps the class data for the JVMs after it.
+``against_embedded`` runs it once per session however many modules compare with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ import pytest
 
 from rmq_async import Admin, Message, MessageExt, Producer, PullConsumer
 from rmq_async.embedded import EmbeddedRocketMQ
-from rmq_async.testing._jars import find_java, resolve
+from rmq_async.testing._jars import ClassData, find_java, resolve
 from rmq_async.testing.cluster import DEFAULT_VERSION, require
 
 from .expected import KEY_LINES, missing_key_lines
@@ -210,13 +212,15 @@ async def _conversation(namesrv: str) -> AsyncIterator[list[asyncio.Task[Message
 @contextlib.asynccontextmanager
 async def started(home: Path, main_class: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A JVM with a class of this folder, for as long as the block runs; its streams are pipes. ``home``: for its files."""
-    classes, class_path = await asyncio.to_thread(_compiled)
+    class_path, data = await asyncio.to_thread(_compiled)
     (home / "logback.xml").write_text(_LOGGING)
+    kept = data.options() if main_class == "Main" or not data.wanted else ()
     process = await asyncio.create_subprocess_exec(
         find_java() or "java",
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-XX:-UsePerfData", "-Dfile.encoding=UTF-8"),
         *(f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={home / 'logback.xml'}"),
-        *("-cp", os.pathsep.join((str(classes), class_path)), main_class, *arguments),
+        *kept,
+        *("-cp", class_path, main_class, *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -231,23 +235,46 @@ async def started(home: Path, main_class: str, *arguments: str) -> AsyncIterator
 
 
 async def _run(namesrv: str, home: Path) -> tuple[str, str]:
+    """Main closes its output at the end of the last case, and waits for the end of its input."""
     async with started(home, "Main", namesrv, "broker-a", str(_SECONDS)) as process:
-        output, errors = await process.communicate()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        log = asyncio.create_task(process.stderr.read())
+        output = await process.stdout.read()
+        if process.returncode is None:
+            await asyncio.to_thread(_compiled()[1].write, process.pid)
+        process.stdin.close()
+        errors = await log
+        await process.wait()
     assert process.returncode == 0, errors.decode(errors="replace")[-4000:]
     return output.decode(), errors.decode(errors="replace")
 
 
 @functools.cache
-def _compiled() -> tuple[Path, str]:
-    """Where the classes are, and the class path they need."""
-    class_path = resolve(DEFAULT_VERSION)
-    classes = Path(tempfile.mkdtemp(prefix="rmq-java-classes-"))
-    atexit.register(shutil.rmtree, classes, ignore_errors=True)
-    sources = [str(source) for source in sorted(Path(__file__).parent.glob("*.java"))]
-    options = ["-proc:none", "-encoding", "UTF-8", "-nowarn", "-d", str(classes), "-cp", class_path]
+def _compiled() -> tuple[str, ClassData]:
+    """The class path, and the class data of the programs. A jar is there for each state of the sources."""
+    needed = resolve(DEFAULT_VERSION)
+    sources = sorted(Path(__file__).parent.glob("*.java"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    jar = Path(needed.split(os.pathsep)[0]).with_name(f"tests-{digest}.jar")
+    if not jar.exists():
+        with tempfile.TemporaryDirectory(prefix="rmq-java-classes-", dir=jar.parent) as place:
+            _compile(sources, needed, Path(place))
+            made = Path(place, jar.name)
+            with zipfile.ZipFile(made, "w") as archive:
+                for file in sorted(Path(place).glob("*.class")):
+                    archive.write(file, file.name)
+            made.replace(jar)
+    class_path = os.pathsep.join((str(jar), needed))
+    return class_path, ClassData(find_java() or "java", "Main", class_path)
+
+
+def _compile(sources: Sequence[Path], class_path: str, place: Path) -> None:
+    options = ["-proc:none", "-encoding", "UTF-8", "-nowarn", "-d", str(place), "-cp", class_path]
     quick = ["-J-XX:+UseSerialGC", "-J-XX:TieredStopAtLevel=1"]  # of a compiler that never gets warm
     run = subprocess.run(
-        [_javac() or "javac", *quick, *options, *sources],
+        [_javac() or "javac", *quick, *options, *map(str, sources)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -255,7 +282,6 @@ def _compiled() -> tuple[Path, str]:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    return classes, class_path
 
 
 def _javac() -> str | None:
