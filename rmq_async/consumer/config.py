@@ -19,8 +19,6 @@ from ..options import suggests_keywords
 from ..timeouts import LONG_INTERVAL, warn_of_milliseconds
 from .strategies import Allocate, allocate_evenly
 
-__all__ = ["AssignmentCallback", "ConsumerConfig", "ConsumerOptions", "Positions", "Retry", "split_options"]
-
 MAX_CONCURRENCY: Final = 65_536
 MAX_PULL_SIZE: Final = 1024
 MIN_INVISIBLE_TIME: Final = 1.0

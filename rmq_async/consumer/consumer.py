@@ -35,8 +35,6 @@ from .reports import ConsumerHealth, ConsumerStats, Lag
 from .session import MemberSession
 from .subscription import MAX_BATCH, Handler, Subscription, by_hand
 
-__all__ = ["Consumer"]
-
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,8 +17,6 @@ from ..timeouts import checked_timeout
 from .outcome import DeadLetter, Marks, Outcome, RetryLater
 from .subscription import Subscription
 
-__all__ = ["CURRENT", "Call", "Delivery", "call_of", "current_delivery", "finish_all", "mark_at"]
-
 _SEVERITY: Final = {outcome: number for number, outcome in enumerate(Outcome)}
 
 

@@ -24,8 +24,6 @@ from ..transport import Connection
 from .delivery import Call
 from .subscription import Subscription
 
-__all__ = ["HeldQueue", "Progress", "QueueState", "Waiting"]
-
 
 class Progress:
     """The progress in one queue.

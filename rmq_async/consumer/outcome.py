@@ -13,8 +13,6 @@ from .._functions import handler_name
 from ..config import check_seconds
 from ..errors import ClientStateError
 
-__all__ = ["Batch", "DeadLetter", "Marks", "Outcome", "RetryLater", "check_returned", "outcome_in"]
-
 
 class RetryLater(Exception):  # noqa: N818 - not an error
     """An exception that a handler raises to have its message delivered again.

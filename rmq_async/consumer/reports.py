@@ -15,17 +15,6 @@ from .group import Conflicts
 from .handling import Block
 from .supervisor import Supervisor
 
-__all__ = [
-    "ConsumerHealth",
-    "ConsumerStats",
-    "Lag",
-    "block_problems",
-    "conflict_problems",
-    "hangs",
-    "restart_problems",
-    "stuck_problems",
-]
-
 BLOCK_SHOWN: Final = 60.0
 """Seconds for which ``health()`` reports that a function has blocked the event loop."""
 

@@ -59,8 +59,6 @@ from .reports import (
 from .subscription import Subscription, on_change
 from .supervisor import Supervisor
 
-__all__ = ["Attached", "MemberRequests", "MemberSession"]
-
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN: Final = 9.0

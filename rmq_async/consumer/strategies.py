@@ -23,16 +23,6 @@ from rmq_protocol.message import MessageQueue
 from .._functions import check_plain
 from ..errors import ConfigError
 
-__all__ = [
-    "ANOTHER",
-    "Allocate",
-    "allocate_by_circle",
-    "allocate_by_hash",
-    "allocate_by_room",
-    "allocate_evenly",
-    "allocate_near_rooms",
-]
-
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
 """Own client id, the sorted queues of a topic, the sorted client ids of the group -> the queues of this member."""
 ANOTHER: Final = " (another connection, "

@@ -21,8 +21,6 @@ from ..timeouts import checked_timeout
 from .config import MAX_CONCURRENCY, Retry
 from .outcome import Batch
 
-__all__ = ["NO_KEY", "Handler", "Subscription", "by_hand", "on_change"]
-
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
 """A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
 Key = Callable[[MessageExt], Hashable]

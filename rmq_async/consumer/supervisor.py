@@ -17,8 +17,6 @@ from .._backoff import Backoff
 from .._ordered import OrderedSet
 from .._text import printable
 
-__all__ = ["Supervisor"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1

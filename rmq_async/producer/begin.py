@@ -34,8 +34,6 @@ from .routing import QueueChoice, Selector, Target, TopicQueues, choice_of, hash
 from .send_async import AsyncAttempt, AsyncSend
 from .watching import Watch
 
-__all__ = ["accept", "begin", "deliver", "gather_or_deliver", "gathered", "record"]
-
 MILLISECOND: Final = 0.001
 _USUAL_KEYS: Final = (tuple, Keys, ShardedKeys)
 _CHOSEN: Final = QueueChoice(None, None, None)

@@ -34,8 +34,6 @@ from ..options import suggests_keywords
 from ..timeouts import LONG_INTERVAL, warn_of_milliseconds
 from .routing import FaultTable, Selector, select_best
 
-__all__ = ["ProducerConfig", "ProducerOptions", "split_options"]
-
 BESIDE_BODY: Final = 128 * 1024
 """Bytes of a frame reserved for everything but the body."""
 

@@ -27,8 +27,6 @@ from .oneway import Oneway
 from .routing import HeaderSettings, Router, TopicQueues, TopicTable, checked_choice
 from .watching import Sending, Tracer, Watchers
 
-__all__ = ["ProducerCore"]
-
 LAST_STEPS: Final = 1.0
 """Seconds for aborted calls to give back their credits and connections."""
 

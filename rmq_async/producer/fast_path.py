@@ -28,8 +28,6 @@ from .life import ProducerLife
 from .routing import Selector, Target
 from .send_async import check_callback
 
-__all__ = ["SendMethods"]
-
 
 class SendMethods(ProducerLife):
     """The methods ``send``, ``send_async`` and ``send_oneway`` of a producer."""

@@ -8,8 +8,6 @@ from ..client import ClientInstance, vip_address
 from .config import ProducerConfig
 from .routing import BrokerProbe, FailureTable, LatencyTable, Overdue, QueueSelection, TopicQueues, select_best
 
-__all__ = ["queue_selection_of"]
-
 
 def queue_selection_of(
     config: ProducerConfig, instance: ClientInstance, queues_by_topic: Mapping[str, TopicQueues], owner: object

@@ -10,8 +10,6 @@ from ..client import ClientInstance, brokers_of, last_success_age, loop_problem,
 from ..health import BrokerHealth, Problem, ProblemCode
 from .core import ProducerCore
 
-__all__ = ["ProducerHealth", "ProducerState", "health_of"]
-
 
 class ProducerState(Enum):
     """The states of a producer's life cycle; a producer is NEW again after a failed start."""

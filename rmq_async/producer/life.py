@@ -20,8 +20,6 @@ from .config import ProducerConfig, ProducerOptions, split_options
 from .core import ProducerCore
 from .health import ProducerHealth, ProducerState, health_of
 
-__all__ = ["ProducerLife", "check_here"]
-
 
 class ProducerLife(LifeCycle):
     """The life cycle, state and health of a producer; subclasses add the methods that send."""

@@ -21,8 +21,6 @@ from .encoding import Outgoing, stored_batch, stored_message
 from .producer import Producer
 from .routing import checked_choice
 
-__all__ = ["PreparedSend", "compress_prepared", "encoded_batch", "prepare", "queues_instead", "send_prepared"]
-
 _HEAD: Final = struct.Struct(">iiiii").pack
 _LENGTH: Final = struct.Struct(">H").pack
 

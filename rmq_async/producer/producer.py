@@ -25,8 +25,6 @@ from .request_reply import reply, request
 from .routing import Selector
 from .send_async import check_callback
 
-__all__ = ["Producer"]
-
 
 @lists_options(ProducerConfig, ClientConfig)
 class Producer(SendMethods):

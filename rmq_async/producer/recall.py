@@ -17,8 +17,6 @@ from ..broker_answers import broker_error
 from ..errors import BrokerError, BrokerNotFoundError, NoPermissionError
 from .core import ProducerCore
 
-__all__ = ["recall"]
-
 _NAMES: Final = -1
 """Java's code for topics and handles that the client refuses without a request."""
 

@@ -31,8 +31,6 @@ from .core import ProducerCore
 from .encoding import stored_message
 from .routing import Selector, TopicQueues, choice_of
 
-__all__ = ["reply", "request"]
-
 INTRODUCTION: Final = 1.0
 """Maximum seconds that a request waits for brokers to answer a heartbeat; also at most a third of its remaining time."""
 

@@ -17,8 +17,6 @@ from .admission import Credits, Epoch
 from .calls import Call, Dispatch, FirstAttempt, Result
 from .routing import Target, TopicQueues
 
-__all__ = ["AsyncAttempt", "AsyncSend", "Withdrawable", "check_callback"]
-
 
 class Withdrawable(Protocol):
     """The attempts of an accepted send."""

@@ -14,8 +14,6 @@ from rmq_protocol.validation import check_message
 from .._text import type_name
 from ..client import longest_id
 
-__all__ = ["split_batches"]
-
 
 def split_batches(messages: Iterable[Message], max_bytes: int = MAX_BODY_SIZE) -> Iterator[list[Message]]:
     """Yield batches for ``send_batch``, in the order of ``messages``, each of at most ``max_bytes`` encoded bytes.

@@ -8,5 +8,3 @@ from __future__ import annotations
 
 from .broadcast_member import Broadcasting
 from .saved_positions import SavedPositions
-
-__all__ = ["Broadcasting", "SavedPositions"]

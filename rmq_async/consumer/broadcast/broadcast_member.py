@@ -21,8 +21,6 @@ from ..outcome import Outcome
 from ..subscription import Subscription
 from .saved_positions import SavedPositions, Starts
 
-__all__ = ["AllQueues", "Broadcasting", "LocalOutcomes", "NoLocks"]
-
 
 class AllQueues(Rebalance):
     """Gives this member every queue, and asks no broker for the members of the group."""

@@ -33,8 +33,6 @@ from ..config import Positions
 from ..group import Commits, Doubts, StartFrom, from_brokers, warn_of_silent
 from ..held_queue import HeldQueue
 
-__all__ = ["SavedPositions", "Starts"]
-
 logger = logging.getLogger(__name__)
 
 SAVE_TIME: Final = 30.0

@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from .in_hand import ByHand, HandDispatcher
 from .iterators import BatchIterator, MessageIterator
-
-__all__ = ["BatchIterator", "ByHand", "HandDispatcher", "MessageIterator"]

@@ -26,8 +26,6 @@ from ..held_queue import HeldQueue, Waiting
 from ..outcome import Batch, DeadLetter, Marks, Outcome, RetryLater
 from ..subscription import Subscription
 
-__all__ = ["ByHand", "HandDispatcher", "InHand"]
-
 REFUSED: Final = "messages of receive() are settled with done(), retry() or dead_letter() of the consumer, not by marks"
 MARKED_LATE: Final = (
     "this batch is no longer in hand; mark its messages before the next step, the end of the iteration and the timeout"

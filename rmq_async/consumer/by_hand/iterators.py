@@ -21,8 +21,6 @@ from ...transport import generation
 from ..outcome import Batch
 from .in_hand import ByHand, InHand
 
-__all__ = ["BatchIterator", "MessageIterator"]
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from ...errors import RocketMQError
 from ...health import Problem, ProblemCode
 from .settings import GroupLimits, settings_in_table
 
-__all__ = ["ClosedQueues", "closed_brokers"]
-
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 60.0

@@ -38,8 +38,6 @@ from ...tracebacks import own_copy
 from ...transport import Connection
 from ..held_queue import HeldQueue, QueueState
 
-__all__ = ["Commits", "Doubts"]
-
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16

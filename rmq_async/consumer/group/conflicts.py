@@ -31,8 +31,6 @@ from ...errors import RocketMQError, SubscriptionConflictError
 from ...transport import Connection
 from .subscription_check import GroupView, SubscriptionConflict, group_view
 
-__all__ = ["Conflicts", "Namesakes"]
-
 logger = logging.getLogger(__name__)
 
 LISTED_FOR: Final = 130.0

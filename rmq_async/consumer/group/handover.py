@@ -45,8 +45,6 @@ from ...reading import FirstLook, is_refused
 from .member_locks import MemberLocks
 from .positions import start_offset
 
-__all__ = ["ANSWER_TIME", "LOOK_PATIENCE", "Holders", "Open", "Takeover", "find_holders"]
-
 logger = logging.getLogger(__name__)
 
 ANSWER_TIME: Final = 3.0

@@ -17,8 +17,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-__all__ = ["BELIEVED", "LOCK_LIFE", "Hold", "LockState"]
-
 LOCK_LIFE: Final = 60.0
 """Seconds for which a broker keeps a lock that is not renewed."""
 BELIEVED: Final = 55.0

@@ -16,8 +16,6 @@ from ...client import ClientInstance
 from ...errors import RocketMQError
 from .queue_locks import QueueLocks, handover_group
 
-__all__ = ["MemberLocks"]
-
 RENEWED_WITHIN: Final = 25.0
 """Seconds after which a lock that was not renewed is late."""
 

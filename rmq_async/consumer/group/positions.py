@@ -40,17 +40,6 @@ from ...errors import (
     SystemBusyError,
 )
 
-__all__ = [
-    "UNANSWERED",
-    "StartFrom",
-    "first_positions",
-    "from_brokers",
-    "offset_at",
-    "start_offset",
-    "store_positions",
-    "warn_of_silent",
-]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1

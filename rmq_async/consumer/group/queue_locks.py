@@ -37,8 +37,6 @@ from ...errors import ConnectionLostError, RocketMQError
 from ...transport import Connection
 from .lock_state import Hold, LockState
 
-__all__ = ["QueueLocks", "handover_group"]
-
 logger = logging.getLogger(__name__)
 
 LONGEST_REQUEST: Final = 1.0

@@ -37,8 +37,6 @@ from ...errors import QueueNotExistError, RocketMQError, TopicNotFoundError
 from ..strategies import ANOTHER, Allocate
 from .positions import start_offset
 
-__all__ = ["Apply", "Missing", "MissingQueues", "Rebalance", "merged_members", "share_of"]
-
 logger = logging.getLogger(__name__)
 
 NAMED_FOR: Final = 3600.0

@@ -18,8 +18,6 @@ from ...broker_answers import broker_error
 from ...client import ClientInstance
 from ...errors import RocketMQError, SubscriptionGroupNotExistError
 
-__all__ = ["GroupLimits", "joined_settings", "missing_group", "settings_at", "settings_in_table"]
-
 logger = logging.getLogger(__name__)
 
 KEPT: Final = 60.0

@@ -32,8 +32,6 @@ from ...client import ClientInstance
 from ...errors import ConfigError, RocketMQError, TopicNotFoundError
 from .positions import UNANSWERED
 
-__all__ = ["MODE", "MODEL", "GroupView", "SubscriptionConflict", "check_filter", "compare", "group_view"]
-
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16

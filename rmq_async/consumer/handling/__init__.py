@@ -13,25 +13,3 @@ from .hooks import CallHooks
 from .loop_watch import Block, Find, LoopWatch
 from .redelivery import Outcomes
 from .trace import ConsumeTracer
-
-__all__ = [
-    "DEAD",
-    "Block",
-    "CallDeadlines",
-    "CallHooks",
-    "ConsumeTracer",
-    "Decision",
-    "Dispatcher",
-    "Find",
-    "GiveBack",
-    "GiveBacks",
-    "HandlerCalls",
-    "HeldLine",
-    "LoopWatch",
-    "Outcomes",
-    "Report",
-    "Settled",
-    "SettledLog",
-    "Settling",
-    "Single",
-]

@@ -28,8 +28,6 @@ from ..subscription import Subscription
 from .decision import Decision, decide, decide_in_place
 from .redelivery import Outcomes, shown_message
 
-__all__ = ["Decided", "Settled", "SettledLog", "Settling"]
-
 logger = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 1000

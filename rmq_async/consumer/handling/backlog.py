@@ -21,8 +21,6 @@ from ..held_queue import HeldQueue, Waiting
 from ..subscription import Subscription
 from .lines import Lines
 
-__all__ = ["Backlog", "Bucket"]
-
 BURST: Final = 0.1
 PACE: Final = 0.01
 _ONE: Final = 1.0 - 1e-6

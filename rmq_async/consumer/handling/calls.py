@@ -38,8 +38,6 @@ from .hooks import CallHooks
 from .steps import LONGEST_RUN, Pace, Row, cut_short, drive, failed, first_step, returned
 from .threads import HandlerThreads
 
-__all__ = ["CallDeadlines", "HandlerCalls"]
-
 logger = logging.getLogger(__name__)
 
 LEAST_PAUSE: Final = 0.005

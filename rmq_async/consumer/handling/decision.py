@@ -10,8 +10,6 @@ from ..config import MAX_DELAY, Retry
 from ..outcome import DeadLetter, Outcome, RetryLater
 from ..subscription import Subscription
 
-__all__ = ["DELAYS", "IN_PLACE_DELAYS", "IN_PLACE_LIMIT", "Decision", "decide", "decide_in_place", "level_of"]
-
 DELAYS: Final = (
     1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, MAX_DELAY,
 )  # fmt: skip

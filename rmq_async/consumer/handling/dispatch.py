@@ -24,8 +24,6 @@ from ..subscription import NO_KEY, Subscription
 from .backlog import Backlog
 from .lines import KeylessMessages, Line, Lines, Rests
 
-__all__ = ["Dispatcher", "HeldLine", "Single"]
-
 Begin = Callable[[Subscription, tuple[Waiting, ...]], None]
 
 WHOLE_QUEUE: Final = object()

@@ -32,8 +32,6 @@ from ..outcome import Outcome
 from ..subscription import Subscription
 from .decision import DELAYS, Decision, level_of
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "CircuitBreaker", "GiveBack", "GiveBacks", "Report", "Requests"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.5

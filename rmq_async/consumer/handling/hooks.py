@@ -12,8 +12,6 @@ from ...tracebacks import without_frames
 from ...transport import report
 from ..delivery import Call, Delivery
 
-__all__ = ["CallHooks"]
-
 _Method = Callable[[Delivery], object]
 
 

@@ -24,8 +24,6 @@ from ... import machine
 from ..held_queue import HeldQueue, Waiting
 from ..subscription import Subscription
 
-__all__ = ["Keyless", "KeylessMessages", "Line", "Lines", "Rests"]
-
 logger = logging.getLogger(__name__)
 
 NAMED_FOR: Final = 600.0

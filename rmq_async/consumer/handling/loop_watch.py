@@ -23,8 +23,6 @@ from ... import machine
 from ..._text import printable
 from ..._threads import NoThreadError, start_thread
 
-__all__ = ["Block", "Find", "LoopWatch"]
-
 logger = logging.getLogger(__name__)
 
 POLL: Final = 0.25

@@ -37,8 +37,6 @@ from ..subscription import Subscription
 from .decision import DEAD, IN_PLACE_LIMIT, Decision
 from .give_backs import CircuitBreaker, GiveBack, GiveBacks, Report
 
-__all__ = ["Outcomes", "Refusal", "refusal_of", "shown_message"]
-
 logger = logging.getLogger(__name__)
 
 _GONE: Final = "look message by offset failed"

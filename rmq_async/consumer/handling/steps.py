@@ -16,8 +16,6 @@ from ..delivery import CURRENT, Call
 from ..held_queue import Waiting
 from ..outcome import check_returned
 
-__all__ = ["LONGEST_RUN", "Pace", "Row", "cut_short", "drive", "failed", "first_step", "returned"]
-
 MOST_CALLS: Final = 256
 """Maximum number of calls of one task."""
 LONGEST_RUN: Final = 0.005

@@ -16,8 +16,6 @@ from ..._threads import FreeThread, ThreadPool, what_to_do
 from ...health import Problem, ProblemCode
 from ..delivery import Call
 
-__all__ = ["HandlerThreads"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1

@@ -20,8 +20,6 @@ from ...errors import HandlerTimeoutError
 from ..delivery import Delivery, mark_at
 from ..outcome import DeadLetter, Outcome, RetryLater
 
-__all__ = ["ConsumeTracer"]
-
 logger = logging.getLogger("rmq_async.consumer.trace")
 
 MOST_COST: Final = 0x7FFFFFFF

@@ -7,5 +7,3 @@ consumer.
 from __future__ import annotations
 
 from .pop_session import PopSession
-
-__all__ = ["PopSession"]

@@ -31,8 +31,6 @@ from ...errors import BrokerError, ClientStateError, RocketMQError
 from ..held_queue import Waiting
 from .pop_requests import Requests
 
-__all__ = ["Acks", "Lease", "LeaseState"]
-
 logger = logging.getLogger(__name__)
 
 NO_HANDLE: Final = ExtraInfo(0, 0, 0, 0, "0", "", 0)

@@ -24,8 +24,6 @@ from .pop_redelivery import PopOutcomes
 from .pop_requests import Popped
 from .sources import Source
 
-__all__ = ["Arrivals"]
-
 logger = logging.getLogger(__name__)
 
 BACK_WITHIN: Final = 0.5

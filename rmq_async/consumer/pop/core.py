@@ -27,8 +27,6 @@ from ..supervisor import Supervisor
 from .acks import Acks, Lease, LeaseState
 from .pop_requests import Popped, Requests, Wanted
 
-__all__ = ["PopCore"]
-
 logger = logging.getLogger(__name__)
 
 EARLY: Final = 0.2

@@ -31,8 +31,6 @@ from ..subscription import Subscription
 from .pop_redelivery import USUAL_LIMIT
 from .sources import Source
 
-__all__ = ["Looked", "PopMember", "check_broker", "version_name"]
-
 logger = logging.getLogger(__name__)
 
 OLDEST: Final = 477

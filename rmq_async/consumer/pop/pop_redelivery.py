@@ -24,8 +24,6 @@ from ..subscription import Subscription
 from .acks import Lease
 from .core import PopCore
 
-__all__ = ["USUAL_LIMIT", "PopOutcomes", "PopSettling", "delay_after"]
-
 USUAL_LIMIT: Final = 16
 """``retryMaxTimes`` of a group that has no other."""
 DELAYS: Final = (

@@ -42,8 +42,6 @@ from ...hooks import RequestHook
 from ...transport import CloseReason, ConnectionPool, client_context
 from ..subscription import Subscription
 
-__all__ = ["Changed", "Popped", "Requests", "Wanted"]
-
 ANSWER_WITHIN: Final = 10.0
 """Seconds for the answer to a pop, beyond those for which the broker may hold it, as in Java's client."""
 DECODE_IN_THREAD: Final = 64 * 1024

@@ -40,8 +40,6 @@ from .pop_redelivery import PopOutcomes, PopSettling
 from .pop_requests import Requests
 from .sources import Credits, Popping, Source
 
-__all__ = ["PopSession"]
-
 logger = logging.getLogger(__name__)
 
 FIRST_ANSWERS: Final = 3.0

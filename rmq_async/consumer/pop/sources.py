@@ -47,8 +47,6 @@ from ..subscription import Subscription
 from .core import EARLY, PopCore
 from .pop_requests import Popped
 
-__all__ = ["POLL_TIME", "Credits", "Popping", "Source"]
-
 logger = logging.getLogger(__name__)
 
 AHEAD: Final = 0.2

@@ -3,5 +3,3 @@
 from __future__ import annotations
 
 from .pull_session import PullSession
-
-__all__ = ["PullSession"]

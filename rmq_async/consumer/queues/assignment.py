@@ -32,8 +32,6 @@ from .intake import Intake
 from .losses import LostQueues
 from .pulls import Pulling
 
-__all__ = ["UNLOCK_RESERVE", "Assignment", "Pauses", "cancel_calls", "give_back_passed", "request_cancel", "warn_running"]
-
 logger = logging.getLogger(__name__)
 
 COMMIT_TIME: Final = 3.0

@@ -25,8 +25,6 @@ from ... import machine
 from ..._functions import handler_name
 from ..config import AssignmentCallback
 
-__all__ = ["AssignmentCallbacks", "Event", "EventKind"]
-
 logger = logging.getLogger(__name__)
 
 EventKind = Literal["on_assigned", "on_revoked", "on_released", "on_lost"]

@@ -30,8 +30,6 @@ from ..subscription import Subscription
 from .losses import Skips
 from .pulls import Budget
 
-__all__ = ["Intake"]
-
 logger = logging.getLogger(__name__)
 
 CONFIRM_WITHIN: Final = 10.0

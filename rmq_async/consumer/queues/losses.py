@@ -13,8 +13,6 @@ from rmq_protocol.message import MessageQueue
 from ... import machine
 from ..held_queue import HeldQueue
 
-__all__ = ["LostQueue", "LostQueues", "Skips"]
-
 logger = logging.getLogger(__name__)
 
 NAMED_FOR: Final = 300.0

@@ -42,8 +42,6 @@ from .queue_member import Clustering
 from .queue_problems import line_problems, lock_problems, missing_problem, orphan_problems, queue_problem, takeover_problems
 from .queue_requests import QueueRequests
 
-__all__ = ["PullSession"]
-
 logger = logging.getLogger(__name__)
 
 RENEW_EVERY: Final = 20.0

@@ -40,8 +40,6 @@ from ...reading import UNWATCHED, Calls, PendingPull, PullRequest, pull_once, st
 from ...results import PullResult, PullStatus
 from ..held_queue import HeldQueue, QueueState
 
-__all__ = ["LARGE_PULL", "Budget", "PullLimits", "Pulling"]
-
 logger = logging.getLogger(__name__)
 
 LARGE_PULL: Final = 4 * 1024 * 1024

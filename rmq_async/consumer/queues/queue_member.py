@@ -33,8 +33,6 @@ from ..handling import Outcomes
 from ..held_queue import HeldQueue
 from ..subscription import Subscription
 
-__all__ = ["Clustering"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from ..held_queue import HeldQueue
 from ..subscription import NO_KEY
 from .losses import LostQueues
 
-__all__ = ["line_problems", "lock_problems", "missing_problem", "orphan_problems", "queue_problem", "takeover_problems"]
-
 MOST_NAMED: Final = 16
 """Maximum number of blocked keys and queues in one list of problems."""
 

@@ -20,8 +20,6 @@ from ..subscription import Subscription
 from ..supervisor import Supervisor
 from .assignment import Assignment
 
-__all__ = ["QueueRequests"]
-
 MEBIBYTE: Final = 1024 * 1024
 
 

@@ -6,5 +6,3 @@ from .admission import Admission
 from .call import Call, ReadReply, Result
 from .credits import Credits, Epoch, finished
 from .ordering import Line, Lines
-
-__all__ = ["Admission", "Call", "Credits", "Epoch", "Line", "Lines", "ReadReply", "Result", "finished"]

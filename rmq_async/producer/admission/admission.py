@@ -17,8 +17,6 @@ from .call import Call
 from .credits import Credits
 from .ordering import Lines
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """Give calls what they need before their first attempt, and take it back: ``enter`` or ``enter_now``, then ``leave``.

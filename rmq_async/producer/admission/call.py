@@ -15,8 +15,6 @@ from ..routing import QueueChoice, Target, TopicQueues
 from .credits import Epoch
 from .ordering import Place
 
-__all__ = ["Call", "ReadReply", "Result"]
-
 Result = TypeVar("Result")
 ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
 """Function that makes the result from a response, called as ``read(reply, outgoing, target, attempts)``; it returns None unless

@@ -21,8 +21,6 @@ from ... import machine
 from ..._asyncio import WaitTable, wait_until
 from ...errors import BackpressureError, RocketMQError
 
-__all__ = ["Credits", "Epoch", "finished"]
-
 GIVEN_UP_KEPT: Final = 64
 """The queue of waiters is compacted, in O(n), when more of them are abandoned than this number plus half of the queue."""
 

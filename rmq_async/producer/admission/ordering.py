@@ -20,8 +20,6 @@ from ... import machine
 from ..._asyncio import wait_until
 from ...errors import BackpressureError, RocketMQError
 
-__all__ = ["Line", "Lines", "Place"]
-
 LINES_KEPT: Final = 1024
 """Number of lines at which the empty ones are removed; if more, twice the number that remained at the last removal."""
 LEFT_KEPT: Final = 64

@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from .batcher import Batcher, QueueGathering
 from .sends import AskingFuture, OrderedSends, UnorderedSends, abandon, may_share
-
-__all__ = ["AskingFuture", "Batcher", "OrderedSends", "QueueGathering", "UnorderedSends", "abandon", "may_share"]

@@ -25,8 +25,6 @@ from ..calls import MIN_CAP, Call, Dispatch, FirstAttempt, RetryLoop
 from ..encoding import SEND_OK, Outgoing, stored_message
 from ..routing import Target, TopicQueues
 
-__all__ = ["BatchOwner", "BatchRequest", "Entry", "Member"]
-
 ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
 """Response codes that one message, or the size, of a batch may cause; the broker stores none of its messages."""
 SAME_END: Final = 0.02

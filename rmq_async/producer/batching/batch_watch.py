@@ -25,8 +25,6 @@ from ..routing import Target
 from ..watching import Watch, WatchedAttempt
 from .batch_request import Entry
 
-__all__ = ["BatchWatch", "WatchedMember", "begin_watched"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 

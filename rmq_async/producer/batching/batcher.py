@@ -49,8 +49,6 @@ from ..watching import Watchers
 from .batch_request import BatchOwner, BatchRequest, Entry, Member
 from .batch_watch import BatchWatch, begin_watched
 
-__all__ = ["Batcher", "QueueGathering", "TopicGathering"]
-
 SHARE: Final = 64
 """Messages of a topic are divided among the requests that may be in flight, in parts of about this number or more: the client
 encodes one part while the broker stores another."""

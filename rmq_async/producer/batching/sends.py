@@ -30,8 +30,6 @@ from ..send_async import AsyncSend
 from .batch_watch import WatchedMember
 from .batcher import Batcher, QueueGathering
 
-__all__ = ["AskingFuture", "OrderedSends", "Turn", "UnorderedSends", "abandon", "may_share"]
-
 
 class AskingFuture(asyncio.Future[Result]):
     """Future with the caller's ``context``, in which a selector chooses the queue of further attempts."""

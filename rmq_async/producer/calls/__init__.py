@@ -9,18 +9,3 @@ from .first_attempt import FirstAttempt, broken_off
 from .recovery import Recovery
 from .retry_loop import RetryLoop
 from .retry_policy import MIN_CAP, connect_cap, is_retriable
-
-__all__ = [
-    "MIN_CAP",
-    "Call",
-    "Dispatch",
-    "FirstAttempt",
-    "Recovery",
-    "Result",
-    "RetryLoop",
-    "broken_off",
-    "connect_cap",
-    "deliver_unconnected",
-    "is_retriable",
-    "stopped",
-]

@@ -20,8 +20,6 @@ from ...tracebacks import without_frames
 from ...transport import Connection
 from ..routing import FailureTable, GivenUpError, LatencyTable, Target
 
-__all__ = ["FIRST_KEPT", "NEWEST_KEPT", "AttemptRecord", "Attempts", "kind_of", "uses_retry"]
-
 FIRST_KEPT: Final = 8
 NEWEST_KEPT: Final = 8
 

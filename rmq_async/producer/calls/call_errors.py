@@ -15,8 +15,6 @@ from ...errors import Attempt, ConnectError, RequestTimeoutError, SendError
 from ...tracebacks import own_copy
 from .attempts import Attempts, kind_of
 
-__all__ = ["explained", "failure", "no_time", "not_reached", "reached_late"]
-
 MOST_BYTES: Final = 1000
 MOST_SHOWN: Final = 4
 """Maximum number of attempts in the text of an error: of more than these, the first two and the last two."""

@@ -12,8 +12,6 @@ from .call_errors import explained
 from .dispatch import Dispatch
 from .retry_loop import RetryLoop
 
-__all__ = ["deliver_unconnected"]
-
 
 async def deliver_unconnected(dispatch: Dispatch, call: Call[Result], failed: RocketMQError | None) -> Result:
     """Send a call whose first attempt found no connection, and return its result.

@@ -23,8 +23,6 @@ from ..routing import Router, Target, TopicQueues
 from .recovery import Recovery
 from .retry_policy import Rules, attempt_cap, connect_cap
 
-__all__ = ["Dispatch", "stopped"]
-
 SEND_OK: Final = SendStatus.SEND_OK
 
 

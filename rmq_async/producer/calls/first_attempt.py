@@ -26,8 +26,6 @@ from .dispatch import Dispatch
 from .retry_loop import RetryLoop
 from .retry_policy import goes_on_after
 
-__all__ = ["FirstAttempt", "broken_off"]
-
 
 class FirstAttempt(ABC, Generic[Result]):
     """The base class of calls that report their result by callback, without a coroutine that waits for it.

@@ -20,8 +20,6 @@ from ...errors import ClientStateError, ConnectError, RequestTimeoutError, Rocke
 from ...transport import Connection, ConnectionPool, report
 from .call_errors import not_reached, reached_late
 
-__all__ = ["Recovery", "Waiting"]
-
 ASK_AFTER: Final = 0.5
 """Seconds after which, again and again, a running attempt to connect has the routes refreshed: the broker may have moved."""
 SPACING: Final = 0.05

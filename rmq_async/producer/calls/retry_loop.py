@@ -28,8 +28,6 @@ from .dispatch import Dispatch, stopped
 from .recovery import Waiting
 from .retry_policy import FAIL, SHORTEST_REPEATED, WAIT, Brokers, Step, Verdict, connect_cap, next_step, pause_before
 
-__all__ = ["RetryLoop"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 T = TypeVar("T")

@@ -24,21 +24,6 @@ from ...broker_answers import is_unreplicated
 from ...errors import BrokerError, GoAwayError, RocketMQError
 from .attempts import Attempts, uses_retry
 
-__all__ = [
-    "FAIL",
-    "WAIT",
-    "Brokers",
-    "Rules",
-    "Step",
-    "Verdict",
-    "attempt_cap",
-    "connect_cap",
-    "goes_on_after",
-    "is_retriable",
-    "next_step",
-    "pause_before",
-]
-
 MIN_CAP: Final = 0.2
 """Minimum of ``attempt_cap`` (without ``attempt_timeout``) and ``connect_cap`` in seconds, if that much time remains; and of what
 must remain for a retry after "busy"."""

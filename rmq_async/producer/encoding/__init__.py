@@ -6,22 +6,3 @@ from .compressor import Compressor
 from .frames import SEND, Frames
 from .outgoing import AttemptWatch, BatchItem, CallWatch, Encoder, Outgoing, Watched, notify_failed
 from .response import SEND_OK, is_unclear, reply_error, stored, stored_batch, stored_message
-
-__all__ = [
-    "SEND",
-    "SEND_OK",
-    "AttemptWatch",
-    "BatchItem",
-    "CallWatch",
-    "Compressor",
-    "Encoder",
-    "Frames",
-    "Outgoing",
-    "Watched",
-    "is_unclear",
-    "notify_failed",
-    "reply_error",
-    "stored",
-    "stored_batch",
-    "stored_message",
-]

@@ -20,8 +20,6 @@ from rmq_protocol.send_codec import SendReply
 from ..routing import HeaderSettings, Target
 from .outgoing import Outgoing
 
-__all__ = ["reply_command", "send_command"]
-
 _LONG_FORM: Final = {
     int(RequestCode.SEND_MESSAGE_V2): RequestCode.SEND_MESSAGE,
     int(RequestCode.SEND_REPLY_MESSAGE_V2): RequestCode.SEND_REPLY_MESSAGE,

@@ -12,8 +12,6 @@ from ...errors import RequestTimeoutError
 from ...transport import Threads
 from .outgoing import Encoder, Outgoing
 
-__all__ = ["Compressor"]
-
 IN_THREAD: Final = 64 * 1024
 """Minimum size in bytes of a body that is compressed in a thread: in the loop it would take a millisecond or more."""
 

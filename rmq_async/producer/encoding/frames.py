@@ -19,8 +19,6 @@ from ..routing import HeaderSettings, Target
 from .command_form import reply_command, send_command
 from .outgoing import AttemptWatch, Outgoing
 
-__all__ = ["SEND", "Frames"]
-
 SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 

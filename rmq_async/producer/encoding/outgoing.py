@@ -23,8 +23,6 @@ from ...transport import Receiver
 from ..config import ProducerConfig
 from ..routing import Target
 
-__all__ = ["AttemptWatch", "BatchItem", "CallWatch", "Encoder", "Outgoing", "Watched", "notify_failed"]
-
 
 class Outgoing(msgspec.Struct, gc=False):
     """One encoded message or batch.

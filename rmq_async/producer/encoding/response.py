@@ -17,8 +17,6 @@ from ...transport import Connection
 from ..routing import Target
 from .outgoing import Outgoing
 
-__all__ = ["SEND_OK", "is_unclear", "reply_error", "stored", "stored_batch", "stored_message"]
-
 SEND_OK: Final = SendStatus.SEND_OK
 _STATUS: Final = {
     int(ResponseCode.SUCCESS): SEND_OK,

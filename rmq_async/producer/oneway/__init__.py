@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from .oneway import Oneway
 from .pacing import MAX_OPEN, OnewayPacing
-
-__all__ = ["MAX_OPEN", "Oneway", "OnewayPacing"]

@@ -22,8 +22,6 @@ from ..routing import Target
 from ..watching import Watch
 from .pacing import MAX_OPEN, STORED, OnewayPacing, WindowReceiver, pacing_of
 
-__all__ = ["Oneway", "Tally"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 

@@ -23,8 +23,6 @@ from ..._text import is_power_of_two, printable
 from ...errors import BackpressureError
 from ...transport import Connection, RequestTable
 
-__all__ = ["MAX_OPEN", "STORED", "OnewayPacing", "WindowReceiver", "pacing_of"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 STORED: Final = frozenset({0, 10, 11, 12})

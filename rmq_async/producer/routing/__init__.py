@@ -20,28 +20,3 @@ from .selectors import (
 from .suspects import FailureTable
 from .topic_queues import HeaderSettings, MessageGatherer, Target, TopicQueues
 from .topic_table import TopicTable
-
-__all__ = [
-    "BrokerProbe",
-    "FailureTable",
-    "FaultTable",
-    "GivenUpError",
-    "HeaderSettings",
-    "LatencyTable",
-    "MessageGatherer",
-    "Overdue",
-    "QueueChoice",
-    "QueueSelection",
-    "Router",
-    "Selector",
-    "Target",
-    "TopicQueues",
-    "TopicTable",
-    "checked_choice",
-    "choice_of",
-    "hash_of",
-    "select_at_random",
-    "select_best",
-    "select_by_hash",
-    "select_by_machine_room",
-]

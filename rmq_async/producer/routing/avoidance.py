@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from math import inf
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Avoidance", "Suspect"]
-
 MOST_ITEMS: Final = 1024
 """Maximum number of brokers in one table; the oldest entry is dropped for a new one."""
 KEPT: Final = 60.0

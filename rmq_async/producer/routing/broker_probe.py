@@ -21,8 +21,6 @@ from ...client import ClientInstance
 from ...errors import RocketMQError
 from .fault_table import LatencyTable
 
-__all__ = ["BrokerProbe"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 INTERVAL: Final = 2.0

@@ -28,8 +28,6 @@ from ...errors import (
 )
 from .avoidance import Avoidance, Suspect
 
-__all__ = ["Blame", "FaultItem", "FaultTable", "GivenUpError", "LatencyTable", "blame"]
-
 
 @dataclass(frozen=True)
 class FaultTable:

@@ -30,8 +30,6 @@ from .selectors import Pick, Selector, ask, awaited, one_of, picking, select_bes
 from .suspects import FailureTable
 from .topic_queues import Target, TopicQueues
 
-__all__ = ["FailureRotation", "LatencyRotation", "Overdue", "QueueSelection"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 LOOKS: Final = 16

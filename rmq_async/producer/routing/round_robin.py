@@ -13,8 +13,6 @@ from rmq_protocol.message import MessageQueue
 
 from ... import machine
 
-__all__ = ["RoundRobin"]
-
 TOPICS_KEPT: Final = 1024
 """Maximum number of topics that are remembered; the oldest is dropped for a new one."""
 QUEUES_KEPT: Final = 4096

@@ -13,8 +13,6 @@ from .selectors import QueueChoice, Selector, ask, awaited, one_of, select_by_ha
 from .topic_queues import Target, TopicQueues
 from .topic_table import TopicTable
 
-__all__ = ["Router"]
-
 
 class Router:
     """The routing of one producer.

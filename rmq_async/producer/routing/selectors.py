@@ -23,24 +23,6 @@ from ...client import check_queue
 from ...errors import ConfigError, RequestTimeoutError, RocketMQError, SelectorError
 from .round_robin import RoundRobin
 
-__all__ = [
-    "Pick",
-    "QueueChoice",
-    "Selector",
-    "ask",
-    "awaited",
-    "checked_choice",
-    "choice_of",
-    "hash_of",
-    "java_hash",
-    "one_of",
-    "picking",
-    "select_at_random",
-    "select_best",
-    "select_by_hash",
-    "select_by_machine_room",
-]
-
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
 """Function that chooses a queue, called as ``selector(queues, message, key)``: it returns one of ``queues`` or an awaitable of
 one, and must not block."""

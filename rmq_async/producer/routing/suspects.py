@@ -12,8 +12,6 @@ from ...errors import ConnectError, ConnectionLostError, RequestTimeoutError
 from .avoidance import Avoidance, Suspect
 from .fault_table import GivenUpError
 
-__all__ = ["FailureTable", "Silent"]
-
 FIRST: Final = 1.0
 LONGEST: Final = 30.0
 """Seconds for which a broker is avoided: FIRST after the first failure, doubled by each failed trial up to LONGEST."""

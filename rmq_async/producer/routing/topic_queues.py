@@ -25,8 +25,6 @@ from ...config import ClientConfig
 from ...errors import BrokerNotFoundError
 from ...transport import Receiver
 
-__all__ = ["HeaderSettings", "MessageGatherer", "Target", "TopicQueues", "is_writable"]
-
 
 class MessageGatherer(Protocol):
     """The gathering of messages of one topic into batches."""

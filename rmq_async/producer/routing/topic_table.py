@@ -26,8 +26,6 @@ from ...client import ClientInstance, TopicRoute
 from ...errors import BrokerError, BrokerNotFoundError, NotLeaderForQueueError, RequestTimeoutError, RocketMQError
 from .topic_queues import HeaderSettings, Target, TopicQueues, is_writable
 
-__all__ = ["TopicTable"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 DEPARTED_KEPT: Final = 1024

@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from .checks import Checks
 from .producer import TransactionProducer
-
-__all__ = ["Checks", "TransactionProducer"]

@@ -46,8 +46,6 @@ from ..core import LAST_STEPS
 from ..watching import Tracer
 from .end_transaction import End, end_command, trace_end
 
-__all__ = ["Check", "Checks", "decided", "report"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 Check = Callable[[MessageExt], TransactionStatus | Awaitable[TransactionStatus]]

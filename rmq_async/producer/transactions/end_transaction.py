@@ -20,8 +20,6 @@ from ..encoding import Outgoing, stored
 from ..routing import Target
 from ..watching import Tracer
 
-__all__ = ["End", "Half", "end_command", "stored_half", "trace_end"]
-
 _WIRE: Final = {
     TransactionStatus.COMMIT: int(SysFlag.TRANSACTION_COMMIT),
     TransactionStatus.ROLLBACK: int(SysFlag.TRANSACTION_ROLLBACK),

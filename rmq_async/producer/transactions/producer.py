@@ -42,8 +42,6 @@ from ..routing import choice_of
 from .checks import Check, Checks, decided, report
 from .end_transaction import End, Half, end_command, stored_half, trace_end
 
-__all__ = ["Execute", "TransactionProducer"]
-
 Execute = Callable[[Message, Any], TransactionStatus | Awaitable[TransactionStatus]]
 
 _HALF: Final = int(SysFlag.TRANSACTION_PREPARED)

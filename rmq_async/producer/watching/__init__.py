@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from .tracer import Tracer
 from .watch import Sending, Watch, WatchedAttempt, Watchers
-
-__all__ = ["Sending", "Tracer", "Watch", "WatchedAttempt", "Watchers"]

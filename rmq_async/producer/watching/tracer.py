@@ -22,8 +22,6 @@ from ..calls import Call, Dispatch, RetryLoop, is_retriable
 from ..encoding import SEND_OK, Encoder, Outgoing, stored_message
 from ..routing import Target, TopicQueues
 
-__all__ = ["Tracer"]
-
 logger = logging.getLogger("rmq_async.producer.trace")
 
 REGION: Final = "DefaultRegion"

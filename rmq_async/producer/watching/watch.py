@@ -35,8 +35,6 @@ from ..encoding import AttemptWatch, CallWatch, Outgoing, reply_error, stored
 from ..routing import Target
 from .tracer import Tracer
 
-__all__ = ["Sending", "Watch", "WatchedAttempt", "Watchers", "message_type"]
-
 logger = logging.getLogger("rmq_async.producer")
 
 # An int, because each operator of an IntFlag takes three calls of Python functions.

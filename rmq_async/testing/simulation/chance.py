@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-__all__ = ["exponential"]
-
 
 def exponential(chance: Random, mean: float) -> float:
     """Draw from an exponential distribution, after von Neumann.

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 from ...results import SendResult, TransactionSendResult, TransactionStatus
 from .history import Call
 
-__all__ = ["LATE", "Stored", "copies", "disorder", "late", "lost", "misplaced", "renamed", "surprises", "undone", "unfinished"]
-
 LATE: Final = 0.05
 """Virtual seconds by which a call may exceed its budget, because of jobs of the executor and iterations of the loop."""
 SLOWEST: Final = 1.03

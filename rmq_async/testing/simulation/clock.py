@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .scheduler import Scheduler
 
-__all__ = ["MonotonicClock"]
-
 
 class MonotonicClock:
     """The monotonic clock of a machine.

@@ -8,8 +8,6 @@ from rmq_protocol.constants import MASTER_ID
 
 from ...embedded import Connection, Holder, Registration, Registrations
 
-__all__ = ["DoubtfulRegistrations"]
-
 
 class DoubtfulRegistrations(Registrations):
     """Registrations of a name server that may forget brokers, and disagree with them about the number of queues.

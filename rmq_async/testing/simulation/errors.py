@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DeadEnd", "Frozen", "SimulationError"]
-
 
 class SimulationError(RuntimeError):
     """A simulation cannot continue, was used in a wrong way, or violates a property that a checker demands.

@@ -19,8 +19,6 @@ from .chance import exponential
 from .errors import SimulationError
 from .scheduler import Scheduler, nanoseconds
 
-__all__ = ["GROUP_KINDS", "KINDS", "LASTING", "POP_KINDS", "Effect", "Faults", "Injector"]
-
 KINDS: Final = (
     "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-expire", "broker-jitter",
     "broker-move", "broker-overload", "broker-pause", "broker-power-loss", "broker-resize", "broker-slices", "broker-slow-disk",

@@ -21,8 +21,6 @@ from ...results import SendResult, TransactionStatus
 from ...transport import Connection
 from .leaks import Leaks
 
-__all__ = ["Call", "Event", "History", "Recording", "digest"]
-
 _COROUTINES: Final = (
     (Producer, "send"), (Producer, "send_batch"), (Producer, "send_oneway"), (Producer, "request"), (Producer, "recall"),
     (TransactionProducer, "send_in_transaction"),

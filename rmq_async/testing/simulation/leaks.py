@@ -11,8 +11,6 @@ from typing import Final
 from ...producer import Producer, ProducerState
 from ...producer.oneway import MAX_OPEN, OnewayPacing
 
-__all__ = ["Leaks"]
-
 SPACING: Final = 1.0
 """Seconds between two looks at one producer; within them an entry whose receiver has its outcome must leave its table."""
 

@@ -24,8 +24,6 @@ from .errors import SimulationError
 from .refused import Refused
 from .scheduler import Call, Scheduler
 
-__all__ = ["Network", "SimulatedLoop"]
-
 logger = logging.getLogger("rmq_async.testing.simulation")
 
 CLOSED_AT_MOST: Final = 1000

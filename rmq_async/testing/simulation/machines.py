@@ -16,8 +16,6 @@ from .errors import SimulationError
 from .loop import Network, SimulatedLoop
 from .scheduler import Scheduler, nanoseconds
 
-__all__ = ["EPOCH", "USUAL_DRIFT", "Host", "LoopExecutor", "Machine", "World", "check_awaitable", "check_callable"]
-
 EPOCH: Final = 1_750_000_000.0
 """Seconds since the epoch at which each simulation begins."""
 USUAL_DRIFT: Final = 200e-6

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from .errors import SimulationError
 
-__all__ = ["Refused"]
-
 _REASONS: Final = {
     "sockets and files of the system are not simulated; use the streams of asyncio": (
         "add_reader remove_reader add_writer remove_writer sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall "

@@ -23,8 +23,6 @@ from ...errors import (
 )
 from .history import Call, Event
 
-__all__ = ["contradictory", "early", "returned"]
-
 RETRIED: Final = ("send", "send_async", "send_batch", "send_batch_async")
 """Methods whose calls make further attempts, unless they choose a queue."""
 SLACK: Final = 0.1

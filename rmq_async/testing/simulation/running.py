@@ -14,8 +14,6 @@ from .scheduler import Scheduler
 from .waiting import waiting_tasks
 from .watchdog import LIMIT, Watchdog
 
-__all__ = ["drive", "run_task"]
-
 T = TypeVar("T")
 _REMEDY: Final = "make the code in this stack end, or await something that takes virtual time"
 

@@ -16,8 +16,6 @@ from typing import Any, Final, Protocol
 from .errors import DeadEnd, Frozen
 from .watchdog import Watchdog
 
-__all__ = ["Call", "Runner", "Scheduler", "nanoseconds"]
-
 MAX_STANDING: Final = 100_000
 """Iterations without a move of the time, after which the run ends."""
 COLLECT_EVERY: Final = 50_000

@@ -15,8 +15,6 @@ from .errors import SimulationError
 from .faults import Faults
 from .simulation import Simulation, drawn_faults
 
-__all__ = ["Outcome", "SeedRun", "minimised", "outcome_of", "run_seed", "seed_faults"]
-
 LIBRARY: Final = str(Path(__file__).parents[2]) + os.sep
 MOST_FRAMES: Final = 8
 """Frames of a traceback that a violation shows, at most."""

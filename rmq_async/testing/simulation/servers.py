@@ -24,15 +24,6 @@ from .directory import DoubtfulRegistrations
 from .history import digest
 from .machines import Host, Machine, World
 
-__all__ = [
-    "BROKER_PORT",
-    "NAME_SERVER_PORT",
-    "BrokerMachine",
-    "Loss",
-    "NameServerMachine",
-    "ServerMachine",
-]
-
 BROKER_PORT: Final = 10911
 NAME_SERVER_PORT: Final = 9876
 REGISTER_EVERY: Final = 30.0

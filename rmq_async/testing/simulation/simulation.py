@@ -27,8 +27,6 @@ from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine
 from .standard_library import StandardLibrary
 from .trace import Trace
 
-__all__ = ["Record", "Simulation", "drawn_faults"]
-
 MAX_BROKERS: Final = 26
 MAX_NAME_SERVERS: Final = 8
 STEP: Final = 0.01

@@ -21,8 +21,6 @@ from typing import Any, Final, Protocol, Self
 
 from .errors import SimulationError
 
-__all__ = ["Clocks", "StandardLibrary"]
-
 _LEFT_ALONE: Final = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "hypothesis", "coverage", "pytest_timeout"})
 _NANO: Final = 1_000_000_000
 _STREAMS: Final = "use the streams of asyncio"

@@ -14,8 +14,6 @@ from rmq_protocol.constants import MAX_FRAME_SIZE, RequestCode, SysFlag
 from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
-__all__ = ["Trace"]
-
 _encode = msgspec.json.Encoder().encode
 _SIZE: Final = 16
 """Bytes of a digest."""

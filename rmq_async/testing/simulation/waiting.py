@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from os.path import basename
 from typing import Any
 
-__all__ = ["place_of", "waiting_tasks"]
-
 
 def place_of(task: asyncio.Task[Any]) -> str:
     """Return file, line and function of the innermost frame of an unfinished task.

@@ -15,8 +15,6 @@ from typing import Final, Self
 
 from .errors import Frozen
 
-__all__ = ["LIMIT", "Watchdog"]
-
 LIMIT: Final = 5.0
 """Real seconds of one callback, at most."""
 STANDING: Final = 10.0

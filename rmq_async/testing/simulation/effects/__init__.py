@@ -9,8 +9,6 @@ from ..faults import Begin
 from . import answers, links, machines, pops, storage
 from .effect import Cluster, on, on_some
 
-__all__ = ["beginnings", "expiry"]
-
 _ANSWERS: Final = {
     "broker-busy": answers.busy,
     "broker-delay": answers.delay,

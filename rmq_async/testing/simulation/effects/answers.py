@@ -11,8 +11,6 @@ from ..faults import Effect
 from ..servers import BrokerMachine
 from .effect import Done
 
-__all__ = ["busy", "delay", "disorder", "error", "jitter", "not_taken_back", "overload", "slices"]
-
 RATES: Final = ((0.5, None), (4.0, None), (20.0, None), (20.0, 2000.0))
 """Sends per second of a broker that has too much to do; and of one that has just started, up to the second rate."""
 REQUESTS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE)

@@ -11,8 +11,6 @@ from ..machines import Machine
 from ..network import Link
 from ..servers import BrokerMachine, NameServerMachine
 
-__all__ = ["Cluster", "Done", "drawn", "on", "on_some", "once"]
-
 ALL_SHARE: Final = 0.2
 """Share of the faults of ``on_some`` that strike all machines at once, in the same way."""
 

@@ -10,8 +10,6 @@ from ..faults import Begin, Effect
 from ..network import Link
 from .effect import Cluster, Done, drawn, once
 
-__all__ = ["cut", "early_close", "half_cut", "hang", "on_link", "reset", "slow"]
-
 LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
 """Seconds."""
 

@@ -11,11 +11,6 @@ from ..machines import Machine
 from ..servers import BrokerMachine, NameServerMachine, ServerMachine
 from .effect import Cluster, Done, drawn, once
 
-__all__ = [
-    "clock_drift", "clock_jump", "clock_rate", "crash", "fail_over", "move_client", "move_server", "no_threads", "pause",
-    "power_loss", "redirect", "silent", "slow",
-]  # fmt: skip
-
 LARGEST_JUMP: Final = 60.0
 """Seconds."""
 LARGEST_DRIFT: Final = 0.2

@@ -11,8 +11,6 @@ from ..faults import Effect
 from ..servers import BrokerMachine
 from .effect import Done
 
-__all__ = ["empty", "late_revival", "lost_acks", "lost_answers", "refused", "repeated_revival"]
-
 MOST: Final = 20
 """Requests that a fault meets, at most."""
 REQUESTS: Final = (

@@ -13,8 +13,6 @@ from ..faults import LONGEST_DURATION, Effect
 from ..servers import FLUSH_INTERVAL, BrokerMachine, NameServerMachine
 from .effect import Cluster, Done, drawn, once
 
-__all__ = ["disagree", "empty", "expire", "forget", "resize", "slow_disk", "truncate"]
-
 SIZES: Final = (1, 2, 3, 6, 12)
 """Numbers of queues."""
 TAKEN_BACK: Final = (1, 10, 100)

@@ -6,5 +6,3 @@ from .host import Host as Host
 from .link import Link as Link
 from .network import SimulatedNetwork as SimulatedNetwork
 from .stream import Observer as Observer
-
-__all__ = ["Host", "Link", "Observer", "SimulatedNetwork"]

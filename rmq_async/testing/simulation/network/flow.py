@@ -15,8 +15,6 @@ from typing import Final, Protocol
 from ..scheduler import Call, Scheduler
 from .link import Way, system_error
 
-__all__ = ["RECEIVE_WINDOW", "SEND_BUFFER", "Flow", "Receiver", "Segment", "Sender"]
-
 SEND_BUFFER: Final = 256 * 1024
 """Bytes of one stream that a kernel takes before the receiver's kernel has them."""
 RECEIVE_WINDOW: Final = 256 * 1024

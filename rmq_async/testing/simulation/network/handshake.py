@@ -12,8 +12,6 @@ from .link import Link, system_error
 from .listener import Listener
 from .stream import End, Observer, Place, Side, connect_ends
 
-__all__ = ["Attempt", "Directory", "Target"]
-
 REPETITIONS: Final = (0, 1, 3, 7, 15, 31, 63)
 PATIENCE: Final = 127
 """Seconds after the first request at which it is repeated, and at which the kernel gives up: Linux with ``tcp_syn_retries`` = 6."""

@@ -18,8 +18,6 @@ from .listener import Listener, SimulatedServer
 from .stream import End, Place, Wakes
 from .transport import SimulatedTransport
 
-__all__ = ["ANY", "LOCAL", "Host", "Names", "is_local"]
-
 ANY: Final = "0.0.0.0"  # noqa: S104 - of a machine that does not exist
 LOCAL: Final = "127.0.0.1"
 FIRST_PORT: Final = 32768

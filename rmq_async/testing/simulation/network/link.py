@@ -11,8 +11,6 @@ from typing import Final, Protocol
 from ..errors import SimulationError
 from ..scheduler import Scheduler, nanoseconds
 
-__all__ = ["ENDS", "Carried", "Link", "Way", "system_error"]
-
 FASTEST: Final = 100_000
 SPREAD: Final = 400_000
 """Nanoseconds of a usual latency: the minimum, and the range of what is drawn in addition."""

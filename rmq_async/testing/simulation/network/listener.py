@@ -13,8 +13,6 @@ from .sockets import SimulatedSocket
 from .stream import End, Place, Wakes
 from .transport import SimulatedTransport, Streams
 
-__all__ = ["BACKLOG", "Listener", "SimulatedServer"]
-
 BACKLOG: Final = 100
 """Connections that a kernel keeps for a process that does not accept them; more requests get no answer."""
 MOST_WAITING: Final = 4 * BACKLOG

@@ -15,8 +15,6 @@ from .host import ANY, Host, is_local
 from .link import Link
 from .stream import Observer, Side
 
-__all__ = ["SimulatedNetwork"]
-
 FIRST_ADDRESS: Final = IPv4Address("10.0.0.1")
 FIRST_MOVED: Final = IPv4Address("10.1.0.1")
 """First address for machines that move."""

@@ -6,8 +6,6 @@ from socket import AF_INET, IPPROTO_TCP, SOCK_STREAM
 
 from .stream import End, Place
 
-__all__ = ["SimulatedSocket"]
-
 
 class SimulatedSocket:
     """The addresses and options of a stream or a listener. ``fileno`` is -1, because there is no socket of the system."""

@@ -11,8 +11,6 @@ from ..scheduler import Call, Scheduler
 from .flow import Flow, Segment
 from .link import ENDS, Link, system_error
 
-__all__ = ["End", "Observer", "Owner", "Place", "Wakes", "connect_ends"]
-
 HANDSHAKE: Final = 63_000_000_000
 """Nanoseconds that a kernel waits for the end of a handshake: Linux with ``tcp_synack_retries`` = 5."""
 Place = tuple[str, int]

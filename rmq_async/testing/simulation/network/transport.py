@@ -11,8 +11,6 @@ from ..loop import SimulatedLoop
 from .sockets import SimulatedSocket
 from .stream import End
 
-__all__ = ["SimulatedTransport", "Streams"]
-
 READ_AT_ONCE: Final = 256 * 1024
 DEFAULT_HIGH: Final = 64 * 1024
 """Bytes, as of asyncio's transports."""
