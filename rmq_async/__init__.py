@@ -225,5 +225,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the names for users: those of ``__all__``, the modules that load lazily, and names such as ``__version__``."""
+    """Return the names for users: the names in ``__all__``, the modules that load lazily, and names such as ``__version__``."""
     return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

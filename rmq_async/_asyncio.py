@@ -50,7 +50,7 @@ class WaitTable(Generic[T]):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[T | None], None] = {}
-        """Futures in the order in which they joined, which is that of their results."""
+        """Futures in the order in which they joined, in which they also get their results."""
         self._deadlines: list[tuple[float, int, asyncio.Future[T | None]]] = []
         """A heap. The number keeps futures from being compared."""
         self._joined = 0

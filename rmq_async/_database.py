@@ -28,7 +28,7 @@ _LONGEST_NAME: Final = 40
 
 
 def split_table_name(name: str) -> tuple[str | None, str]:
-    """Return the schema, None without one, and the table of "schema.name" or "name".
+    """Return the schema (or None) and the table of "schema.name" or "name".
 
     Raises:
         ConfigError: For another text, and for a table above 40 bytes in UTF-8.

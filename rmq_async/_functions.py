@@ -20,7 +20,7 @@ def check_arguments(name: str, function: Callable[..., object], *given: str) -> 
 
     Args:
         name: That of the option.
-        *given: Those of the arguments.
+        *given: The names of the arguments.
     """
     if isinstance(function, type) and any("__call__" in vars(each) for each in function.__mro__):
         raise TypeError(f"{name}={shown(function)} is a class whose objects are callable; give an object of it")

@@ -56,7 +56,7 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
     """Run ``coro`` to its end on uvloop where that is installed, else on asyncio, and return its result.
 
     Raises what ``coro`` raises, RuntimeError while an event loop runs in this thread, and ValueError or TypeError for an object
-    that is no coroutine.
+    that is not a coroutine.
     """
     if iscoroutinefunction(coro):
         raise ValueError(

@@ -63,7 +63,8 @@ def start_thread(target: Callable[P, object], name: str, *args: P.args, **option
 class FreeThread:
     """A thread that is kept for one job: ``submit`` the job, or ``release`` the thread.
 
-    ``submit`` is that of an executor, for ``loop.run_in_executor``, and raises ClientStateError after ``close`` of the pool.
+    ``submit`` is the method of an executor, for ``loop.run_in_executor``, and raises ClientStateError after ``close`` of the
+    pool.
     """
 
     __slots__ = ("_room",)
@@ -156,7 +157,7 @@ class ThreadPool:
             return room.put(lambda: work(*args, **options))
 
     def close(self) -> None:
-        """Cancel the jobs that have not begun, and end the threads; those with a job end after it."""
+        """Cancel the jobs that have not begun, and end the threads; a thread with a job ends after the job."""
         self._room.close()
 
     def __del__(self) -> None:

@@ -80,8 +80,8 @@ class ClientConfig:
     connect_timeout: float = 3.0
     """Seconds for one connect: the look-up of the host name, all its addresses and the TLS handshake."""
     request_timeout: float = 3.0
-    """Seconds for a request that is no send, unless the call has a timeout of its own. A pull that waits at the broker has the
-    time of that wait besides."""
+    """Seconds for a request that is not a send, unless the call has a timeout of its own. A pull that waits at the broker has
+    the time of that wait besides."""
     idle_timeout: float = 120.0
     """Seconds after which an unused connection is closed."""
     max_frame_size: int = MAX_FRAME_SIZE

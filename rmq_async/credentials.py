@@ -16,7 +16,7 @@ class Credentials(SessionCredentials, frozen=True):
     Args:
         access_key: The user's name.
         secret_key: The password, where brokers have users.
-        security_token: The token of a session, None without one.
+        security_token: The token of a session, None if there is none.
 
     Raises:
         ConfigError: For a text that is empty or not encodable in UTF-8, and for another type.

@@ -89,7 +89,9 @@ class SubscriptionConflictError(ConfigError):
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
-    """The name of a group is no str, blank, too long, or has a character that is not allowed (-1, as in Java's ``Validators``)."""
+    """The name of a group is not a str, is blank or too long, or has a character that is not allowed (-1, as in Java's
+    ``Validators``).
+    """
 
     code = -1
 
@@ -433,7 +435,7 @@ class TransactionError(RocketMQError):
     Args:
         result: The TransactionSendResult, with ``local_status``.
         maybe_ended: True if the broker may have ended the transaction nevertheless. ``code`` and ``remark``: those of the
-            refusal, None and "" without one.
+            refusal; None and "" if there was no refusal.
         maybe_stored: True if the outcome was COMMIT: consumers may see the message now, or after ``check`` has returned COMMIT.
     """
 
@@ -486,7 +488,7 @@ class Attempt(NamedTuple):
 
 
 class SendError(RocketMQError):
-    """No attempt of a send succeeded, of two or more, or of one whose error is no RocketMQError.
+    """No attempt of a send succeeded, of two or more, or of one whose error is not a RocketMQError.
 
     ``__cause__``: the newest error.
 

@@ -51,7 +51,7 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
         message_type: A ``rmq_protocol.trace.MessageType``, NORMAL for a batch.
         namespace: Namespace of the client's settings, "" for none.
         born_host: The client's own address.
-        name_servers: Those of its settings, as "host:port".
+        name_servers: Name servers of its settings, as "host:port".
         unit_mode: The client setting of that name.
         properties: Properties that hooks add for this attempt; they replace the message's own of the same name.
         state: Free for hooks, to carry values from ``before_send`` to ``after_send``.

@@ -30,7 +30,7 @@ def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeErr
 
 
 def suggests_keywords(cls: Class) -> Class:
-    """Make a dataclass's constructor raise ``unexpected_keyword`` for a keyword that is no field."""
+    """Make a dataclass's constructor raise ``unexpected_keyword`` for a keyword that is not a field."""
     construct: Callable[..., None] = cls.__init__
     known = [field.name for field in fields(cls)]
 

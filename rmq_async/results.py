@@ -61,7 +61,7 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
 
     Attributes:
         local_status: ROLLBACK also if ``status`` is not SEND_OK; ``execute`` was not called then.
-        local_error: The error of ``execute``, None without one; with an error ``local_status`` is UNKNOWN.
+        local_error: The error of ``execute``, None if there is none; with an error ``local_status`` is UNKNOWN.
     """
 
     local_status: TransactionStatus = TransactionStatus.UNKNOWN
@@ -73,7 +73,8 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
     Attributes:
         queue_offset: Offset of its first message; the others follow without a gap.
-        msg_ids: One per message, as those of ``SendResult``; the latter are equal if the broker stored the batch as one record.
+        msg_ids: One id per message, as in ``SendResult``; the offset ids are equal if the broker stored the batch as one
+            record.
         offset_msg_ids: See ``msg_ids``.
     """
 

@@ -33,7 +33,7 @@ def checked_timeout(timeout: float, name: str = "timeout") -> float:
         name: Name of the argument.
 
     Raises:
-        TypeError: For a value that is no real number, or is a bool.
+        TypeError: For a value that is not a real number, or is a bool.
         ValueError: For NaN, 0 and less.
     """
     seconds = _number(timeout, name)
@@ -83,7 +83,7 @@ def _number(timeout: Any, name: str) -> float:
 def _callers_level() -> int:
     """Return the ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame outside ``_BETWEEN``.
 
-    1 without one.
+    1 if there is none.
     """
     level = 1
     frame: FrameType | None = sys._getframe(1)

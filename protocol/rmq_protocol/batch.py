@@ -61,7 +61,7 @@ def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
     """Return one encoded message of a batch body; joined messages are a batch body.
 
     Raise ``InvalidMessageError`` (code 13) for properties above 32767 bytes, for a body that is not ``bytes``, for a flag that
-    is no signed 32-bit integer, and for a message of 2 GiB or more.
+    is not a signed 32-bit integer, and for a message of 2 GiB or more.
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
@@ -195,8 +195,8 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     Nothing else is checked.
 
     Raises:
-        struct.error: For a flag that is no signed 32-bit integer, for properties above 65535 bytes, and for a message of 2 GiB
-            or more.
+        struct.error: For a flag that is not a signed 32-bit integer, for properties above 65535 bytes, and for a message of 2
+            GiB or more.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -217,8 +217,8 @@ def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterabl
 
     Raises:
         ValueError: Unless there are as many ids as messages.
-        struct.error: For a flag that is no signed 32-bit integer, for properties above 65535 bytes, and for a message of 2 GiB
-            or more.
+        struct.error: For a flag that is not a signed 32-bit integer, for properties above 65535 bytes, and for a message of 2
+            GiB or more.
     """
     parts: list[bytes] = []
     head = tail = b""

@@ -280,7 +280,7 @@ class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         max_offset: Offset that the next message will get.
-        last_update_timestamp: Store time of the last message, epoch ms; 0 without one, -1 if it is not stored any more.
+        last_update_timestamp: Store time of the last message, epoch ms; 0 if there is none, -1 if it is not stored any more.
     """
 
     min_offset: Long = 0
@@ -304,9 +304,9 @@ class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         broker_offset: Offset that the next stored message will get.
-        consumer_offset: The committed offset, 0 without one (-1 in static topics).
+        consumer_offset: The committed offset, 0 if there is none (-1 in static topics).
         pull_offset: Offset of the group's next pull, at least ``consumer_offset``; GET_BROKER_CONSUME_STATS leaves it 0.
-        last_timestamp: Store time of the message before ``consumer_offset``, epoch ms; 0 without one.
+        last_timestamp: Store time of the message before ``consumer_offset``, epoch ms; 0 if there is none.
     """
 
     broker_offset: Long = 0

@@ -246,7 +246,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def unique_id(self) -> str | None:
-        """The id that the sending client gave (property UNIQ_KEY); None without one."""
+        """The id that the sending client gave (property UNIQ_KEY); None if there is none."""
         return self.properties.get("UNIQ_KEY")
 
     @property
@@ -374,7 +374,7 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
     They also must have none of the control characters 0 to 2, and a UTF-8 form.
 
-    Raise ``InvalidMessageError`` (code 13) for the first invalid property, and for an object that is no mapping.
+    Raise ``InvalidMessageError`` (code 13) for the first invalid property, and for an object that is not a mapping.
     """
     given: Any = properties
     if _is_usual(given):

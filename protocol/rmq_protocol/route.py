@@ -114,8 +114,8 @@ def decode_route(body: bytes) -> TopicRouteData:
     """Return the route in a response body, which is standard JSON or has keys without quotes.
 
     Raises:
-        RemoteProtocolError: For a body that is no route, for one above MAX_JSON_BODY_SIZE (4 MiB), and for a route of more than
-            ``MAX_ROUTE_QUEUES`` read queues or write queues.
+        RemoteProtocolError: For a body that is not a route, for one above MAX_JSON_BODY_SIZE (4 MiB), and for a route of more
+            than ``MAX_ROUTE_QUEUES`` read queues or write queues.
     """
     route = decode_body(TopicRouteData, body)
     _count(sum(max(data.read_queue_nums, 0) for data in route.queue_datas), "read queues")

@@ -216,7 +216,7 @@ def decode_trace(data: str) -> list[TraceContext]:
     A number whose field is empty has its default.
 
     Raises:
-        RemoteProtocolError: With the kind of the record, for one that is too short, and for a text that is no number in the
+        RemoteProtocolError: With the kind of the record, for one that is too short, and for a text that is not a number in the
             range of its field.
     """
     return [_context(record.split(_FIELD)) for record in data.split(_RECORD) if record.partition(_FIELD)[0] in _KINDS]

@@ -115,7 +115,7 @@ class Admin(ClientUser):
             BrokerNotFoundError: When there is no such broker or cluster.
             BrokerError: When a broker refuses.
             RequestTimeoutError: When the topic was created but no name server shows it in time, or when brokers do not answer
-                in time: it names those on which the topic was created, and those of which that is not known.
+                in time: it names the brokers on which the topic was created, and the brokers of which that is not known.
         """
         async with self._call() as instance:
             topic_settings.check_new_topic(topic)
@@ -175,7 +175,7 @@ class Admin(ClientUser):
     async def topics(self) -> tuple[str, ...]:
         """Return the names of all topics that the name servers know, sorted.
 
-        With ``namespace``, of those in it and of those of the system.
+        With ``namespace``, topics in it and topics of the system.
         """
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
 
@@ -224,7 +224,7 @@ class Admin(ClientUser):
         Args:
             topics: One case-sensitive pattern or several, such as "orders*".
             groups: See ``topics``.
-            system: True includes those of the system, without the topics of retries and dead letters. Each broker gets a
+            system: True includes topics and groups of the system, except topics of retries and dead letters. Each broker gets a
                 request for each topic and two for each group, 8 at a time; for each group with a lag up to two messages are
                 read.
 

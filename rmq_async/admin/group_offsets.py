@@ -131,7 +131,7 @@ async def _consume_stats(
 
 
 async def _members(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections | None:
-    """Return the members of a group; None without one, and if they cannot be asked: who may see offsets may not see members."""
+    """Return the members of a group; None if it has none, or if the user, who may see offsets, may not see members."""
     try:
         return await consumers(instance, group, deadline)
     except RocketMQError:

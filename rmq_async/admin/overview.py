@@ -47,7 +47,7 @@ NO_MASTER: Final = "no name server knows its master"
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The scope of an overview: names by pattern (``*``, ``?``), and whether it includes those of the system."""
+    """The scope of an overview: names by pattern (``*``, ``?``), and whether it includes names of the system."""
 
     topics: tuple[str, ...]
     groups: tuple[str, ...]

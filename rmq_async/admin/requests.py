@@ -42,8 +42,8 @@ def masters_of(
 
     Raises:
         BrokerNotFoundError: If there is none.
-        ConfigError: For a name that is no text, and with ``any_cluster=False`` also where both names are left out and there are
-            several clusters.
+        ConfigError: For a name that is not a text, and with ``any_cluster=False`` also where both names are left out and there
+            are several clusters.
     """
     cluster, broker = _checked_name("cluster", cluster), _checked_name("broker", broker)
     if cluster is None and broker is None and len(info.cluster_addr_table) > 1 and not any_cluster:

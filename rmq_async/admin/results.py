@@ -77,7 +77,7 @@ class SyncedTopic(msgspec.Struct, frozen=True):
 
     Attributes:
         action: "create", "update" if its settings differed, or "same"; nothing is done in a dry run.
-        config: Its settings on ``from_broker``, which ``to_broker`` has too after a call that is no dry run.
+        config: Its settings on ``from_broker``, which ``to_broker`` has too after a call that is not a dry run.
     """
 
     topic: str
@@ -105,7 +105,7 @@ class QueueLag(msgspec.Struct, frozen=True):
     """The progress of a group in one queue.
 
     Attributes:
-        committed: The group's offset, 0 without one.
+        committed: The group's offset, 0 if there is none.
         end: Offset after the last message.
         inflight: Messages that were pulled and are not committed, 0 if the broker does not count them (before 5.0).
         last_store_time_ms: Store time of the last committed message, epoch ms; 0 if there is none or its broker cannot read it.
@@ -127,7 +127,7 @@ class GroupLag(msgspec.Struct, frozen=True):
 
     Attributes:
         queues: The queues of its topics.
-        retry_queues: Those of its retry topics, whose messages failed before.
+        retry_queues: Queues of its retry topics, which hold messages that failed before.
     """
 
     queues: Mapping[MessageQueue, QueueLag]
@@ -140,7 +140,9 @@ class GroupLag(msgspec.Struct, frozen=True):
 
     @property
     def retries(self) -> int:
-        """Number of messages of the retry topics that are not committed; those whose delay has not passed do not count yet."""
+        """Number of messages of the retry topics that are not committed; messages whose delay has not passed do not count
+        yet.
+        """
         return sum(each.messages for each in self.retry_queues.values())
 
 

@@ -172,7 +172,7 @@ async def _create_at(
 ) -> None:
     """Create the topic on these brokers.
 
-    Raises RequestTimeoutError that names those without an answer at ``deadline``, unless another broker has another error.
+    Raises RequestTimeoutError, which names the brokers without an answer at ``deadline``, unless a broker has another error.
     """
     code = RequestCode.UPDATE_AND_CREATE_TOPIC
     command = RemotingCommand(code=code, ext_fields={**to_ext(header)})

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     without --drain.
 
     Args:
-        arguments: Arguments after the program's name; default: those of the process.
+        arguments: Arguments after the program's name; default: the arguments of the process.
     """
     _open_standard_files()
     try:

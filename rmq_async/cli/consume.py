@@ -480,8 +480,8 @@ class _Work:
     "--from", "start", type=MOMENT, default="latest", show_default=True,
     help="Where a group without offsets begins: earliest, latest or a time as for rmq pull.",
 )  # fmt: skip
-@click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Those with one of these tags: a || b.")
-@click.option("--sql", metavar="CONDITION", help="Those whose properties meet an SQL92 condition (enablePropertyFilter).")
+@click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Messages with one of these tags: a || b.")
+@click.option("--sql", metavar="CONDITION", help="Messages whose properties meet an SQL92 condition (enablePropertyFilter).")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @click.option("--exec", "command", metavar="COMMAND", help="Run this by the shell for each message, see above.")
 @click.option(

@@ -36,7 +36,7 @@ def group(context: click.Context) -> int:
 
 
 @group.command("list", short_help="Print the names of all groups.")
-@click.option("--system", is_flag=True, help="Those of the system too.")
+@click.option("--system", is_flag=True, help="Include groups of the system.")
 @client_options
 def list_groups(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
     """Print the names of the consumer groups that the brokers have settings of."""

@@ -46,7 +46,7 @@ moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset
 def needs_command(context: click.Context) -> int:
     """Print the help of a group on stderr if it was called without a command.
 
-    Return the exit code: then that of wrong use, else 0.
+    Return the exit code: for such an error the code of wrong use, else 0.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)

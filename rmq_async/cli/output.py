@@ -25,7 +25,9 @@ _WIDEST: Final = 100_000
 
 
 def plain_table(*texts: str, **numbers: bool) -> Table:
-    """Return a table without lines. Columns are aligned to the left; those whose entry in ``numbers`` is True, to the right."""
+    """Return a table without lines. Columns are aligned to the left; columns whose entry in ``numbers`` is True, to the
+    right.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in texts:
         table.add_column(heading, overflow="fold")
@@ -67,7 +69,7 @@ class Output:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Provide progress bars on stderr, which print nothing in JSON mode and where stderr is no terminal."""
+        """Provide progress bars on stderr, which print nothing in JSON mode and where stderr is not a terminal."""
         columns = (TextColumn("{task.description:<10}"), BarColumn(bar_width=36), MofNCompleteColumn(), TimeElapsedColumn())
         silent = self.as_json or not sys.stderr.isatty()
         console = Console(stderr=True, highlight=False, quiet=silent)  # quiet: rich 13 ends even a disabled bar with a line

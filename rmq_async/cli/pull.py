@@ -73,7 +73,7 @@ class _Printed:
 @click.option("--to", "end", type=MOMENT, help="Where to end, in the same forms; default: latest.")
 @click.option("--follow", is_flag=True, help="Go on for ever, until Ctrl-C.")
 @click.option("--max", "limit", type=click.IntRange(1), metavar="N", help="End after N messages.")
-@click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Those with one of these tags: a || b.")
+@click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Messages with one of these tags: a || b.")
 @click.option("--queue", "queues", type=QUEUE, multiple=True, help="This queue only; may be given again.")
 @click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
 @click.option("--group", default=TOOLS_GROUP, show_default=True, help="Consumer group; nothing is committed for it.")

@@ -168,7 +168,7 @@ class LeftOut:
         """Count the texts of a message that its copy lacks.
 
         Args:
-            tags: Whether those of the message are copied.
+            tags: Whether the tags of the message are copied.
             keys: See ``tags``.
             sharding_key: See ``tags``.
         """

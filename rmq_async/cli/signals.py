@@ -29,7 +29,7 @@ def end_at_once(number: int) -> None:
 
 @contextmanager
 def signals_handled(first: Callable[[int], object], again: Callable[[int], object] = end_at_once) -> Iterator[None]:
-    """Call ``first`` with the number of the first signal, ``again`` with that of each later one, while the body runs.
+    """Call ``first`` with the number of the first signal, ``again`` with the number of each later signal, while the body runs.
 
     Both are called in the main thread between any two of its steps, as handlers of ``signal.signal`` are: they pass work for a
     loop to ``call_soon_threadsafe``. Outside of the main thread it handles no signal.

@@ -37,7 +37,7 @@ def with_admin(config: ClientConfig, work: Callable[[Admin], Awaitable[None]]) -
 
 
 @topic.command("list", short_help="Print the names of the topics.")
-@click.option("--system", is_flag=True, help="Those of the system, brokers, clusters, retries and dead letters too.")
+@click.option("--system", is_flag=True, help="Include topics of the system, brokers, clusters, retries and dead letters.")
 @client_options
 def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
     """Print the names of the topics that a name server knows."""

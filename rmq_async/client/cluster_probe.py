@@ -137,7 +137,7 @@ def _check_for_broker(response: RemotingCommand, address: str) -> RemotingComman
     """Return the answer to a request for a route.
 
     Raises:
-        BrokerError: For that of a broker.
+        BrokerError: For the answer of a broker.
     """
     if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         request = RequestCode.GET_ROUTEINFO_BY_TOPIC.name

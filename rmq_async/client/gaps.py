@@ -15,7 +15,7 @@ from rmq_protocol.topics import TopicConfigAndQueueMapping
 from .. import machine
 
 FRESH: Final = 10.0
-"""Seconds for which settings are used; those of a static topic are requested for each gap."""
+"""Seconds for which settings are used; the settings of a static topic are requested for each gap."""
 MAX_TOPICS: Final = 1024
 _POLICY: Final = "cleanup.policy"
 

@@ -92,7 +92,7 @@ def _group_of(command: RemotingCommand) -> str:
 
 
 def _unserved(command: RemotingCommand, group: str) -> RemotingCommand | None:
-    """Return the response for a group without a listener, the same as that of Java's ``ClientRemotingProcessor``."""
+    """Return the response for a group without a listener, the same as in Java's ``ClientRemotingProcessor``."""
     if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
         return None
     if command.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:

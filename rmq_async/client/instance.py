@@ -276,7 +276,7 @@ class ClientInstance:
         Raises as ``broker_address`` and ``ConnectionPool.request`` do; the error names the broker.
 
         Args:
-            **options: Those of ``ConnectionPool.request``.
+            **options: The options of ``ConnectionPool.request``.
         """
         deadline = machine.monotonic() + timeout
         try:

@@ -66,7 +66,7 @@ class Answers(NamedTuple, Generic[T]):
     """What several servers said, by address.
 
     Attributes:
-        failures: The errors of those without a usable answer.
+        failures: The errors of servers without a usable answer.
     """
 
     results: dict[str, T]
@@ -109,7 +109,7 @@ class NameServers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All addresses; that of the server in use is the first."""
+        """All addresses, the address of the server in use first."""
         return tuple(self._addresses)
 
     @property
@@ -505,7 +505,7 @@ class NameServerWatch:
         name_servers.on_failure = self.begin
 
     def lost(self, address: str) -> None:
-        """Start the requests if ``address``, to which a connection broke, is that of a name server."""
+        """Start the requests if ``address``, to which a connection broke, belongs to a name server."""
         if address in self._name_servers.addresses:
             self.begin()
 

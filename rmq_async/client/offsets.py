@@ -132,7 +132,7 @@ async def search_offset(
 ) -> int:
     """Return the offset of the first message stored at ``when`` or later, else the end of the queue.
 
-    With ``upper`` that of the last message stored at ``when`` or before, else that of the first message.
+    With ``upper`` it is the offset of the last message stored at ``when`` or before, else of the first message.
 
     Args:
         when: Epoch seconds or an aware datetime. The result does not depend on the broker's version, see ``time_search``.
@@ -289,7 +289,7 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
         TopicNotFoundError: For an unknown topic.
         InvalidMessageError: For an invalid topic name.
         BrokerNotFoundError: For a broker without the topic.
-        ConfigError: For a queue id above the last one and for a value that is no queue.
+        ConfigError: For a queue id above the last one and for a value that is not a queue.
         NameServerError: If no name server answers usably.
     """
     queue = instance.names.wire_queue(check_queue(queue))

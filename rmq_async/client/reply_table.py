@@ -35,7 +35,7 @@ class PushedReply(NamedTuple):
     """A reply; ``body`` is not decompressed.
 
     Attributes:
-        properties: Those of the message and ARRIVE_TIME.
+        properties: The properties of the message, and ARRIVE_TIME.
     """
 
     header: ReplyMessageRequestHeader

@@ -430,7 +430,7 @@ class RouteTable:
         return self._enter(topic, answer) if topic in self._routes else answer
 
     async def _answer(self, topic: str, *, from_all: bool = False) -> _Answer:
-        """Return the answer of the name server in use, or that of another one if it is the better one.
+        """Return the answer of the name server in use, or the answer of another name server if that is better.
 
         If there is no route, or all its brokers are away, the names of the name servers may lead elsewhere by now.
 

@@ -129,7 +129,7 @@ class UniqueIds:
 
 
 def packed_ip(text: str) -> bytes | None:
-    """Return the 4 or 16 bytes of an address, without its zone ("%eth0"); None for a text that is no address."""
+    """Return the 4 or 16 bytes of an address, without its zone ("%eth0"); None for a text that is not an address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

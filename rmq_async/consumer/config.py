@@ -91,7 +91,7 @@ class Retry:
     def delay_after(self, attempt: int) -> float | None:
         """Return the seconds between attempt ``attempt``, counted from 1, and the next one; None for the default.
 
-        Raise the errors of ``delays`` if that is a function, and those of ``float()`` for what it returns.
+        Raise the errors of ``delays`` if that is a function, and the errors of ``float()`` for its result.
         """
         delays = self.delays
         if delays is None:

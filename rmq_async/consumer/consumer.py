@@ -234,7 +234,7 @@ class Consumer(LifeCycle):
         """Return a decorator that subscribes a function to ``topic``, and returns the function unchanged.
 
         Args:
-            **options: Those of ``subscribe``. Decorators may be stacked to subscribe one function to several topics. The
+            **options: The options of ``subscribe``. Decorators may be stacked to subscribe one function to several topics. The
                 decorator raises as ``subscribe`` does, and TypeError for an unknown option.
         """
 
@@ -418,7 +418,7 @@ class Consumer(LifeCycle):
         once.
 
         Raises:
-            ConfigError: For a topic that is not subscribed to, for a value that is no queue, and with ``mode="pop"`` for a
+            ConfigError: For a topic that is not subscribed to, for a value that is not a queue, and with ``mode="pop"`` for a
                 queue.
             QueueLostError: For a queue that this member does not read.
             ClientStateError: Unless running.
@@ -447,7 +447,8 @@ class Consumer(LifeCycle):
 
         Raises:
             QueueLostError: For a queue that this member does not read, or gives up or loses during the call.
-            ConfigError: For a value that is no queue, an invalid position or one outside of the queue, and with ``mode="pop"``.
+            ConfigError: For a value that is not a queue, an invalid position or one outside of the queue, and with
+                ``mode="pop"``.
             ClientStateError: Unless running, and in a handler, for which the call would have to wait.
         """
         await self._running_session().seek(queue, to)
@@ -459,7 +460,7 @@ class Consumer(LifeCycle):
 
         Raises:
             QueueLostError: For a queue that this member neither reads nor gives up at the moment.
-            ConfigError: For a value that is no queue, and with ``mode="pop"``.
+            ConfigError: For a value that is not a queue, and with ``mode="pop"``.
             ClientStateError: Unless running.
         """
         check_queue(queue)
@@ -476,7 +477,7 @@ class Consumer(LifeCycle):
         Raises:
             TopicNotFoundError: If the name servers do not know the topic.
             BrokerNotFoundError: If the topic is not on the queue's broker.
-            ConfigError: If it has no queue of that id there, and for a value that is no queue.
+            ConfigError: If it has no queue of that id there, and for a value that is not a queue.
             InvalidMessageError: For an invalid topic name.
             ClientStateError: Unless running.
         """
@@ -491,7 +492,7 @@ class Consumer(LifeCycle):
 
         Raise the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where requests
         are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of ``save``,
-        ConfigError if that is no coroutine function, and TimeoutError after 30 s.
+        ConfigError if that is not a coroutine function, and TimeoutError after 30 s.
 
         Raises:
             ClientStateError: Unless running, and with ``mode="pop"`` if a stop ends before the brokers have answered.
@@ -626,7 +627,7 @@ class Consumer(LifeCycle):
             False after a stop, too.
 
         Raises:
-            TypeError: For an object that is no message.
+            TypeError: For an object that is not a message.
             ClientStateError: Before a start, and for a consumer with handlers.
             ForkedError, WrongLoopError: As a step of ``__aiter__`` does.
         """
@@ -689,7 +690,7 @@ class Consumer(LifeCycle):
         """Return the ByHand of the session; None after a stop, when no message is in hand.
 
         Raises:
-            TypeError: For an object that is no message, and as ``_room``.
+            TypeError: For an object that is not a message, and as ``_room``.
         """
         for message in messages:
             if not isinstance(message, MessageExt):

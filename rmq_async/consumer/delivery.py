@@ -125,7 +125,7 @@ class Call(Struct, eq=False, weakref=True):
             self.state = "finished"
 
     def note_outcome(self, outcome: Outcome) -> None:
-        """Note the outcome of a message, unless that of another one is worse."""
+        """Note the outcome of a message, unless another message had a worse one."""
         if self.outcome is None or _SEVERITY[outcome] > _SEVERITY[self.outcome]:
             self.outcome = outcome
 
@@ -259,7 +259,7 @@ def call_of(
 
 
 def mark_at(delivery: Delivery, place: int) -> RetryLater | DeadLetter | None:
-    """Return the mark of the message at ``place``; None without one."""
+    """Return the mark of the message at ``place``; None if there is none."""
     marks = delivery._call.marks  # noqa: SLF001 - of this module; users see no marks
     return None if marks is None else marks.by_place.get(place)
 

@@ -125,7 +125,7 @@ class Progress:
 
     @property
     def highest_settled(self) -> int:
-        """The highest settled offset above the watermark; -1 without one."""
+        """The highest settled offset above the watermark; -1 if there is none."""
         return next((each for each in reversed(self._line) if each not in self._open), -1)
 
     def withdraw(self, offsets: Collection[int]) -> int:
@@ -292,7 +292,7 @@ class HeldQueue:
 
     @property
     def highest(self) -> int | None:
-        """The highest offset that brokers may have from this member, or have returned; None without one."""
+        """The highest offset that brokers may have from this member, or have returned; None if there is none."""
         return None if self.committed is None else max(self.committed, self.repeated_to)
 
     @property
@@ -448,7 +448,7 @@ class HeldQueue:
         self.low_end = self.end = None
 
     def without_known(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return those of ``messages``, just pulled, that are not in calls, or being given back, already.
+        """Return the ``messages``, just pulled, that are not in calls and not being given back already.
 
         What becomes of another message at the offset of one no longer counts for the queue.
         """
@@ -481,7 +481,7 @@ class Waiting(Struct, eq=False):
         attempt: Number of the attempt, counted from 1.
         since: Monotonic time from which on it waits for a full batch, ``-inf`` if it waits no more; set only if its
             subscription waits for full batches.
-        key: Key of its line; None without one.
+        key: Key of its line; None if it has no key.
         held_since: Monotonic time at which its first attempt failed that is repeated in place; None before.
         due: Monotonic time at which its next attempt begins, 0 for at once.
         error: Error of the user's ``key`` function; the call fails with it.

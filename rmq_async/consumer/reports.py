@@ -32,7 +32,7 @@ class Lag:
             them.
         retries: Number of messages of the group's retry topic whose delay is over.
         oldest_age: Seconds since the oldest message that is buffered or being handled was stored, by the clock of its broker as
-            far as the broker says its time, else by this machine's; None without one.
+            far as the broker says its time, else by this machine's; None if there is none.
         by_queue: The numbers by queue, those of the retry topic included; None for a queue without an answer yet, which
             ``messages`` and ``retries`` leave out.
     """
@@ -92,7 +92,7 @@ class ConsumerHealth:
         last_progress_age: Seconds since a message was settled or a queue was taken, the later of the two; None without a queue;
             with ``mode="pop"`` since a message had its outcome, or the start.
         oldest_unfinished: The handler call that has run longest, or the step of reading by hand whose messages are in hand for
-            longest; None without one.
+            longest; None if there is none.
     """
 
     live: bool

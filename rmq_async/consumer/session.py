@@ -99,7 +99,7 @@ class Attached:
 
     @property
     def blocked(self) -> Block | None:
-        """The newest function of the user that has blocked the event loop; None without one. From any thread."""
+        """The newest function of the user that has blocked the event loop; None if there is none. From any thread."""
         return None if self._watch is None else self._watch.newest(self._blocking)
 
     def begin(self, listener: GroupListener) -> None:
@@ -143,7 +143,7 @@ class Attached:
         """Remove the registrations that ``hear_no_more`` leaves: routes in use, hooks and the watch.
 
         Args:
-            subscriptions: Those of the consumer; a change of their options calls nothing any more.
+            subscriptions: Subscriptions of the consumer; a change of their options calls nothing any more.
         """
         for topic in self._topics:
             self._instance.routes.use.release(topic)
@@ -311,7 +311,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     def quiesce(self) -> None:
-        """Begin to stop: ask for no more messages, and drop those without a call."""
+        """Begin to stop: ask for no more messages, and drop messages without a call."""
 
     @abstractmethod
     async def close(self, deadline: float) -> None:
@@ -349,7 +349,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset that is kept for the group; None without one.
+        """Return the offset that is kept for the group; None if there is none.
 
         Args:
             queue: On the wire.
@@ -380,7 +380,7 @@ class MemberSession(ABC):
     # -- functions of the user
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether ``task`` is that of a handler call or of a callback, or has messages of an iterator in hand."""
+        """Return whether ``task`` runs a handler call or a callback, or has messages of an iterator in hand."""
         return self.calls.is_own_task(task)
 
     def blocking(self, task: asyncio.Task[Any]) -> str | None:
@@ -439,7 +439,7 @@ class MemberSession(ABC):
         )
 
     def oldest_age(self, clocks: BrokerClocks) -> float | None:
-        """Return the age of the oldest message that the member has; None without one."""
+        """Return the age of the oldest message that the member has; None if there is none."""
         held = [message for delivery in list(self.calls.running) for message in delivery.messages]
         held += [*self.dispatcher.oldest(), *self.give_backs.messages()]
         return max((clocks.age(each.queue.broker_name, each.store_time_ms) for each in held), default=None)

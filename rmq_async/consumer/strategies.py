@@ -86,7 +86,7 @@ def allocate_near_rooms(
         inner: Shares the queues of a room.
 
     Raises:
-        ConfigError: For an argument that is no plain function.
+        ConfigError: For an argument that is not a plain function.
         TypeError: For one that does not take its arguments.
     """
     check_plain("room_of_queue", room_of_queue, "queue")

@@ -158,7 +158,7 @@ class Subscription:
         return self.handler is by_hand
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Check ``timeout``, which is no property because each call of a handler reads it.
+        """Check ``timeout``, which is not a property because each call of a handler reads it.
 
         Raises:
             AttributeError: For what is set already and may not change.

@@ -22,8 +22,8 @@ class Handle(NamedTuple):
     """The handle of a popped message, which identifies its pop or a change of its invisible time.
 
     Attributes:
-        start: Queue offset at which the pop began to read, or after a change that of the message. Points in time are in epoch
-            ms, durations in ms.
+        start: Queue offset at which the pop began to read, or after a change the offset of the message. Points in time are in
+            epoch ms, durations in ms.
     """
 
     group: str
@@ -108,7 +108,7 @@ class CheckPoints:
         return due
 
     def next_end(self) -> int | None:
-        """Return the epoch ms at which the next check point ends; None without one."""
+        """Return the epoch ms at which the next check point ends; None if there is none."""
         while self._ends and not self._ends[0][2].left:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None

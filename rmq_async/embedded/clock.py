@@ -73,7 +73,7 @@ class ManualClock:
     It may serve several servers, of one event loop.
 
     Args:
-        start_ms: Its first time in milliseconds since the epoch, by default that of the machine's clock.
+        start_ms: Its first time in milliseconds since the epoch; default: the time of the machine's clock.
     """
 
     def __init__(self, start_ms: int | None = None) -> None:

@@ -110,7 +110,7 @@ class BrokerDisk:
         self.groups = SubscriptionGroups(auto_create=auto_create_groups)
         self.offsets: SavedOffsets = {}
         self.pop_offsets: SavedOffsets = {}
-        """Offsets from which the next pops read, with the key-value store; ``offsets`` has those of the revive log."""
+        """Offsets from which the next pops read, with the key-value store; ``offsets`` has the offsets of the revive log."""
         self.check_points = CheckPoints()
         self.request_modes: dict[tuple[str, str], tuple[str, int]] = {}
         """Modes by topic and group: PULL or POP, and the number of other members whose queues a member pops from."""

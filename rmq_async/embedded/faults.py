@@ -61,7 +61,7 @@ class FailureScript:
                 failure and cancels the earlier ones with the same ``request``.
 
         Raises:
-            TypeError: For an argument that is no whole number (``request`` may be None).
+            TypeError: For an argument that is not a whole number (``request`` may be None).
             ValueError: For a negative ``n``.
         """
         check_count(n)
@@ -82,7 +82,7 @@ class FailureScript:
             The number of losses that earlier calls had left.
 
         Raises:
-            TypeError: For an argument that is no whole number.
+            TypeError: For an argument that is not a whole number.
             ValueError: For a negative ``n``.
         """
         check_count(n)
@@ -137,7 +137,7 @@ class Gate:
 
     Attributes:
         open: Whether new answers are sent without this gate; the server checks it before it sends.
-        apart: Whether each answer is held separately, not those of one read together.
+        apart: True to hold each answer separately; False to hold the answers of one read together.
         chance: The random source that selects the requests to serve next; None to serve them in the order of arrival.
         turn: The number of selections so far; the requests of one selection were in flight together.
         slices: The random source of the parts in which answers are sent; None to send them whole.
@@ -165,7 +165,7 @@ class Gate:
         Waiting answers keep their time.
 
         Raises:
-            TypeError: For a value that is no number.
+            TypeError: For a value that is not a number.
             ValueError: For negative, infinite and NaN seconds.
         """
         for name, value in (("delay", seconds), ("jitter of a delay", jitter)):

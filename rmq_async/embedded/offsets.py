@@ -52,14 +52,14 @@ class OffsetTable:
         self._unsaved.clear()
 
     def find(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset of a pending reset, else the group's committed offset, -1 without one."""
+        """Return the offset of a pending reset, else the group's committed offset, -1 if there is none."""
         key = (group, topic)
         if self._reset and queue_id in self._reset.get(key, ()):
             return self._reset[key][queue_id]
         return self._committed.get(key, {}).get(queue_id, -1)
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset of the group's last pull that was noted; without one, that of ``find``."""
+        """Return the offset of the group's last pull that was noted, or else the offset that ``find`` returns."""
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.find(group, topic, queue_id) if offset is None else offset
 

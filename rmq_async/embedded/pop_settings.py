@@ -41,7 +41,7 @@ def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: b
     """Return the settings.
 
     Raises:
-        TypeError: For a delay that is no number.
+        TypeError: For a delay that is not a number.
         ValueError: For another store and for a delay out of range.
     """
     check_one_of("pop_store", store, get_args(PopStore))

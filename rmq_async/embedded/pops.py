@@ -203,7 +203,8 @@ class PopReader:
         taken.rest += queue.max_offset - end
 
     def _start(self, pop: Pop, queue: Queue) -> int:
-        """Return the offset to read from: that of a reset, the one after the last pop, or the first one of a new group.
+        """Return the offset to read from: the offset of a reset, the offset after the last pop, or the first offset of a new
+        group.
 
         Not below the queue's minimum, nor above its maximum.
         """

@@ -68,7 +68,7 @@ class Draft(msgspec.Struct):
         """Return the draft's content.
 
         Args:
-            properties: Those of the draft, encoded.
+            properties: The properties of the draft, encoded.
         """
         return Content(
             self.body,

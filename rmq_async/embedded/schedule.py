@@ -119,7 +119,7 @@ class Schedule:
     def put(self, draft: Draft) -> Place:
         """Store the message in its topic or, if it has a delay, in the topic where it waits; ``draft`` then has that topic.
 
-        Raises Refused as ``_timer_out`` and ``MessageWriter.put`` do, and 1 for a DELAY that is no Java int.
+        Raises Refused as ``_timer_out`` and ``MessageWriter.put`` do, and 1 for a DELAY that is not a Java int.
         """
         properties = draft.properties
         level = _java_int(properties.get("DELAY", "0"))
@@ -289,7 +289,7 @@ class Schedule:
         return self._levels.queue(index)
 
     def _heads(self) -> list[int]:
-        """Return for each level the offset of its oldest waiting message; the maximum offset without one."""
+        """Return for each level the offset of its oldest waiting message; the maximum offset if there is none."""
         return [max(at, self._level(index).min_offset) for index, at in enumerate(self._next)]
 
     def _due(self, index: int, offset: int) -> int:

@@ -78,7 +78,7 @@ class SendBackProcessor:
         group holds a lock: a group that consumes in order sends a message there only after its last attempt.
 
         Args:
-            max_times: The maximum that the client sent; None for that of the group's settings.
+            max_times: The maximum that the client sent; None for the maximum in the group's settings.
 
         Raises:
             Refused: 26 as ``_policy`` does; the code of ``refusal``; 1 if the broker has its maximum of topics.

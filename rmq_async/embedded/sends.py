@@ -276,7 +276,7 @@ class SendMessageProcessor:
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 
     def _not_a_half(self) -> Refused:
-        """Return the refusal of transaction flags in a send that is no half message."""
+        """Return the refusal of transaction flags in a send that is not a half message."""
         # a real broker stores such a message where no consumer sees it
         return Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
 
@@ -311,7 +311,7 @@ def _reply(opaque: int, stored: _Stored) -> bytes:
 
 
 def _queue_of_priority(topic: Topic, priority: str, queue_id: int) -> int:
-    """Return the queue of a message with a priority, in a topic of any type; ``queue_id`` if the text is no priority."""
+    """Return the queue of a message with a priority, in a topic of any type; ``queue_id`` if the text is not a priority."""
     if not _priority(priority) or int(priority) > _MAX_INT:
         return queue_id
     return min(int(priority), topic.config.write_queue_nums - 1)

@@ -28,7 +28,7 @@ def broker_ports(first: int, brokers: int) -> list[int]:
     """Return the first port of each broker, 0 for a free one.
 
     Raises:
-        TypeError: For a ``first`` that is no whole number.
+        TypeError: For a ``first`` that is not a whole number.
         ValueError: For one that leaves no room for the others, or for the second port below it.
     """
     check_whole("broker_port", first)

@@ -128,7 +128,7 @@ def ordered(left: Value, right: Value) -> int | None:
     """Return the order of two values as ``compare`` does, None if one is missing.
 
     Raises:
-        EvaluationError: For a string that is no number.
+        EvaluationError: For a string that is not a number.
     """
     if left is None or right is None:
         return None
@@ -517,7 +517,7 @@ def parse(text: str) -> Node:
     """Return the tree of a condition.
 
     Raises:
-        ConditionError: For a text that is no condition, or is deeper than MAX_DEPTH.
+        ConditionError: For a text that is not a condition, or is deeper than MAX_DEPTH.
     """
     return as_condition(_Parser(text).condition())
 
@@ -709,7 +709,7 @@ def compile_condition(text: str) -> Condition:
     """Parse a condition.
 
     Raises:
-        ConditionError: For a text that is no condition, is longer than MAX_LENGTH, or is deeper than MAX_DEPTH.
+        ConditionError: For a text that is not a condition, is longer than MAX_LENGTH, or is deeper than MAX_DEPTH.
     """
     if len(text) > MAX_LENGTH:
         raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}; shorten it")

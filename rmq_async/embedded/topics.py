@@ -219,7 +219,7 @@ class TopicTable:
         ``default_topic`` allows it; a group's retry topic always.
 
         Args:
-            queues: Of the new topic, at most those of ``default_topic``.
+            queues: Number of queues of the new topic, at most as many as ``default_topic`` has.
             unit_mode: Of the sender; topicSysFlag of the new topic has it.
 
         Raises:

@@ -30,7 +30,7 @@ class StuckMessage(msgspec.Struct, frozen=True):
         id: Id of the row.
         age: Seconds since it was added.
         attempts: Number of failed sends, since ``retry`` if that was called for the row.
-        last_error: Type and text of the last failure, None without one.
+        last_error: Type and text of the last failure, None if there is none.
         state: "PENDING", "SENDING" or "FAILED".
         unique_id: The id that all copies of the message have.
     """

@@ -204,7 +204,7 @@ class Sending:
     # -- in
 
     def send(self, rows: Iterable[Held]) -> None:
-        """Begin to send the rows, those of one key in their order."""
+        """Begin to send the rows, rows of one key in their order."""
         loose: list[Held] = []
         for row in self._new(rows):
             if (key := row.key) is None:

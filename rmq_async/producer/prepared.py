@@ -83,7 +83,9 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
 
 
 async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> SendResult | BatchSendResult:
-    """Send a prepared message or batch, which may be sent again. Result and errors are those of ``send`` and ``send_batch``."""
+    """Send a prepared message or batch, which may be sent again. The result and errors are the same as of ``send`` and
+    ``send_batch``.
+    """
     core, started = producer._usable(), machine.monotonic()  # noqa: SLF001
     outgoing, queue = prepared.outgoing, prepared.queue
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None
@@ -119,7 +121,9 @@ async def queues_instead(
 
 
 def encoded_batch(bodies: Sequence[bytes], texts: Sequence[str], ids: Sequence[str], flags: Sequence[int]) -> bytes:
-    """Return the body of a batch, that of ``rmq_protocol.batch.encode_batch`` for such messages with ``wait_store=True``."""
+    """Return the body of a batch, equal to the result of ``rmq_protocol.batch.encode_batch`` for the messages with
+    ``wait_store=True``.
+    """
     parts: list[bytes] = []
     head = tail = b""
     size = width = last = -1

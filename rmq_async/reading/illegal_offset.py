@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
     Attributes:
         proposed: The next offset in its answer.
-        end: The lowest end below ``offset`` that was seen; None without one.
+        end: The lowest end below ``offset`` that was seen; None if there is none.
     """
 
     queue: MessageQueue

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
     Attributes:
         stored: Its store time, epoch ms.
-        unique_id: None without one.
+        unique_id: None for a message without a unique id.
         position: Its commit log offset. The message itself may have megabytes, and each queue would keep several.
     """
 
@@ -173,7 +173,7 @@ class Looks:
         return found if lowest is None else min(found, lowest)
 
     async def _message(self, queue: MessageQueue, offset: int) -> tuple[MessageExt | None, PullResult]:
-        """Pull one message; None without one at the offset, and for one whose answer is above ``max_frame_size``."""
+        """Pull one message; None if there is none at the offset, and for one whose answer is above ``max_frame_size``."""
         request = PullRequest(self._group, queue, offset, 1, "*", 0.0, self.instance.config.request_timeout)
         try:
             result = await pull_once(self.instance, request, OrderedSet())

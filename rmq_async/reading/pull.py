@@ -248,7 +248,7 @@ async def pull_body(
         pending: The request if it was sent already.
 
     Raises:
-        BrokerError: For a response that is no pull result.
+        BrokerError: For a response that is not a pull result.
         RemoteProtocolError: For one without its offsets.
         FrameTooLargeError: For a message that is too large alone.
     """

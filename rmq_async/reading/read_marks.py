@@ -34,7 +34,7 @@ REACH: Final = 16_384
 MOST_KEPT: Final = 16_384
 MOST_OF_QUEUE: Final = 48
 APART: Final = 2.0
-"""The distance of a mark from the newest one, at most, by that of the next newer one."""
+"""Maximum ratio of a mark's distance from the newest mark to the distance of the next newer mark."""
 
 
 class ReadMarks:
@@ -64,7 +64,7 @@ class ReadMarks:
         return tuple(self._marks.get(queue, ()))
 
     def newest(self, queue: MessageQueue) -> int:
-        """Return the offset of the newest mark of a queue; -1 without one."""
+        """Return the offset of the newest mark of a queue; -1 if there is none."""
         marks = self._marks.get(queue)
         return marks[-1].offset if marks else -1
 

@@ -120,7 +120,7 @@ async def deleted_among(
 
 
 async def _pull_one(instance: ClientInstance, request: PullRequest, calls: Calls) -> tuple[PulledBody, int | None]:
-    """Return the answer to a pull of one message, and the offset of its message; None without one of the queue.
+    """Return the answer to a pull of one message, and the offset of its message; None if no message of the queue is in it.
 
     A message whose answer is above ``max_frame_size`` counts: the reading itself may never want it.
     """

@@ -64,8 +64,8 @@ class Watch:
         self.marks = ReadMarks()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset at which a reading goes on where the group was, None without one: the committed offset, or where
-        the queue ends below it what ``above_end`` says. Raises the errors of the requests, too.
+        """Return the offset at which a reading continues: the committed offset, or the offset that ``above_end`` says if the
+        queue ends below it. Return None without a committed offset. Raises the errors of the requests, too.
 
         Raises:
             OffsetRangeError: For "stop".

@@ -68,7 +68,7 @@ _SINK_COLUMNS: Final[Mapping[str, str]] = {
 
 def option_of_kafka(name: str) -> str | None:
     """Return the hint about an option of Spark's Kafka source or sink, or about a setting of Kafka's clients, with or without
-    the prefix, as a part of a sentence; None without one.
+    the prefix, as a part of a sentence; None if there is none.
     """
     name = name.lower()
     if name in _BARE or name.startswith(_BARE_FAMILIES):

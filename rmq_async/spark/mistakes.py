@@ -14,7 +14,7 @@ class SeveralMistakesError(ConfigError):
     """More than one mistake.
 
     Args:
-        texts: Those of all.
+        texts: The texts of all mistakes.
     """
 
     def __init__(self, message: str = "", *, texts: Sequence[str] = (), **details: Any) -> None:

@@ -256,7 +256,7 @@ class Puller:
     async def _next(self) -> list[_Answer] | None:
         """Wait for responses of the first chunk.
 
-        Return them and, when it is complete, those of the chunks after it; None at the end.
+        Return them and, when the chunk is complete, responses of the chunks after it; None at the end.
         """
         found: list[_Answer] = []
         while True:

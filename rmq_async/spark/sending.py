@@ -131,7 +131,7 @@ class Sending:
     def send(self, block: Block) -> None:
         """Pass rows to the loop, and wait until memory and rate let their requests begin.
 
-        Raise the error of an earlier send, or that of looking up the queues of a topic.
+        Raise the error of an earlier send, or of a look-up of a topic's queues.
         """
         self._worker.run(self._dispatch(block))
 

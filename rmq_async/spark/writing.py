@@ -147,7 +147,7 @@ def _without_counterpart(unknown: list[str], names: list[str]) -> str:
 
 
 _WORTH_KEEPING: Final = ("topic", "body", "tags", "keys", "properties", "flag")
-"""Columns that are both read and written, without those of the queue."""
+"""Columns that are both read and written, without the columns of the queue."""
 
 
 def check_topic(options: WriteOptions) -> None:

@@ -1,4 +1,4 @@
-"""The certificates of one cluster: those of a certificate authority, of a server at 127.0.0.1 and localhost, and of a client."""
+"""The certificates of one cluster: of a certificate authority, of a server at 127.0.0.1 and localhost, and of a client."""
 
 from __future__ import annotations
 

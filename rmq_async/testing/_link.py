@@ -36,7 +36,9 @@ class Link(asyncio.Protocol, ABC):
         """Handle one received command."""
 
     def broken(self, error: ProtocolError) -> None:
-        """Handle bytes that are no frame, or a frame that is no command; raise ``error`` unless a subclass does otherwise."""
+        """Handle bytes that are not a frame, or a frame that is not a command; raise ``error`` unless a subclass does
+        otherwise.
+        """
         raise error
 
     @property

@@ -294,7 +294,7 @@ class Pump:
         self._wake.set()
 
     async def _next(self) -> memoryview | End:
-        """Wait until bytes may pass; return those of the next write, or the end of the stream."""
+        """Wait until bytes may pass; return the bytes of the next write, or the end of the stream."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()

@@ -64,7 +64,7 @@ class Answer:
     """Sends a response to the last request, or to the one at index ``to`` of those received.
 
     Attributes:
-        opaque: None for that of the request, a number in place of it, or a function that makes a number from it.
+        opaque: None for the request's number, another number, or a function that makes a number from it.
         pieces: The number of parts, of about equal size, in which the frame is written, or the byte offsets at which it is cut.
         pause: Seconds between two parts.
         form: The encoding of the header.

@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf
-        """Time (monotonic) of a recent read in which an answer confirmed a stored message; -infinity without one."""
+        """Time (monotonic) of a recent read in which an answer confirmed a stored message; -infinity if there is none."""
         self.strays = 0
         """Number of answers without a request."""
         self._loop = asyncio.get_running_loop()
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
     def silent_for(self, now: float) -> float:
         """Return the seconds since the first request, long polls excepted, that was written after the last byte came.
 
-        0 without one.
+        0 if there is none.
         """
         return max(0.0, now - self.requests.deadlines.silent_since)
 

@@ -62,7 +62,7 @@ OnewayCallback = tuple[Callable[[int], None], int]
 
 
 class HeldFrame(NamedTuple):
-    """A frame that is held back: that of the request ``pending``, or a one-way frame with the callback ``oneway``."""
+    """A frame that is held back: the frame of the request ``pending``, or a one-way frame with the callback ``oneway``."""
 
     parts: bytes | list[bytes]
     pending: Pending | None
@@ -157,7 +157,8 @@ class Deadlines:
         self.at = inf
         """A request with a deadline before this time calls ``arm``; -infinity after ``stop``."""
         self.silent_since = inf
-        """Time of the first write of a request, long polls excepted, since data was last received; infinity without one."""
+        """Time of the first write of a request, long polls excepted, since data was last received; infinity if there is
+        none."""
         self.received = 0
         """Number of bytes received."""
         self._flush = flush

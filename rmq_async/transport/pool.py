@@ -210,7 +210,7 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Return the time (monotonic) of a recent read in which a server confirmed a stored message; None without one."""
+        """Return the time (monotonic) of a recent read in which a server confirmed a stored message; None if there is none."""
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 

@@ -86,7 +86,7 @@ class Threads:
             _shared.join()
 
     def close(self) -> None:
-        """End this client's use of the threads; that of the last client ends the threads too. A second call has no effect."""
+        """End this client's use of the threads; when the last client does, the threads end. A second call has no effect."""
         if not self._closed:
             self._closed = True
             _shared.leave()

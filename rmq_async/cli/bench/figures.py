@@ -84,7 +84,7 @@ def merged(parts: Iterable[Part]) -> Part:
 
 
 def percentiles(part: Part) -> dict[str, float | None]:
-    """Return milliseconds by name: those of ``PERCENTILES`` and the maximum; None where nothing was timed."""
+    """Return milliseconds by name, for ``PERCENTILES`` and the maximum; None where nothing was timed."""
     number = sum(part.latencies.values())
     if not number:
         return {**dict.fromkeys(PERCENTILES), "max": None}

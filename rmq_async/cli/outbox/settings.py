@@ -11,7 +11,7 @@ from ..options import ClientOptions
 class RelayOptions(ClientOptions):
     """The options.
 
-    Those of ``rmq_async.outbox.Outbox`` have its names.
+    Settings of ``rmq_async.outbox.Outbox`` have the names of its arguments.
 
     Attributes:
         every: Seconds between two lines of progress.

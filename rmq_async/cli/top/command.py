@@ -63,7 +63,7 @@ class _TopOptions(ClientOptions):
     metavar="TEXT",
     help="Topics whose names contain this or match it (orders*), and groups that do so or read such topics.",
 )
-@click.option("--system", is_flag=True, help="Those of the system too.")
+@click.option("--system", is_flag=True, help="Include names of the system.")
 @client_options
 @pass_options(_TopOptions)
 def top(options: _TopOptions) -> int:

@@ -23,7 +23,7 @@ COLUMNS: Final = {
     "groups": ("group", "lag", "rate", "members", "oldest", "retries"),
     "brokers": ("broker", "state", "in", "out", "disk", "version", "address", "replicas", "cluster"),
 }
-"""Table -> headings of its columns; the first one is that of the name."""
+"""Table -> headings of its columns, of which the first one is the name."""
 _FIELDS: Final = {"in": "in_rate", "out": "out_rate", "disk": "disk_used"}
 _KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 _SCROLL: Final = {

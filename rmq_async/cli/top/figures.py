@@ -50,7 +50,7 @@ class GroupRow:
     """The figures of one group.
 
     Attributes:
-        rate: Messages a second that are committed, those of retries not included.
+        rate: Messages a second that are committed, retries not included.
         oldest: Seconds since the oldest uncommitted message that was found was stored.
         lag: None if a broker refused them. ``rate``.
         retries: See ``lag``.
@@ -126,7 +126,7 @@ class Watch:
         Args:
             at: Monotonic seconds.
             time_ms: Epoch ms.
-            patterns: Those of the groups to show, which match the name of the group or of one of its topics.
+            patterns: Patterns of the groups to show; each matches the name of the group or of one of its topics.
         """
         last = self._last or Overview({}, {}, {})
         seconds = None if self._last is None else max(at - self._at, 1e-3)
@@ -202,7 +202,7 @@ class _Rates:
         went: See ``came``.
         part: The field of MessageQueue to sum by, "topic" or "broker_name".
         came_to: Topics or brokers with a known rate of stored messages.
-        went_from: Those with a known rate of committed ones.
+        went_from: Topics or brokers with a known rate of committed messages.
     """
 
     def __init__(

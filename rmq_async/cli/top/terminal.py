@@ -25,7 +25,7 @@ Settings = list[Any]
 def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iterator[None]:
     """Call ``press`` for each key, ``gone`` when the terminal has been closed; restore the terminal's settings at the end.
 
-    Do nothing if standard input is no terminal.
+    Do nothing if standard input is not a terminal.
     """
     if not os.isatty(STDIN):
         yield
@@ -56,7 +56,7 @@ def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iter
 
 
 def settings_now() -> Settings | None:
-    """Return the settings of the terminal on standard input; None if standard input is no terminal."""
+    """Return the settings of the terminal on standard input; None if standard input is not a terminal."""
     return termios.tcgetattr(STDIN) if os.isatty(STDIN) else None
 
 

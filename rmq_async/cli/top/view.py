@@ -16,7 +16,7 @@ from .figures import Figures
 
 KEYS: Final = "q quit   Tab table   s sort   r reverse   / filter   Esc clear   j k scroll"
 BESIDE_ROWS: Final = 3 + 2 * len(TABLES)
-"""Lines beside the rows of tables: those of state and keys, titles and headings, and the last line, which stays empty."""
+"""Lines beside the rows of tables: state, keys, titles, headings, and the last line, which stays empty."""
 LEAST: Final = 2
 """Rows per table, on average, that the view has room for at least, also on a terminal that is too low."""
 _TO_THE_RIGHT: Final = frozenset(

@@ -48,7 +48,7 @@ class SavedPositions(Commits):
     """The positions of a broadcast member, loaded and saved.
 
     Args:
-        store: The user's store, None without one.
+        store: The user's store, None if there is none.
         context: The context that is copied for each call of its functions.
 
     Attributes:
@@ -69,8 +69,8 @@ class SavedPositions(Commits):
     async def load(self, topic: str) -> Mapping[MessageQueue, int]:
         """Load and return the stored positions of a topic (its name on the wire).
 
-        Raise the errors of the user's ``load``, and ConfigError if that is no coroutine function or returns something else than
-        positions of the topic.
+        Raise the errors of the user's ``load``, and ConfigError if that is not a coroutine function or returns something else
+        than positions of the topic.
         """
         names = self._instance.names
         if self._store is None:
@@ -91,8 +91,8 @@ class SavedPositions(Commits):
     async def now(self) -> None:
         """Save the positions if any has changed.
 
-        Raise the errors of the user's ``save``, ConfigError if that is no coroutine function, and TimeoutError after SAVE_TIME
-        seconds.
+        Raise the errors of the user's ``save``, ConfigError if that is not a coroutine function, and TimeoutError after
+        SAVE_TIME seconds.
         """
         for held in self._held():
             if held.is_owned:
@@ -106,7 +106,7 @@ class SavedPositions(Commits):
             raise
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Save all positions, with that of a queue that is given up or moved.
+        """Save all positions, including the position of a queue that is given up or moved.
 
         Return whether that succeeded within LAST_TIME seconds and by ``deadline()``, a monotonic time. A look before that shows
         whether the broker has what was read; where it does not answer, the position stays.
@@ -243,7 +243,7 @@ class Starts:
         self._positions.known.update(found)
 
     async def offset(self, queue: MessageQueue) -> tuple[int, int | None]:
-        """Return the offset at which the reading of a queue begins, and its known position, None without one.
+        """Return the offset at which the reading of a queue begins, and its known position or None.
 
         Raise the errors of the request.
         """

@@ -257,7 +257,7 @@ class ByHand:
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
         """Put the messages of a step back into the buffer.
 
-        Abandon those of queues that are given up, and all of them while the consumer stops.
+        Abandon messages of queues that are given up, and all messages while the consumer stops.
 
         Args:
             held: The only queue whose messages are put back; None for all.
@@ -284,7 +284,7 @@ class ByHand:
         return any(hand.task is task and hand.iterated and hand.left for hand in self.running.values())
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Return a name for the iteration of which ``task`` has messages in hand; None without one. From any thread."""
+        """Return a name for the iteration of which ``task`` has messages in hand; None if there is none. From any thread."""
         for hand in list(self.running.values()):
             if hand.task is task and hand.iterated and hand.left:
                 return f"the iteration over topic {hand.delivery.topic} in task {task.get_name()}"

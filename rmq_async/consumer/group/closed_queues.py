@@ -84,7 +84,7 @@ class ClosedQueues:
         self._group = group
         self.limits: GroupLimits | None = None
         self._tables: dict[str, tuple[float, SubscriptionGroupConfig | None]] = {}
-        """Broker -> monotonic time at which it was asked for the settings of all groups, and those of this one."""
+        """Broker -> monotonic time at which it was asked for the settings of all groups, and the settings of this group."""
         self._problems: dict[tuple[str, str, ProblemCode], Problem] = {}
         self._grown = asyncio.Event()
         """An event that is set when the route of the retry topic has changed."""

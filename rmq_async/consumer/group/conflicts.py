@@ -130,7 +130,7 @@ class Namesakes:
 
     @property
     def found(self) -> str | None:
-        """A text about another process with the id; None without one. It may be read from any thread."""
+        """A text about another process with the id; None if there is none. It may be read from any thread."""
         sure = [
             place for broker, listed in [*self._listed.items()] if listed.is_sure for place in _shown(broker, listed.long())
         ]
@@ -145,11 +145,11 @@ class Namesakes:
 
     @property
     def due(self) -> float | None:
-        """The monotonic time at which an entry has been listed for long enough, or for longer; None without one."""
+        """The monotonic time at which an entry has been listed for long enough, or for longer; None if there is none."""
         return min([due for listed in self._listed.values() if (due := listed.due()) is not None], default=None)
 
     def heard(self, command: RemotingCommand) -> None:
-        """Take note of a request of a broker: it may bear the mark of this process, or that of another one with the id."""
+        """Take note of a request of a broker: it may have the mark of this process, or of another process with the id."""
         mark = (command.ext_fields or {}).get(MARK)
         if mark == self._mark:
             self._came_here = True

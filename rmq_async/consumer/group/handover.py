@@ -138,7 +138,7 @@ class Takeover:
     Args:
         group: Name of the group on the wire.
         patience: Seconds that a former owner has for unlocking a queue, to which CRASH_MARGIN is added.
-        open: Called with a queue, its start offset, the committed offset, None without one, and what ``look`` has returned.
+        open: Called with a queue, its start offset, the committed offset or None, and the result of ``look``.
         departed: Returns the client ids of former members, and the monotonic times at which they left the list.
     """
 

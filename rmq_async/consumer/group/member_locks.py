@@ -25,7 +25,7 @@ class MemberLocks:
 
     Args:
         group: Name of the group on the wire.
-        ordered: Names of the ordered topics on the wire. Methods without a docstring do what those of QueueLocks do.
+        ordered: Names of the ordered topics on the wire. Methods without a docstring do the same as in QueueLocks.
     """
 
     def __init__(self, instance: ClientInstance, group: str, ordered: Collection[str] = ()) -> None:

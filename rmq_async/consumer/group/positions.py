@@ -205,7 +205,7 @@ def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 
 
 async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> tuple[int, int | None]:
-    """Return the offset at which a member takes the queue over, and the committed offset, None without one.
+    """Return the offset at which a member takes the queue over, and the committed offset or None.
 
     Raise the errors of the requests.
     """

@@ -115,7 +115,9 @@ class QueueLocks:
         return any(self._instance.routes.address_of(broker_name) is None for broker_name in self._granted_by)
 
     def doubt_replaced(self) -> frozenset[str]:
-        """Look which brokers may be another process than at the grant of their locks; return those with locks to request there."""
+        """Find brokers that may be another process than at the grant of their locks; return the brokers with locks to request
+        there.
+        """
         for broker_name, known in [*self._granted_by.items()]:
             if self._instance.is_replaced(broker_name, known):
                 self._replaced(broker_name)

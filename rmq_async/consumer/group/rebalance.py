@@ -50,7 +50,7 @@ COUNT_EVERY: Final = 20.0
 queue a moment after it has seen that the queue is gone."""
 LONGEST_REQUEST: Final = 1.0
 SPACING: Final = 1.0
-"""Seconds from the beginning of one round to that of the next, at least."""
+"""Minimum seconds from the beginning of one round to the beginning of the next."""
 LOOK_UP_EVERY: Final = 2.0
 """Seconds between two requests for the route of a topic that no name server knows, or from whose route queues have left
 lately."""

@@ -54,7 +54,7 @@ async def joined_settings(
 def missing_group(
     instance: ClientInstance, group: str, error: SubscriptionGroupNotExistError
 ) -> SubscriptionGroupNotExistError:
-    """Return the error of a start in a group that a broker does not have; ``error`` is that of the broker."""
+    """Return the error of a start in a group that a broker does not have; ``error`` is the broker's error."""
     name, remark = instance.names.display_name(group), without_faq(error.remark).rstrip(".! ")
     text = (
         f"{remark}; group {name} is not there, and the broker creates none: create it (Admin.create_group, rmq group create), or "
@@ -112,7 +112,8 @@ class GroupLimits:
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, broker: str, topic: str) -> int | None:
-        """Return the maximum number of retries at a broker, the last known one if it does not answer; None without one.
+        """Return the maximum number of retries at a broker, the last known number if it does not answer; None if no number is
+        known.
 
         Args:
             topic: Name on the wire of a topic that the broker has.

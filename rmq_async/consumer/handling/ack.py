@@ -131,7 +131,7 @@ class Settling:
 
     Args:
         retry: The Retry of subscriptions without their own.
-        ended: Called with each message that has its outcome, except those of ``done_all``.
+        ended: Called with each message that has its outcome, except messages of ``done_all``.
         again: Called with a message that this member handles again, and the monotonic time of that, 0 for at once.
         all_done: Called by ``done_all`` with messages that are done, and their queues.
     """
@@ -201,7 +201,7 @@ class Settling:
         """Decide about messages that are not done, and log the decisions.
 
         Args:
-            shared: The error of the whole call, if any; other causes are those of single messages.
+            shared: The error of the whole call, if any; other causes belong to single messages.
         """
         decided: Decided = {item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items()}
         self._log(delivery, decided, shared)

@@ -1,4 +1,4 @@
-"""The messages that wait for the handler of one subscription, by queue, and the choice of those for its next call,
+"""The messages that wait for the handler of one subscription, by queue, and the choice of messages for its next call,
 at the subscription's rate. It does no I/O and reads no clock.
 
 A call takes the next message of one queue. Where calls take batches, it takes up to ``batch_size`` messages, of one queue and then
@@ -169,7 +169,7 @@ class Backlog:
 
         Args:
             now: Monotonic time; messages of the line that are not due then stay.
-            size: Maximum number; 0 for that of the subscription.
+            size: Maximum number; 0 for the ``batch_size`` of the subscription.
         """
         size = size or self.size
         held, lines = next(iter(self.turns.items()))

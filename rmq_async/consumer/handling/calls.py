@@ -118,7 +118,7 @@ class HandlerCalls:
     Args:
         concurrency: Maximum number of threads for plain functions.
         settling: Decides about the messages of a call, and carries out what it has decided.
-        context: Each call but those of ``call_once`` runs in a copy of it.
+        context: Context of which each call runs in a copy, except calls of ``call_once``.
     """
 
     def __init__(
@@ -238,18 +238,20 @@ class HandlerCalls:
             CURRENT.reset(token)
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether ``task`` is that of a call; False for one of ``call_once``."""
+        """Return whether ``task`` runs a call; False for a task of ``call_once``."""
         return any(delivery.task is task for delivery in self.running)
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Return the name of the handler that runs in ``task``; None without one, and in ``call_once``. From any thread."""
+        """Return the name of the handler that runs in ``task``; None if there is none, and in ``call_once``. From any
+        thread.
+        """
         for delivery in list(self.running):
             if delivery.task is task and delivery.state == "running":
                 return f"handler {delivery.subscription.name}"
         return None
 
     async def cut_off(self, timeout: float) -> None:
-        """Cancel all calls but that of the current task, and wait until they have ended, up to ``timeout`` seconds.
+        """Cancel all calls except the call of the current task, and wait until they have ended, up to ``timeout`` seconds.
 
         Plain functions run on in their threads, and the log names them.
         """

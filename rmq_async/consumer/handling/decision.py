@@ -52,7 +52,7 @@ def level_of(delay: float) -> int:
 
 
 def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
-    """Return the delay of a RetryLater, else that of ``retry``, in seconds, 0 or more; None for the default.
+    """Return the delay of a RetryLater, else the delay of ``retry``, in seconds, 0 or more; None for the default.
 
     Raise the errors of ``float()`` for the value and of ``retry.delays``, AttributeError for a RetryLater without ``delay``,
     ValueError for NaN.

@@ -64,7 +64,7 @@ class Dispatcher:
         self._rests = Rests(self._rested)
         self.keyless = KeylessMessages()
         self.paused: frozenset[Subscription] = frozenset()
-        """Paused subscriptions: no call begins with their messages, those of the retry topic included."""
+        """Paused subscriptions: no call begins with their messages, messages of the retry topic included."""
         self.may_begin: Callable[[HeldQueue], bool] = _always
         """Returns whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
         self.has_thread: Callable[[], bool] = _granted
@@ -165,7 +165,7 @@ class Dispatcher:
         return dropped
 
     def remove(self, held: HeldQueue, items: Collection[Waiting]) -> list[Waiting]:
-        """Remove those of ``items``, messages of a queue without lines, that wait for a call, and return them."""
+        """Remove and return the ``items`` (messages of a queue without lines) that wait for a call."""
         removed: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
@@ -194,7 +194,7 @@ class Dispatcher:
         self._rests.close()
 
     def look_again(self) -> None:
-        """Start calls, also those of ordered queues that were not allowed to begin before."""
+        """Start calls, also calls of ordered queues that were not allowed to begin before."""
         for backlog in self._backlogs.values():
             for held, lines in backlog.lines.items():
                 backlog.check(held, lines)
@@ -252,8 +252,8 @@ class Dispatcher:
 
     def next_of(self, subscription: Subscription) -> Waiting | None:
         """Remove and return the next message for the slot of a call that has ended, without checking whether there are fewer
-        slots now. Return None if there is no message, if another subscription gets the slot, and where ``pump`` has to decide:
-        with a rate or a pause.
+        slots now. Return None if there is no message, if another subscription gets the slot, and where ``pump`` has to
+        decide: with a rate or a pause.
         """
         backlog = self._backlogs[subscription]
         turns = backlog.turns

@@ -46,7 +46,7 @@ class CallHooks:
         """Call the hooks after a handler.
 
         Args:
-            error: The error of the call; None without one.
+            error: The error of the call, or None.
             frames: The traceback that it had when the handler ended; hooks see both, and the delivery does not keep the frames.
         """
         if error is not None:

@@ -250,7 +250,7 @@ class Lines:
         return dropped
 
     def remove(self, items: Collection[Waiting]) -> list[Waiting]:
-        """Remove those of ``items``, messages without a line, that wait, and return them."""
+        """Remove and return the waiting ``items``, which are messages without a line."""
         removed = [item for item in self.ready if item in items]
         self.ready = deque([item for item in self.ready if item not in items])
         return removed
@@ -289,7 +289,7 @@ class Rests(Generic[B]):
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Number of entries, including those of dropped lines that are not due yet."""
+        """Number of entries, including entries of dropped lines that are not due yet."""
         return len(self._entries)
 
     def add(self, backlog: B, held: HeldQueue, line: Line) -> None:

@@ -106,7 +106,7 @@ class LoopWatch:
                 self._thread.join()
 
     def newest(self, find: Find) -> Block | None:
-        """Return the newest block that ``find`` has named; None without one. From any thread."""
+        """Return the newest block that ``find`` has named; None if there is none. From any thread."""
         return self._blocks.get(find)
 
     def _start(self) -> None:
@@ -124,10 +124,10 @@ class LoopWatch:
             held = self.look(held)
 
     def look(self, held: _Held | None) -> _Held | None:
-        """Name a task that has blocked the loop for long.
+        """Name a task that has blocked the loop for long; return the result for the next look.
 
         Args:
-            held: The result of the look before; returns that of this one.
+            held: The result of the previous look.
         """
         overdue = max((each() for each in tuple(self.finders.values())), default=0.0)
         task = asyncio.current_task(self._loop) if overdue > 0 else None

@@ -224,7 +224,7 @@ class PopCore:
         return True
 
     async def _change(self, lease: Lease, milliseconds: int, *, suspend: bool) -> RocketMQError | None:
-        """Send one change of a handle that is held; return the error, None without one.
+        """Send one change of a handle that is held; return the error or None.
 
         If the broker may have handled the change in spite of the error, the lease becomes ADRIFT.
         """

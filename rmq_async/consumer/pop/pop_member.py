@@ -37,7 +37,7 @@ OLDEST: Final = 477
 """``MQVersion.V5_3_2``."""
 _V4_0_0: Final = 213
 _PER_NUMBER: Final = 2
-"""Each version has two numbers in ``MQVersion``: that of its snapshots and that of its release."""
+"""Each version has two numbers in ``MQVersion``, one for its snapshots and one for its release."""
 AT_ONCE: Final = 16
 LOOK_SPREAD: Final = 0.25
 KEPT_FOR: Final = 300.0

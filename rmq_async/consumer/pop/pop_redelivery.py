@@ -29,7 +29,7 @@ USUAL_LIMIT: Final = 16
 DELAYS: Final = (
     10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0,
 )  # fmt: skip
-"""Seconds before the second, third, ... attempt, the last one repeated: those of Java's push consumer when it pops."""
+"""Seconds before the second, third, ... attempt, the last one repeated; the values of Java's push consumer when it pops."""
 
 
 def delay_after(attempt: int) -> float:

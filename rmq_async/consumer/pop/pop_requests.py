@@ -43,7 +43,7 @@ from ...transport import CloseReason, ConnectionPool, client_context
 from ..subscription import Subscription
 
 ANSWER_WITHIN: Final = 10.0
-"""Seconds for the answer to a pop, beyond those for which the broker may hold it, as in Java's client."""
+"""Seconds for the answer to a pop, beyond the time for which the broker may hold it, as in Java's client."""
 DECODE_IN_THREAD: Final = 64 * 1024
 """Size of a body, in bytes, from which on a thread decodes it."""
 ANY_QUEUE: Final = -1
@@ -145,7 +145,7 @@ class Requests:
         """Make the connection pools. Raises as ``client_context`` does.
 
         Args:
-            hooks: Those of the consumer's requests.
+            hooks: Hooks of the consumer's requests.
         """
         self._hooks = hooks
         self.pool = await self._new_pool()

@@ -562,7 +562,8 @@ class Assignment:
             await asyncio.wait([pulls])
 
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
-        """Wait until every call of the queue has ended, no message waits for one, and those without a handler are given back.
+        """Wait until every call of the queue has ended, no message waits for one, and messages without a handler are given
+        back.
 
         Return True then. Return False at ``deadline``, when a stop leaves no more time, and if no step (by hand) will take the
         waiting messages.

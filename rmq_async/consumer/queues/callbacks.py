@@ -114,7 +114,7 @@ class AssignmentCallbacks:
         return event
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether ``task`` is that of a call."""
+        """Return whether ``task`` runs a callback."""
         return task is not None and task is self._running
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:

@@ -213,7 +213,7 @@ class Intake:
     def _buffer_again(self, held: HeldQueue, messages: list[MessageExt]) -> None:
         """Buffer messages that are to be delivered again, each for the subscription of the topic that it was sent to.
 
-        Pass those without one to ``orphan``.
+        Pass messages without a subscription to ``orphan``.
         """
         for message in messages:
             topic = original_topic(message.topic, message.properties)

@@ -98,7 +98,7 @@ class Clustering:
         self._first[topic] = await first_positions(instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset that the broker keeps for the group; None without one.
+        """Return the offset that the broker keeps for the group; None if there is none.
 
         Raise the errors of the request.
 

@@ -43,7 +43,7 @@ class WatchedMember:
 
     @property
     def context(self) -> Context | None:
-        """The caller's context, in which a selector chooses the queue of further attempts; None without one."""
+        """The caller's context, in which a selector chooses the queue of further attempts; None if there is none."""
         return getattr(self._receiver, "context", None)
 
     def done(self) -> bool:

@@ -158,7 +158,7 @@ class Batcher:
         return [*self._in_turn.values(), *self.fixed.values(), *self._chosen.values()]
 
     def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
-        """Let hooks see the attempts of an unordered request, those of a batch as a whole."""
+        """Let hooks see the attempts of an unordered request; they see a batch as a whole."""
         if self._watchers.active:
             shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
             self._context.run(self._watchers.watch, outgoing, shown, "sync", read)
@@ -740,7 +740,7 @@ class QueueGathering(Gathering):
 
 
 def _replace(outgoing: Outgoing, other: Outgoing) -> None:
-    """Replace the messages of ``outgoing`` by those of ``other``."""
+    """Replace the messages of ``outgoing`` by the messages of ``other``."""
     outgoing.unique_id, outgoing.properties, outgoing.body = other.unique_id, other.properties, other.body
     outgoing.batch_ids = other.batch_ids
 

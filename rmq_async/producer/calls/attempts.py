@@ -104,7 +104,7 @@ class AttemptRecord:
         """Replace the error of an attempt that timed out without a connection; return whether this is such an attempt.
 
         Args:
-            error: The new error, that of the call's whole wait.
+            error: The new error, of the call's whole wait.
         """
         if self.connection is not None or not isinstance(self.error, RequestTimeoutError):
             return False
@@ -184,7 +184,7 @@ class Attempts:
         return self._dropped_maybe_stored or any(record.maybe_stored for record in self)
 
     def kinds(self) -> Counter[str]:
-        """Count all attempts by the name of their error, "no answer" for those without one."""
+        """Count all attempts by the name of their error, or as "no answer"."""
         return self._dropped_kinds + Counter(kind_of(record.error) for record in self)
 
     @property

@@ -90,7 +90,7 @@ class Brokers(NamedTuple):
         avoided: Slow brokers that selection passes over at the moment. They stay candidates of a step, but an attempt on
             another broker is not capped for their sake.
         down: Brokers without a connection whose newest connect failed or still runs.
-        resting: Those of ``down`` that are in back-off.
+        resting: Brokers of ``down`` that are in back-off.
     """
 
     names: frozenset[str]

@@ -135,7 +135,7 @@ class Encoder:
     """Encodes messages with the settings, unique ids and clock of one producer.
 
     Attributes:
-        instance: The property that names the client's ``namespace``, empty without one.
+        instance: The property that names the client's ``namespace``, empty if there is none.
         outgoing: The class that is made, ``Watched`` if calls have hooks.
     """
 

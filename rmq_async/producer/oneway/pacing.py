@@ -39,7 +39,7 @@ class OnewayPacing:
 
     Attributes:
         size: Messages of a window.
-        sent: Those of the window that fills.
+        sent: Messages that were sent in the window that fills.
         open: Number of open windows.
         errors: Windows whose ordinary request failed or was refused.
     """

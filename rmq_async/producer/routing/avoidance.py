@@ -97,7 +97,7 @@ class Avoidance(ABC, Generic[S]):
             self.proved(broker)
 
     def moved(self, brokers: Collection[str]) -> None:
-        """Remove those of ``brokers`` whose master has another address now: the faults were those of another process."""
+        """Remove the ``brokers`` whose master has another address now: another process had the faults."""
         for broker in [broker for broker in self.items if broker in brokers]:
             address = self._address_of(broker)
             if address is not None and address != self.items[broker].address:
@@ -116,11 +116,11 @@ class Avoidance(ABC, Generic[S]):
         return item is None or (now >= item.available_from and not self._busy(broker))
 
     def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
-        """Return those of ``brokers`` that are not usable."""
+        """Return the ``brokers`` that are not usable."""
         return frozenset([broker for broker in self.items.keys() & brokers if not self.usable(broker, now)])
 
     def best(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Return the usable ones of ``brokers``; ``brokers`` itself if all are usable; those of ``_of_none`` if none is."""
+        """Return the usable ``brokers``: ``brokers`` itself if all are usable, the result of ``_of_none`` if none is."""
         avoided = self.avoided(brokers, now)
         if not avoided:
             return brokers

@@ -159,7 +159,7 @@ class LatencyTable(Avoidance[FaultItem]):
     """The faulty brokers of one producer.
 
     Attributes:
-        late: Those with an attempt in flight for longer than ``patience``.
+        late: Brokers with an attempt in flight for longer than ``patience``.
     """
 
     __slots__ = ("late", "table")

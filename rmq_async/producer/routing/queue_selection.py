@@ -186,7 +186,7 @@ class QueueSelection:
         return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
 
     def avoided(self, brokers: Collection[str]) -> Collection[str]:
-        """Return those of ``brokers`` that attempts avoid as long as there are others."""
+        """Return the ``brokers`` that attempts avoid as long as there are others."""
         faults = self.faults
         if faults is None or self.custom or not (faults.items or faults.measures):
             return ()
@@ -256,7 +256,7 @@ class QueueSelection:
     def pick(self, topic_queues: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
         """Return the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer.
 
-        Those of brokers that are away are passed over, if there are others.
+        Queues of brokers that are away are skipped, if there are others.
         """
         if topic_queues.route.is_fixed:
             here = [queue for queue in queues if topic_queues.knows(queue)]

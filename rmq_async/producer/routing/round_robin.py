@@ -16,7 +16,7 @@ from ... import machine
 TOPICS_KEPT: Final = 1024
 """Maximum number of topics that are remembered; the oldest is dropped for a new one."""
 QUEUES_KEPT: Final = 4096
-"""Maximum number of queues of one topic that are remembered in addition to those of the current list."""
+"""Maximum number of queues of one topic that are remembered in addition to the current list."""
 
 
 class _Topic:

@@ -85,7 +85,7 @@ class Router:
         return topic_queues.by_queue.get(queue) or topic_queues.reachable(queue)
 
     async def choose(self, topic_queues: TopicQueues, brokers: Collection[str], message: Message, deadline: float) -> Target:
-        """Return the queue that the producer's selector chooses for an attempt, among those of ``brokers``."""
+        """Return the queue that the producer's selector chooses for an attempt, among the queues of ``brokers``."""
         queues = topic_queues.queues if brokers is topic_queues.brokers else topic_queues.queues_of(brokers)
         chosen = cast(QueueSelection, self.selection).ask(None, topic_queues, queues, message, None, deadline)
         return topic_queues.target(chosen if isinstance(chosen, MessageQueue) else await self.unless_stopped(chosen))

@@ -121,7 +121,7 @@ _MAX_CACHED_KEY: Final = 128
 _hashes: dict[str, int] = {}
 """Cached hashes of short keys."""
 _POWERS: Final = tuple([pow(31, exponent, 1 << 32) for exponent in reversed(range(_MAX_CACHED_KEY))])
-"""The factors of a short key's characters in Java's ``String.hashCode``; the last one is that of the last character."""
+"""The factors of a short key's characters in Java's ``String.hashCode``; the last factor belongs to the last character."""
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:

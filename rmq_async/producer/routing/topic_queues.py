@@ -162,7 +162,7 @@ class TopicQueues:
         without: Queues that the route names but their brokers do not have; they stay in a list that is fixed.
 
     Attributes:
-        queues: Those of brokers with a master.
+        queues: The queues of brokers with a master.
         keyed: Those among which keys and selectors choose: ``queues``, but with an order conf and for a static topic all that
             the route lists, so that no key moves while a broker is away.
         several: A retry may go to another broker.
@@ -249,7 +249,7 @@ class TopicQueues:
         raise BrokerNotFoundError(f"topic {topic}: none of {names} has a writable queue any more; send again")
 
     def queues_of(self, brokers: Collection[str], queues: tuple[MessageQueue, ...] | None = None) -> tuple[MessageQueue, ...]:
-        """Return those of ``queues`` (default: all of the topic) that ``brokers`` hold."""
+        """Return the queues of ``queues`` (default: all queues of the topic) that ``brokers`` hold."""
         holders, queues = self._holders, self.queues if queues is None else queues
         return tuple([queue for queue in queues if holders.get(queue, queue.broker_name) in brokers])
 

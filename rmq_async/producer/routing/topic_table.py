@@ -29,7 +29,7 @@ from .topic_queues import HeaderSettings, Target, TopicQueues, is_writable
 logger = logging.getLogger("rmq_async.producer")
 
 DEPARTED_KEPT: Final = 1024
-"""Maximum number of topics whose brokers are remembered, and of those whose departed brokers are remembered."""
+"""Maximum number of topics whose brokers are remembered, and of topics whose departed brokers are remembered."""
 NAMES_KEPT: Final = 256
 """Maximum number of brokers that are remembered for one topic: a name server may name others in each answer."""
 LONGEST_NAME: Final = 255
@@ -43,7 +43,7 @@ class TopicTable:
     """The topic table of one producer.
 
     Args:
-        topics: Those whose routes are fetched at the start (``warm_up``) and always kept.
+        topics: Topics whose routes are fetched at the start (``warm_up``) and always kept.
 
     Attributes:
         queues_by_topic: By the topic's name in the API; a plain dict, because each message looks it up.

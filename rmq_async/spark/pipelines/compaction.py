@@ -75,7 +75,7 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
     """Rewrite the small files of the archive at ``path``.
 
     Args:
-        ddl: Its columns without those of partitions.
+        ddl: Its columns without the columns of partitions.
 
     Raises:
         ConfigError: For a session of Spark Connect, for a store that is not known to rename atomically and for a log of an

@@ -59,15 +59,15 @@ class Reconciled:
     """The result of one run.
 
     Attributes:
-        sent: Numbers of rows of the table, with those of the ``slack``.
+        sent: Number of rows of the table, rows of the ``slack`` included.
         acknowledged: See ``sent``.
         messages: Number of messages of the topics in the window; by key, a message counts for each of its keys.
         matched: Number of acknowledged rows that have a message; except by key, rows of one identity count as one. The next
             four fields count the findings of each kind; ``copies``: number of surplus messages.
         without_id: Acknowledged rows in the window without an identity.
-        messages_without_id: Messages in the window without one.
+        messages_without_id: Messages in the window without an id.
         deleted: Number of offsets before the first messages of the topics' queues; missing messages may be among them.
-        oldest: Store time of the oldest message that was read, None without one.
+        oldest: Store time of the oldest message that was read; None if no message was read.
         failed: Whether there are findings of ``fail_on``, or ``without_id`` is above 0.
     """
 
@@ -329,7 +329,7 @@ class _Reconcile:
 
 
 def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
-    """Return the columns named by the arguments, else those of an outbox or the defaults.
+    """Return the columns named by the arguments, else the columns of an outbox or the defaults.
 
     Id and state are None if they are not needed and not among ``columns``.
     """

@@ -60,8 +60,8 @@ class Faults:
             names begin with ``group``, and a rate of half to one and a half times the given one.
 
     Raises:
-        SimulationError: For a str as ``kinds``, for an unknown kind, for a rate that is no finite number from 0 on, and unless
-            ``start`` and ``end`` are numbers with 0 <= start <= end.
+        SimulationError: For a str as ``kinds``, for an unknown kind, for a rate that is not a finite number from 0 on, and
+            unless ``start`` and ``end`` are numbers with 0 <= start <= end.
         TypeError: For ``kinds`` that are not iterable.
     """
 

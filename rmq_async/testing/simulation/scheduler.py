@@ -66,7 +66,7 @@ class Call:
         self.args = args
         self.context = context
         self.at = -1
-        """Time of the timer in nanoseconds; -1 for a call that is no timer."""
+        """Time of the timer in nanoseconds; -1 for a call that is not a timer."""
         self.waits = False
         """Whether the call is in the heap of timers."""
 

@@ -69,7 +69,7 @@ class Simulation:
         trace: True prints each frame.
 
     Raises:
-        SimulationError: For a number that is no int or out of range, and for other ``faults``.
+        SimulationError: For a number that is not an int or out of range, and for other ``faults``.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Simulation:
         """Run ``main(simulation)`` on a separate machine until it ends; return its result or raise its error.
 
         Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine;
-        also for a second call, inside an event loop, and for an object that is no function or returns no awaitable.
+        also for a second call, inside an event loop, and for an object that is not a function or returns no awaitable.
         """
         if self._ran:
             raise SimulationError("run() was called before; make a new Simulation for another run")
@@ -179,7 +179,8 @@ class Simulation:
         """Return the machine of a name: a broker, a name server, or a client machine, which is made at the first request.
 
         Raises:
-            SimulationError: Outside of ``run``, and for a name that is no str, empty, "localhost", or of an unknown server.
+            SimulationError: Outside of ``run``, and for a name that is not a str, is empty, "localhost", or that of an unknown
+                server.
         """
         if not self._running:
             raise SimulationError(f"machine({name!r}) was called outside of run(); call it in the function given to run()")
