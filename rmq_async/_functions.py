@@ -19,7 +19,7 @@ def check_arguments(name: str, function: Callable[..., object], *given: str) -> 
     A function without a known signature, such as some builtins and wrappers of other packages, passes.
 
     Args:
-        name: That of the option.
+        name: Name of the option.
         *given: The names of the arguments.
     """
     if isinstance(function, type) and any("__call__" in vars(each) for each in function.__mro__):

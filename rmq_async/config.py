@@ -39,7 +39,9 @@ _inherited_names: Final[set[str]] = set()
 
 
 def _process_instance_name() -> str:
-    """Return ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share the name, those of two do not."""
+    """Return ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share the name, clients of two processes
+    do not.
+    """
     if not machine.instance_name:
         machine.instance_name = f"{machine.process_id()}#{machine.entropy.getrandbits(32):08x}"
     return machine.instance_name
@@ -181,7 +183,7 @@ class ClientConfig:
             raise ConfigError(f"{both} exclude each other: they are two ways to say the same; give one of them")
 
     def resolved(self) -> ClientConfig:
-        """Return a copy of the settings with the name servers as a sorted tuple, those of NAMESRV_ADDR if none are given.
+        """Return a copy of the settings with the name servers as a sorted tuple, from NAMESRV_ADDR if none are given.
 
         A default ``instance_name`` from before a fork is replaced by this process's own: servers distinguish clients by it.
 

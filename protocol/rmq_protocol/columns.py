@@ -142,7 +142,7 @@ class StoredColumns(_Heads):
 
     Args:
         topics: The topic of each row; empty if topics are not wanted.
-        bodies: Those of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the properties of a row;
+        bodies: Bodies of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the properties of a row;
             ``property_sizes``: their sizes in bytes, empty if properties are not wanted.
         properties: See ``bodies``.
 

@@ -398,7 +398,7 @@ _DAMAGED: Final[tuple[type[Exception], ...]] = (
 def _damaged() -> tuple[type[Exception], ...]:
     """Return the exceptions of damaged input.
 
-    That of zstandard is among them only if the module is loaded: before, it cannot have been raised.
+    The exception of zstandard is among them only if the module is loaded, since it cannot be raised before.
     """
     return (*_DAMAGED, zstandard.ZstdError) if sys.modules.get("zstandard") is not None and zstandard is not None else _DAMAGED
 

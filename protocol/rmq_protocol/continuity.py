@@ -95,7 +95,7 @@ def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delt
 
     Args:
         asked: The offset of the pull, which is returned if the first record cannot be read.
-        offset_delta: That of the pull's response, for a static topic.
+        offset_delta: Offset delta of the pull's response, for a static topic.
     """
     head = _head(body, 0, queue)
     if head is None:

@@ -120,7 +120,7 @@ class FrameTooLargeError(RemoteProtocolError):
     Args:
         size: Bytes of the frame.
         limit: Bytes that were allowed.
-        fields: Those of the header, if the frame is an answer of code 0; else None.
+        fields: Fields of the header, if the frame is an answer of code 0; else None.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ class MessageExt(Struct, frozen=True, gc=False):
     """A message as a broker stored it.
 
     Attributes:
-        properties: All properties, those of the system included.
+        properties: All properties, system properties included.
         queue: The queue that the message was read from.
         body: decompressed.
         sys_flag: As stored, bit 0 cleared if the body was decompressed.

@@ -137,7 +137,7 @@ def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
 def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
     """Return the queues to send to, in the order of a round robin: by broker name, then queue id.
 
-    Those of a static topic by queue id.
+    The queues of a static topic are in the order of their ids.
 
     Only queues with write permission on brokers with a master are returned, but all queues of a static topic, and all that an
     ``order_topic_conf`` names, in its order.

@@ -122,8 +122,8 @@ class RecordBlock(ABC):
         """Keep a valid message.
 
         Args:
-            fields: Those of its record, without the compression bit if the body was decompressed; those of ``_keep_inner`` if
-                it was in an inner batch.
+            fields: Fields of its record, without the compression bit if the body was decompressed; fields of ``_keep_inner``
+                for a message of an inner batch.
         """
 
     def _topic(self, encoded: bytes) -> str:

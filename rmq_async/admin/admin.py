@@ -63,7 +63,7 @@ class Admin(ClientUser):
 
     Args:
         client: Default ``ClientConfig()``.
-        namesrv: Name servers, in place of those of ``client``.
+        namesrv: Name servers, in place of the name servers of ``client``.
         **options: Fields of ClientConfig, which replace those of ``client``. An unknown option is a TypeError, an invalid value
             a ConfigError.
     """
@@ -336,9 +336,9 @@ class Admin(ClientUser):
             return await clients.consumers(instance, self._wire_group(group), self._deadline())
 
     async def groups(self) -> tuple[str, ...]:
-        """Return the names of all consumer groups that the brokers have settings of, those of the system included, sorted.
+        """Return the sorted names of all consumer groups that the brokers have settings of, groups of the system included.
 
-        With ``namespace``, only of those in it. A broker creates a group at its first heartbeat or pull, if the broker's
+        With ``namespace``, only groups in it. A broker creates a group at its first heartbeat or pull, if the broker's
         ``autoCreateSubscriptionGroup`` is on.
         """
         async with self._call() as instance:

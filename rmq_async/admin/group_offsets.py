@@ -1,4 +1,4 @@
-"""Offsets of consumer groups: their values, and resets by time, by offset, or to those of another group.
+"""Offsets of consumer groups: their values, and resets by time, by offset, or to the offsets of another group.
 
 A broker resets offsets in one of two ways. From 5.2.0 on, unless ``useServerSideResetOffset`` is off, it keeps the new offsets
 until a member pulls. Older ones send them to the connected members, by time only, and answer 206 if there are none: the admin

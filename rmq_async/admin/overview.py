@@ -121,7 +121,7 @@ async def _oldest(
 ) -> tuple[int | None, float | None]:
     """Return the store time, in epoch ms, and the age of the oldest uncommitted message that was found; None if none was found.
 
-    MOST_LOOKS queues at most are read, those whose last committed messages are the oldest, and no retry topics.
+    At most MOST_LOOKS queues are read, whose last committed messages are the oldest, and no retry topics.
     """
     behind = [queue for queue, each in queues.items() if each.messages and not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
     ages = {queue: instance.clocks.age(queue.broker_name, queues[queue].last_store_time_ms) for queue in behind}

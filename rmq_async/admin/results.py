@@ -188,7 +188,7 @@ class GroupOverview(msgspec.Struct, frozen=True):
     Attributes:
         members: Client ids of the connected members; None if a broker refused the request, as a busy one does.
         oldest_store_time_ms: Store time of the oldest message that is not committed, epoch ms, retries left out; None if there
-            is none or it could not be read. It is read from two queues at most, those whose last committed messages are the
+            is none or it could not be read. It is read from two queues at most, whose last committed messages are the
             oldest.
         oldest_age: Seconds since then by the clock of its broker, or by this machine's where the broker does not say its time.
         lag_unknown: Brokers that refused the group's offsets; ``lag`` does not include them.

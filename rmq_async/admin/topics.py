@@ -154,7 +154,7 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
 async def delete_at(
     instance: ClientInstance, topic: str, masters: Mapping[str, str], deadline: float, cluster: str | None = None
 ) -> None:
-    """Delete a topic on these brokers, and its route (of ``cluster``; None: of all) on the name servers, if there is one."""
+    """Delete a topic on ``masters``, and its route in ``cluster`` (None: in every cluster) on the name servers."""
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
     for name, response in answers.items():

@@ -49,7 +49,7 @@ class ReplyTable:
     A caller of ``expect`` also calls ``forget``.
 
     Attributes:
-        client_id: That of the instance.
+        client_id: Client id of the instance.
     """
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ class TopicUse:
         return len(self._unused)
 
     def hold(self, topic: str) -> None:
-        """Keep the topic until ``release`` has been called as often."""
+        """Keep the topic until ``release`` has been called as often as ``hold``."""
         self._held[topic] = self._held.get(topic, 0) + 1
 
     def release(self, topic: str) -> None:

@@ -106,7 +106,7 @@ class Call(Struct, eq=False, weakref=True):
         """Note that the handler has ended.
 
         Args:
-            outcome: That of all messages; None while it is not known.
+            outcome: Outcome of all messages; None while it is not known.
         """
         self.state, self.outcome, self.elapsed = "settling", outcome, machine.monotonic() - self.began
 

@@ -438,7 +438,7 @@ class HeldQueue:
     def go_back(self, offset: int) -> None:
         """Move the queue below what was read, without messages that wait from ``offset`` on.
 
-        Those in calls, or being given back, are compared with the ones that are pulled again (``without_known``).
+        Messages in calls, or being given back, are compared with the messages that are pulled again (``without_known``).
         """
         self.repeated_to = max(self.repeated_to, self.progress.next)
         self.progress.go_back(offset)
@@ -467,7 +467,7 @@ class HeldQueue:
         return fresh
 
     def count_sizes(self, sizes: Sequence[int]) -> None:
-        """Add the sizes of bodies, in bytes, one or more, to the running mean."""
+        """Add one or more body sizes, in bytes, to the running mean."""
         # The last eight have nearly two thirds of the weight.
         mean, latest = self.mean_size, sum(sizes) / len(sizes)
         kept = _KEPT[min(len(sizes), len(_KEPT) - 1)]

@@ -33,7 +33,7 @@ class Lag:
         retries: Number of messages of the group's retry topic whose delay is over.
         oldest_age: Seconds since the oldest message that is buffered or being handled was stored, by the clock of its broker as
             far as the broker says its time, else by this machine's; None if there is none.
-        by_queue: The numbers by queue, those of the retry topic included; None for a queue without an answer yet, which
+        by_queue: The numbers by queue, queues of the retry topic included; None for a queue without an answer yet, which
             ``messages`` and ``retries`` leave out.
     """
 

@@ -49,7 +49,7 @@ class Supervisor:
         return task
 
     async def close(self) -> None:
-        """Cancel all tasks but the current one, those too that start meanwhile, and wait until they have ended."""
+        """Cancel all tasks except the current one, including tasks that start meanwhile, and wait until they have ended."""
         while tasks := [task for task in self._tasks if task is not asyncio.current_task()]:
             for task in tasks:
                 task.cancel()

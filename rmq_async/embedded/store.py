@@ -213,7 +213,7 @@ class Queue:
         """Return the offset of the first record stored at ``time_ms`` or later, else the maximum offset.
 
         Args:
-            upper: That of the last record stored at ``time_ms`` or earlier, else of the oldest record.
+            upper: True to return the offset of the last record stored at ``time_ms`` or earlier, else of the oldest record.
         """
         if not upper:
             return self._start + bisect_left(self._times, time_ms, self.oldest - self._start)

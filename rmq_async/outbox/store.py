@@ -54,7 +54,7 @@ class OutboxStatus(msgspec.Struct, frozen=True):
     """The state of an outbox.
 
     Attributes:
-        pending: Number of messages that are neither sent nor FAILED, those in flight included.
+        pending: Number of messages that are neither sent nor FAILED, messages in flight included.
         oldest_age: Seconds since the oldest of them was added, 0.0 if there is none.
         sent: Number of sent messages whose rows are not purged yet.
         failed: Number of messages that are FAILED: they are sent only after ``retry``.

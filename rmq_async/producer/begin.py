@@ -51,11 +51,11 @@ def begin(
     key: Any,
     timeout: float | None,
 ) -> Call[SendResult]:
-    """Make the record of a call. Its ``target`` is None if it has to wait for admission.
+    """Make the ``Call`` of a send. Its ``target`` is None if it has to wait for admission.
 
     Args:
         sender: The run of the producer.
-        mode: The one of ``SendContext``.
+        mode: The ``mode`` of ``SendContext``.
         message: As the caller gave it, not checked yet; the other arguments, too.
         queue: The caller's choice.
         selector: The caller's choice.

@@ -128,7 +128,7 @@ class _Chunk:
     """A part of a range and its responses.
 
     Args:
-        offset: That of the next pull.
+        offset: Offset of the next pull.
 
     Attributes:
         skipped: Offsets that tags skipped, for a check.

@@ -54,11 +54,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ASKED_FOR_TIMES: Final = 64
-"""The largest number of queues, those with the most unread messages, for which the store time of the oldest one is requested."""
+"""Maximum number of queues for which the store time of the oldest unread message is requested; the queues with the most unread
+messages are taken."""
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
-    """Return the options; with ``group_prefix``, in a task of a streaming query, those with the group of that query."""
+    """Return the options; with ``group_prefix``, in a task of a streaming query, with the group of that query."""
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if options.group_prefix is None or not query:
         return options

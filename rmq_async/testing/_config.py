@@ -23,15 +23,16 @@ _CERTIFICATES: Final = "{certificates}"
 
 @dataclass(frozen=True)
 class Profile:
-    """Keys for the configuration files of brokers and name servers, and JVM options, in addition to those of every server.
+    """Keys for the configuration files of brokers and name servers, and JVM options, in addition to the keys and options of
+    every server.
 
-    In ``a | b`` the keys of ``b`` replace equal ones of ``a``, and its JVM options follow those of ``a``.
+    In ``a | b`` the keys of ``b`` replace equal keys of ``a``, and the JVM options of ``b`` follow the options of ``a``.
 
     Attributes:
-        credentials: Those of a user with all rights; None: requests are not signed.
+        credentials: Credentials of a user with all rights; None: requests are not signed.
         tls: Certificates are made for the cluster, and its own requests use TLS; the directory of the certificates replaces
             ``{certificates}`` in JVM options, which must make the servers accept only TLS.
-        client_certificate: The cluster's own requests present one.
+        client_certificate: True if the cluster's own requests present a client certificate.
     """
 
     broker: Mapping[str, str] = field(default_factory=dict)

@@ -36,7 +36,7 @@ class ClusterProxy(Startable):
 
     Args:
         namesrv: Its name servers, as clients take them.
-        seed: That of the jitter; None for a different jitter in each run.
+        seed: Seed of the jitter; None for a different jitter in each run.
 
     Attributes:
         name_servers: The proxies of the name servers, in the same order.

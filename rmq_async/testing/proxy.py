@@ -385,7 +385,7 @@ class FaultProxy(Startable):
         buffer: Bytes queued per direction and connection before reading pauses; under latency a connection carries about buffer
             / latency bytes a second at most.
         max_connections: Further ones are reset.
-        seed: That of the jitter; None for a different jitter in each run.
+        seed: Seed of the jitter; None for a different jitter in each run.
 
     Attributes:
         accepted: The number of connections accepted so far.

@@ -135,7 +135,7 @@ class MissingQueues:
         """A function that is called with the queues, perhaps none, that have left their topic's route since the last look."""
 
     def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
-        """Compare the queues that a topic's route names now with those of the last look."""
+        """Compare the queues that a topic's route names now with the queues at the last look."""
         now, present = machine.monotonic(), frozenset(queues)
         for queue, since in [*self._since.items()]:
             if queue in present or now - since >= NAMED_FOR:

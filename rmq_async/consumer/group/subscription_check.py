@@ -51,7 +51,7 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
 
     Raises:
         ConfigError: For a condition that a broker cannot read, and for a broker that does not filter by properties, and passes
-            on the errors of the requests, those of brokers that do not answer only if none does.
+            on the errors of the requests, errors of brokers that do not answer only if no broker does.
     """
     topic, timeout = subscription.topic, instance.config.request_timeout
     try:

@@ -56,11 +56,11 @@ class CircuitBreaker:
     """The refusals of one broker since the last success.
 
     Attributes:
-        error: That of the last one; None after a success.
-        failures: Number of those after which the broker was not asked for a while.
+        error: Error of the last refusal; None after a success.
+        failures: Number of refusals after which the broker was not asked for a while.
         open_until: Monotonic time until which it is not asked.
         refused_at: Monotonic time of the last refusal.
-        since: Of the first one.
+        since: Monotonic time of the first refusal.
     """
 
     __slots__ = ("_pauses", "error", "failures", "open_until", "refused_at", "since")

@@ -56,7 +56,7 @@ class PopCore:
     """The handles and times of popped messages, without handlers.
 
     Args:
-        supervisor: That of the consumer's tasks.
+        supervisor: Supervisor of the consumer's tasks.
         invisible_time: seconds.
         max_lease: See ``invisible_time``.
 

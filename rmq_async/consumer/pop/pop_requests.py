@@ -170,7 +170,7 @@ class Requests:
                 pools.push_async_callback(pool.aclose)
 
     async def pop(self, wanted: Wanted) -> Popped:
-        """Pop once and decode the messages; of an answer above ``max_frame_size`` only the handles.
+        """Pop once and decode the messages, or only the handles of an answer above ``max_frame_size``.
 
         Raises the errors of a request, too.
 

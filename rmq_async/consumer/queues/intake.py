@@ -46,8 +46,8 @@ class Intake:
         orphan: Takes a redelivered message whose topic has no subscription here.
 
     Attributes:
-        lost: Number of offsets that were passed over because their messages were deleted before they were pulled, and of those
-            that queues have lost, as far as it is known.
+        lost: Number of offsets that were skipped because their messages were deleted before they were pulled, and of messages
+            that queues are known to have lost.
         corrupt: Number of records that could not be read.
     """
 

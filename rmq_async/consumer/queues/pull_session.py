@@ -396,7 +396,7 @@ class PullSession(MemberSession):
         """Return this member's part of the heartbeats.
 
         Args:
-            version: That of the subscriptions, epoch ms.
+            version: Version of the subscriptions, epoch ms.
         """
         return ConsumerData(
             group_name=self.group,

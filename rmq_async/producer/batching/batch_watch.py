@@ -142,7 +142,8 @@ class BatchAttempt(AttemptWatch):
     def added(self, outgoing: Outgoing) -> Outgoing:
         """Return the batch with the properties that hooks added to its messages.
 
-        Those of a message are reported and left out if they are invalid; those of all are left out without room in the batch.
+        Properties of a message are reported and left out if they are invalid; all are left out if the batch has no room for
+        them.
         """
         if not any(attempt.context.properties for attempt, _ in self._pairs):
             return outgoing

@@ -589,7 +589,7 @@ class QueueGathering(Gathering):
     def __init__(self, batcher: Batcher, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
         super().__init__(batcher)
         self.topic_queues = topic_queues
-        """The ones of the newest call or request."""
+        """The queues of the topic as of the newest call or request."""
         self.target = target
         self.queue: MessageQueue = target.queue
         """With the topic as users know it."""

@@ -56,7 +56,7 @@ def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutEr
     """Return the error of a call without time for an attempt.
 
     Args:
-        address: That of the first target, if one was chosen.
+        address: Address of the first target, if one was chosen.
     """
     why = "" if address is None else f": there is no connection to {address} yet"
     text = f"send to topic {topic} failed: {elapsed:.3g} s passed before the first attempt{why}; use a longer timeout"

@@ -410,10 +410,10 @@ class RetryLoop(Generic[Result]):
             await self._wait()
 
     async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
-        """Return the connection; None if the attempt (``record``) or the call has ended.
+        """Return a connection to the broker of ``record``; None if the attempt or the call has ended meanwhile.
 
         Args:
-            alone: Waits out a back-off.
+            alone: True to wait until the back-off of the broker ends.
         """
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)

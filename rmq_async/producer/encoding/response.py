@@ -85,7 +85,7 @@ def reply_error(reply: SendReply, target: Target, connection: Connection | None 
     """Return the error for a reply without a result.
 
     Args:
-        connection: That of the reply, None if it is not known. The error has ``maybe_stored`` if the code says "stored" but
+        connection: Connection of the reply, or None. The error has ``maybe_stored`` if the code says "stored" but
             fields are missing, if the broker's replicas have not confirmed the message and it is not known to count them first,
             or if the response refuses but has the id of a stored message: a broker also stores a reply message that it cannot
             push to the requesting client.

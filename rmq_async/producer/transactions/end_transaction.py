@@ -38,7 +38,7 @@ class Half(SendResult, frozen=True, gc=False):
     """A stored half message.
 
     Attributes:
-        address: That of its broker.
+        address: Address of its broker.
         log_offset: Its offset in that broker's commit log.
     """
 

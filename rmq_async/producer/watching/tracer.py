@@ -125,7 +125,7 @@ class Tracer(TraceRecords):
 
         Args:
             state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW.
-            address: That of the broker to which the end is sent.
+            address: Address of the broker to which the end is sent.
         """
         bean = TraceBean(
             topic=message.topic,

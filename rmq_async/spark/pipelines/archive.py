@@ -101,7 +101,7 @@ def archive(
         max_offsets: Maximum offsets of a micro-batch; None: no limit.
         tags: "a || b"; None for all messages.
         files: Maximum files per topic and date of a micro-batch; None: no limit.
-        compression: That of Parquet.
+        compression: Parquet's compression, such as "zstd".
         compacting: True afterwards rewrites the files below 32 MiB of each topic and date, where there are two or more, into
             files of about 128 MiB, as far as the newest ``.compact`` list of the archive names them (Spark writes one with
             every tenth micro-batch by default), and deletes its Parquet files older than a day that no list names.

@@ -65,14 +65,14 @@ class Network(Protocol):
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     """The event loop of a simulated process.
 
-    ``entered`` is called before calls of this loop run, when those of another one ran before; ``connecting`` when a connect to a
+    ``entered`` is called before calls of this loop run, if calls of another loop ran before; ``connecting`` when a connect to a
     host and port begins.
 
     Args:
-        name: That of the process, for errors.
+        name: Name of the process, for errors.
         chance: Draws delays.
-        clock: That of its machine, by which its timers run.
-        network: None for none.
+        clock: Clock of its machine, by which its timers run.
+        network: None for a loop without a network.
     """
 
     def __init__(

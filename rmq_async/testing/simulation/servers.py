@@ -132,7 +132,7 @@ class BrokerMachine(ServerMachine):
         lost: Unique ids of messages that power losses and new masters removed.
         deleted: Unique ids of messages that were deleted because of their age.
         losses: Queues that have lost messages.
-        taken: By queue, the highest offset of those.
+        taken: By queue, the highest offset that was lost.
         settings: Settings of each process that starts.
         registered: Names of the name servers that have accepted a registration of the present process.
     """
@@ -172,7 +172,7 @@ class BrokerMachine(ServerMachine):
     def truncate(self, count: int) -> int:
         """Remove the last ``count`` messages, as happens when a replica with a lag becomes the master.
 
-        Return the number of those removed.
+        Return the number of removed messages.
         """
         self._lose(self.log.place_of_last(count, self.name))
         return self.broker.truncate(count)

@@ -159,7 +159,9 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
 
 
 class _Standing(type):
-    """Metaclass of replacements of a class: objects and subclasses of the replaced class count as those of the replacement."""
+    """Metaclass of replacements of a class: objects and subclasses of the replaced class count as objects and subclasses of the
+    replacement.
+    """
 
     stands_for: type
 

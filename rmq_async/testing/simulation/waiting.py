@@ -11,8 +11,7 @@ from typing import Any
 def place_of(task: asyncio.Task[Any]) -> str:
     """Return file, line and function of the innermost frame of an unfinished task.
 
-    Those of its function's beginning before its first step. What an async generator waits for is not known, only the line that
-    uses the generator.
+    Before its first step, return the beginning of its function. For an async generator only the line that uses it is known.
     """
     inner: Any = task.get_coro()
     place = "a place without a Python frame"

@@ -69,10 +69,10 @@ def once(met: bool) -> Done:
 
 
 def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None], *, paused: bool = True) -> Begin:
-    """Return a function that begins a fault of one of those ``machines`` that run.
+    """Return a function that begins a fault of one running machine of ``machines``.
 
     Args:
-        paused: Whether it may be a paused one.
+        paused: Whether the machine may be paused.
     """
 
     def begin(chance: Random, duration: float) -> Effect | None:
@@ -83,7 +83,7 @@ def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect
 
 
 def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None]) -> Begin:
-    """Return a function that begins a fault of one of those ``machines`` that run, or the same fault of all of them."""
+    """Return a function that begins a fault of one running machine of ``machines``, or the same fault of all that run."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         together, seed = chance.random() < ALL_SHARE, chance.getrandbits(64)

@@ -62,7 +62,7 @@ class End:
     """One end of a stream.
 
     Args:
-        *tables: Those of the machine and of the link, which hold the end under its number as long as the kernel keeps it.
+        *tables: Tables of the machine and of the link, which hold the end under its number as long as the kernel keeps it.
     """
 
     __slots__ = (
