@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Final, NoReturn
 
 __all__ = ["main", "missing_package"]
@@ -25,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _open_standard_files()
     try:
         from .app import run_command
+
+        if find_spec("rich") is None:  # it is imported late, by what prints tables
+            raise ModuleNotFoundError(name="rich")
     except ModuleNotFoundError as error:
         missing = missing_package(error)
         if missing is None:

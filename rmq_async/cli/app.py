@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
@@ -126,12 +126,17 @@ def _logging_to_stderr() -> Iterator[None]:
         logger.setLevel(before[1])
 
 
-def _version() -> str:
+def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or context.resilient_parsing:
+        return
+    from importlib import metadata  # a tenth of the start of a command
+
     try:
         loop = f"uvloop {metadata.version('uvloop')}"
     except metadata.PackageNotFoundError:
         loop = "without uvloop"
-    return f"rmq-async {rmq_async.__version__} (Python {platform.python_version()}, {loop})"
+    click.echo(f"rmq-async {rmq_async.__version__} (Python {platform.python_version()}, {loop})")
+    context.exit()
 
 
 @click.group(
@@ -140,7 +145,14 @@ def _version() -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0, 1 for failure, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM.",
 )
-@click.version_option(message="%(version)s", version=_version())
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def rmq(context: click.Context) -> int:
     """Apache RocketMQ from the command line."""

@@ -10,15 +10,16 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from .._threads import NoThreadError, start_thread
+
+if TYPE_CHECKING:  # rich takes a fifth of the start of a command, and most commands print no table
+    from rich.progress import Progress
+    from rich.table import Table
 
 _WIDEST: Final = 100_000
 """Width, in characters, of a table that is printed to a pipe or file."""
@@ -28,6 +29,8 @@ def plain_table(*texts: str, **numbers: bool) -> Table:
     """Return a table without lines. Columns are aligned to the left; columns whose entry in ``numbers`` is True, to the
     right.
     """
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in texts:
         table.add_column(heading, overflow="fold")
@@ -60,6 +63,8 @@ class Output:
     def table(self, table: Table) -> None:
         """Print a table; nothing in JSON mode. Rows are folded for a terminal only: in a pipe each row is one line."""
         if not self.as_json:
+            from rich.console import Console
+
             width = None if sys.stdout.isatty() else _WIDEST
             Console(markup=False, highlight=False, width=width).print(table)
 
@@ -70,6 +75,9 @@ class Output:
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """Provide progress bars on stderr, which print nothing in JSON mode and where stderr is not a terminal."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         columns = (TextColumn("{task.description:<10}"), BarColumn(bar_width=36), MofNCompleteColumn(), TimeElapsedColumn())
         silent = self.as_json or not sys.stderr.isatty()
         console = Console(stderr=True, highlight=False, quiet=silent)  # quiet: rich 13 ends even a disabled bar with a line

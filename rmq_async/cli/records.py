@@ -7,12 +7,11 @@ import sys
 from base64 import b64decode
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
 from zlib import crc32
 
 import msgspec
 
-from rmq_async import MessageExt, MessageQueue, ProducerConfig
+from rmq_async import MessageExt, MessageQueue
 from rmq_async._text import printable
 from rmq_protocol.forwarding import holdable
 
@@ -97,9 +96,6 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
 # ``broker`` and ``queue_id``. Other fields are ignored, so the objects of a newer version can be read. A copy has those
 # properties that a sender may set, see ``Message.from_received``, and none of the system: it gets a new id, and a consumer group
 # receives it as a first attempt.
-
-LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
-"""Bytes: JSON writes a control character of a body as six, ``\\u0001``; properties have 32 KiB at most before they are escaped."""
 
 
 class _Record(msgspec.Struct):

@@ -35,7 +35,7 @@ from rmq_protocol.message import MAX_DELAY_LEVEL
 from .lines import lines_of
 from .options import PROPERTY, QUEUE, ClientOptions, Seconds, client_config, client_options, pass_options, run
 from .output import Output
-from .records import LONGEST_LINE, LeftOut, Queues, read_record
+from .records import LeftOut, Queues, read_record
 
 GROUP: Final = "rmq_cli"
 IN_FLIGHT: Final = 256
@@ -43,6 +43,8 @@ IN_FLIGHT: Final = 256
 MAX_UNPRINTED: Final = 4096
 """Maximum number of messages, in flight or stored, whose results are not printed yet."""
 STDIN: Final = 0
+_LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
+"""Bytes: JSON writes a control character of a body as six, ``\\u0001``; properties have 32 KiB at most before they are escaped."""
 
 Outgoing = tuple[str, Message, MessageQueue | None]
 """The name of a message in errors; the message; its queue, None for any."""
@@ -185,7 +187,7 @@ async def _lines(options: _SendOptions) -> AsyncIterator[Outgoing]:
 
 
 async def _copies(options: _SendOptions, queues: Queues, left_out: LeftOut) -> AsyncIterator[Outgoing]:
-    async for number, line in _numbered_lines(LONGEST_LINE):
+    async for number, line in _numbered_lines(_LONGEST_LINE):
         try:
             received, place = read_record(line)
             message = options.copy(received)

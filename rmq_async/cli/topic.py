@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import click
-from rich.table import Table
 
 from rmq_async import Admin, ClientConfig
 from rmq_async.admin import is_wanted
@@ -152,7 +151,7 @@ def offsets(name: str, namesrv: str | None, timeout: float, as_json: bool) -> in
     output = Output(as_json=as_json)
 
     async def work(admin: Admin) -> None:
-        table: Table = plain_table("queue", first=True, next=True, messages=True, last=False)
+        table = plain_table("queue", first=True, next=True, messages=True, last=False)
         for queue, stats in (await admin.topic_stats(name)).queues.items():
             output.record(
                 {

@@ -19,6 +19,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 START = [sys.executable, "-W", "error", "-m", "rmq_async.cli"]
@@ -75,6 +77,13 @@ async def _leave(entered: AbstractAsyncContextManager[Any]) -> None:
     await entered.__aexit__(None, None, None)
 
 
+def signals(first: signal.Signals) -> list[Any]:
+    """Both signals with the exit codes they give: ``first``, and in the deep tier the other, since one handler takes both
+    (``test_signals``)."""
+    other = signal.SIGINT if first is signal.SIGTERM else signal.SIGTERM
+    return [pytest.param(first, 128 + first), pytest.param(other, 128 + other, marks=pytest.mark.deep)]
+
+
 async def start(*arguments: str, command: list[str] | None = None, **options: Any) -> asyncio.subprocess.Process:
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, "env": environment()}
     return await asyncio.create_subprocess_exec(*(command or START), *arguments, **(pipes | options))
@@ -97,6 +106,29 @@ async def rmq(*arguments: str, command: list[str] | None = None, **options: Any)
     ended = await end(await start(*arguments, command=command, **options))
     assert "Traceback" not in ended.out + ended.err, ended.err
     return ended
+
+
+CALLS_WITHOUT = """
+import contextlib, io, json, sys
+from rmq_async.cli.app import run_command
+
+never, calls = json.loads(sys.argv[1])
+for missing, arguments in calls:
+    sys.modules[missing] = None
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = run_command(arguments)
+    del sys.modules[missing]
+    assert never not in sys.modules, never
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+async def ended_without(never: str, *calls: tuple[str, tuple[str, ...]]) -> list[Ended]:
+    """Runs commands, each where a package is not installed, in one process, in which the package ``never`` is not imported."""
+    command = [sys.executable, "-W", "error", "-c", CALLS_WITHOUT, json.dumps([never, calls])]
+    ended = await rmq(command=command)
+    assert (ended.code, ended.err) == (0, "")
+    return [Ended(*each) for each in map(json.loads, ended.out.splitlines())]
 
 
 def one_line(text: str) -> str:

@@ -15,7 +15,7 @@ from rmq_async.cli.bench.figures import Histogram, Part, failed, merged, percent
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import RequestCode
 
-from .support import START, Ended, Rmq, end, group_of, left_after_kill, one_line, rmq, start
+from .support import START, Ended, Rmq, end, group_of, left_after_kill, one_line, rmq, signals, start
 
 TOPIC = "Bench"
 
@@ -151,8 +151,14 @@ def test_texts_of_failures_are_bounded() -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("processes", "number", "code"),
+    [
+        pytest.param(processes, *each.values, marks=each.marks)
+        for processes, first in (("1", signal.SIGINT), ("2", signal.SIGTERM))
+        for each in signals(first)
+    ],
+)
 async def test_a_signal_ends_it_with_the_figures_so_far(
     number: signal.Signals, code: int, processes: str, server: EmbeddedRocketMQ
 ) -> None:

@@ -23,7 +23,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.constants import ResponseCode
 
 from ..support.waiting import until
-from .support import START, Ended, Rmq, end, environment, one_line, rmq, start
+from .support import START, Ended, Rmq, end, environment, one_line, rmq, signals, start
 
 REFUSED = """
 import asyncio
@@ -278,7 +278,7 @@ async def test_a_command_whose_time_is_over_while_it_starts_is_ended(
     assert [process.returncode for process in started] == [-signal.SIGTERM]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), signals(signal.SIGTERM))
 async def test_one_signal_drains_a_second_aborts(
     number: signal.Signals, code: int, server: EmbeddedRocketMQ, tmp_path: Path
 ) -> None:

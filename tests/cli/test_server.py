@@ -24,7 +24,7 @@ async def address(process: asyncio.subprocess.Process) -> dict[str, Any]:
     return announced
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.deep)])
 async def test_clients_use_it_until_a_signal_ends_it_also_while_they_are_connected(number: signal.Signals) -> None:
     process = await start("server", *FREE)
     try:

@@ -15,7 +15,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 
 from ..support.waiting import until
 from .outbox.support import Table, some
-from .support import end, start
+from .support import end, signals, start
 
 pytestmark = pytest.mark.interpreters
 
@@ -59,8 +59,14 @@ COMMANDS = {
 
 
 @pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    ("name", "number", "code"),
+    [
+        pytest.param(name, *each.values, marks=each.marks)
+        for place, name in enumerate(COMMANDS)
+        for each in signals((signal.SIGINT, signal.SIGTERM)[place % 2])
+    ],
+)
 async def test_a_second_signal_ends_a_command_whose_output_is_not_read(
     name: str, number: signal.Signals, code: int, server: EmbeddedRocketMQ, full_pipe: int, tmp_path: Path
 ) -> None:

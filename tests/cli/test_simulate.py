@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import runpy
 import subprocess
 import sys
 import time
@@ -21,11 +21,10 @@ from rmq_async.testing.simulation import Faults, Simulation
 
 from ..simulation import SCENARIOS, scenarios
 from ..simulation.scenarios import Scenario
-from .support import START, Ended, environment, group_of, left_after_kill, members, one_line, rmq
+from .support import START, Ended, group_of, left_after_kill, members, one_line, rmq
 
 Simulate = Callable[..., Ended]
 ROOT = Path(__file__).parents[2]
-HASHES = ROOT / "tests/testing/simulation/hashes.json"
 
 
 @pytest.fixture
@@ -91,14 +90,6 @@ def test_a_trace_has_a_line_for_each_frame(simulate: Simulate) -> None:
     *lines, _ = simulate("--scenario", "administration", "--seed", "1", "--trace", "--json").out.splitlines()
     assert len(lines) > 20
     assert all("->" in line for line in lines)
-
-
-async def test_seeds_run_in_two_processes() -> None:
-    ended = await rmq("simulate", "--scenario", "administration", "--seeds", "4", "--first", "10", "--jobs", "2", "--json")
-    assert ended.code == 0
-    (record,) = ended.records
-    assert record["seeds"] == 4
-    assert "trace_hash" not in record
 
 
 def test_seeds_run_for_a_time(simulate: Simulate) -> None:
@@ -267,9 +258,12 @@ def test_wrong_function_is_one_line_and_exit_code_2(simulate: Simulate, target: 
     assert text in one_line(ended.err)
 
 
-async def test_processes_find_the_function_in_the_current_directory(shop: Path) -> None:
-    ended = await rmq("simulate", "simulated_shop:calm", "--seeds", "4", "--jobs", "2", "--json", cwd=shop.parent)
-    assert (ended.code, ended.records[0]["seeds"]) == (0, 4)
+async def test_seeds_run_in_two_processes_that_find_the_function_in_the_current_directory(shop: Path) -> None:
+    given = ("--first", "10", "--seeds", "4", "--jobs", "2", "--json")
+    ended = await rmq("simulate", "simulated_shop:calm", *given, cwd=shop.parent)
+    (record,) = ended.records
+    assert (ended.code, record["seeds"]) == (0, 4)
+    assert "trace_hash" not in record
 
 
 def test_scenarios_are_in_a_checkout_only(simulate: Simulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,15 +276,18 @@ def test_scenarios_are_in_a_checkout_only(simulate: Simulate, tmp_path: Path, mo
 
 def test_example_for_the_command_passes(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "examples")
-    assert simulate("simulated_service:service", "--first", "1", "--seeds", "2").code == 0
+    assert simulate("simulated_service:service", "--seed", "1").code == 0
     del sys.modules["simulated_service"]
 
 
-async def test_command_of_the_tests_runs_the_mixed_scenario() -> None:
-    command = [sys.executable, "-W", "error", "-m", "tests.simulation"]
-    ended = await rmq("--seed", "1", "--json", command=command, cwd=ROOT, env={**environment(), "PYTHONSAFEPATH": ""})
-    assert ended.code == 0
-    assert ended.records[0]["trace_hash"] == json.loads(HASHES.read_text())["1"]
+@pytest.mark.parametrize("named", [(), ("--scenario", "plain")])
+def test_command_of_the_tests_runs_the_mixed_scenario(named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another is named. What that run does: test_hashes."""
+    given: list[tuple[str, ...]] = []
+    monkeypatch.setattr("rmq_async.cli.main", given.append)
+    monkeypatch.setattr(sys, "argv", ["tests.simulation", "--seed", "1", *named])
+    runpy.run_module("tests.simulation", run_name="__main__")
+    assert given == [("simulate", "--seed", "1", *named) if named else ("simulate", "--scenario", "mixed", "--seed", "1")]
 
 
 def test_processes_end_with_a_parent_that_is_killed() -> None:

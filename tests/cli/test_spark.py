@@ -11,16 +11,7 @@ import pytest
 from rmq_async.cli.app import run_command
 from rmq_async.cli.spark import PIPELINES
 
-from .support import one_line, rmq
-
-
-def program(missing: str, *arguments: str) -> list[str]:
-    """``rmq`` where a package is not installed; it fails if pyspark is imported all the same."""
-    return [
-        sys.executable, "-W", "error", "-c",
-        f"import sys; sys.modules[{missing!r}] = None; from rmq_async.cli.app import run_command; "
-        f"code = run_command({list(arguments)!r}); sys.exit(99 if sys.modules.get('pyspark') else code)",
-    ]  # fmt: skip
+from .support import ended_without, one_line
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -39,32 +30,29 @@ def test_a_pipeline_gets_its_arguments_and_gives_the_exit_code(name: str, monkey
     assert [one for one in taken if one != "--"] == [one for one in given if one != "--"]
 
 
-@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
-async def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
-    ended = await rmq(command=program(missing, "spark", "archive", "--topic", "T"))
-    assert (ended.code, ended.out) == (2, "")
-    line = one_line(ended.err)
-    assert missing in line
-    assert "pip install 'rmq-async[spark]'" in line
+async def test_without_the_extra_one_line_says_what_to_install() -> None:
+    needed = ("pyspark", "pyarrow")
+    calls = [(missing, ("spark", "archive", "--topic", "T")) for missing in needed]
+    for missing, ended in zip(needed, await ended_without("pyspark", *calls), strict=True):
+        assert (ended.code, ended.out) == (2, "")
+        line = one_line(ended.err)
+        assert missing in line
+        assert "pip install 'rmq-async[spark]'" in line
 
 
 async def test_help_and_wrong_names_need_no_spark() -> None:
-    ended = await rmq(command=program("pyspark", "spark", "--help"))
-    assert (ended.code, ended.err) == (0, "")
-    assert all(name in ended.out for name in PIPELINES)
-
-    ended = await rmq(command=program("pyspark", "spark", "unload"))
-    assert (ended.code, ended.out) == (2, "")
-    assert "unload" in one_line(ended.err)
-
-    ended = await rmq(command=program("pyspark", "spark"))
-    assert (ended.code, ended.out) == (2, "")
-    assert "Commands:" in ended.err
+    calls = [("pyspark", ("spark", *arguments)) for arguments in (("--help",), ("unload",), ())]
+    helped, wrong, unnamed = await ended_without("pyspark", *calls)
+    assert (helped.code, helped.err) == (0, "")
+    assert all(name in helped.out for name in PIPELINES)
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "unload" in one_line(wrong.err)
+    assert (unnamed.code, unnamed.out) == (2, "")
+    assert "Commands:" in unnamed.err
 
 
-@pytest.mark.parametrize("option", ["--help", "-h"])
-async def test_help_of_a_pipeline_without_the_extra(option: str) -> None:
-    ended = await rmq(command=program("pyspark", "spark", "archive", option))
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("Usage: rmq spark archive")
-    assert "pip install 'rmq-async[spark]'" in ended.out
+async def test_help_of_a_pipeline_without_the_extra() -> None:
+    for ended in await ended_without("pyspark", *[("pyspark", ("spark", "archive", option)) for option in ("--help", "-h")]):
+        assert (ended.code, ended.err) == (0, "")
+        assert ended.out.startswith("Usage: rmq spark archive")
+        assert "pip install 'rmq-async[spark]'" in ended.out

@@ -25,7 +25,7 @@ from rmq_async.cli.top.view import whole as whole_view
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from ..support.waiting import until
-from .support import START, Rmq, end, environment, one_line, start
+from .support import START, Rmq, end, environment, one_line, signals, start
 from .terminal import Terminal
 
 
@@ -223,7 +223,7 @@ async def test_the_view_in_a_terminal() -> None:
         assert b"\x1b[?1049l" in terminal.sent
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), signals(signal.SIGINT))
 async def test_a_signal_restores_the_terminal(number: signal.Signals, code: int, server: EmbeddedRocketMQ) -> None:
     async with Terminal("top", "--namesrv", server.namesrv) as terminal:
         await until(lambda: "Brokers" in terminal.text)

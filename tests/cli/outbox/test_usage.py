@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import pytest
 
-from ..support import Rmq, one_line, rmq
+from ..support import Rmq, ended_without, one_line
 from .support import Table
 
 
@@ -38,28 +37,21 @@ def test_wrong_use_is_one_line_and_code_2(wrong: list[str], says: str, table: Ta
     assert says in one_line(ended.err)
 
 
-def program(missing: str, *arguments: str) -> list[str]:
-    """``rmq`` where a package is not installed; it fails if SQLAlchemy is imported all the same."""
-    return [
-        sys.executable, "-W", "error", "-c",
-        f"import sys; sys.modules[{missing!r}] = None; from rmq_async.cli.app import run_command; "
-        f"code = run_command({list(arguments)!r}); sys.exit(99 if sys.modules.get('sqlalchemy') else code)",
-    ]  # fmt: skip
+NEEDED = ("sqlalchemy", "greenlet", "aiosqlite", "asyncpg")
 
 
-@pytest.mark.parametrize("missing", ["sqlalchemy", "greenlet", "aiosqlite", "asyncpg"])
-async def test_without_the_extra_one_line_says_what_to_install(missing: str) -> None:
-    ended = await rmq(command=program(missing, "outbox", "status", "--database", "sqlite:///x"))
-    assert (ended.code, ended.out) == (2, "")
-    assert f"{missing} is not installed; pip install 'rmq-async[outbox]'" in one_line(ended.err)
+async def test_without_the_extra_one_line_says_what_to_install() -> None:
+    calls = [(missing, ("outbox", "status", "--database", "sqlite:///x")) for missing in NEEDED]
+    for missing, ended in zip(NEEDED, await ended_without("sqlalchemy", *calls), strict=True):
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{missing} is not installed; pip install 'rmq-async[outbox]'" in one_line(ended.err)
 
 
 async def test_help_and_wrong_names_need_no_sqlalchemy() -> None:
-    ended = await rmq(command=program("none", "outbox", "relay", "--help"))
-    assert (ended.code, ended.err) == (0, "")
-    assert "--stuck-after" in ended.out
-    ended = await rmq(command=program("none", "outbox", "send"))
-    assert (ended.code, ended.out) == (2, "")
-    ended = await rmq(command=program("none", "outbox"))
-    assert (ended.code, ended.out) == (2, "")
-    assert all(name in ended.err for name in ("status", "relay", "retry", "purge"))
+    calls = [("none", ("outbox", *arguments)) for arguments in (("relay", "--help"), ("send",), ())]
+    helped, wrong, unnamed = await ended_without("sqlalchemy", *calls)
+    assert (helped.code, helped.err) == (0, "")
+    assert "--stuck-after" in helped.out
+    assert (wrong.code, wrong.out) == (2, "")
+    assert (unnamed.code, unnamed.out) == (2, "")
+    assert all(name in unnamed.err for name in ("status", "relay", "retry", "purge"))
