@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
+from types import ModuleType
 
 import pytest
 
 from rmq_async import Message, Producer, machine
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import SimulationError
+
+from ..support.virtual_time import KnownNames
 
 pytestmark = pytest.mark.virtual_time
 
@@ -60,3 +64,16 @@ async def test_virtual_time_moves_on_while_a_function_blocks() -> None:
 @pytest.mark.parametrize("run", [1, 2])
 async def test_virtual_time_begins_anew_in_each_test(run: int) -> None:
     assert machine.monotonic() == 1000.0
+
+
+def test_known_names_are_those_of_new_modules_and_of_old_ones_that_still_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, first, later = KnownNames(), ModuleType("first"), ModuleType("later")
+    replaced = {id(machine.monotonic): "new"}
+    first.clock = first.other = machine.monotonic  # type: ignore[attr-defined]
+    later.clock = machine.monotonic  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "first", first)
+    assert {(first, "clock", "new"), (first, "other", "new")} <= {*names(replaced)}
+    monkeypatch.setattr(first, "other", len)
+    monkeypatch.setitem(sys.modules, "later", later)
+    found = [*names(replaced)]
+    assert [each for each in found if each[0] in (first, later)] == [(first, "clock", "new"), (later, "clock", "new")]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from types import ModuleType, TracebackType
 from typing import Any, Final, Protocol, Self
@@ -25,6 +25,9 @@ _LEFT_ALONE: Final = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet
 _NANO: Final = 1_000_000_000
 _STREAMS: Final = "use the streams of asyncio"
 _MACHINES: Final = "there is one process of the system; run code on a machine() instead"
+
+Names = Iterable[tuple[ModuleType, str, Any]]
+"""Names of modules, each with a value for it."""
 
 
 class Clocks(Protocol):
@@ -50,9 +53,20 @@ class StandardLibrary:
 
     Inside, ``Thread.start``, ``socket.socket``, ``subprocess.Popen``, ``os.fork`` and, without a ``sleep`` in its place,
     ``time.sleep`` raise SimulationError.
+
+    Args:
+        clocks: Clocks and random sources of the process whose code runs.
+        sleep: Replaces ``time.sleep``.
+        names: Returns all names of modules that are bound to an object with one of these ids, with the mapping's value for it.
     """
 
-    def __init__(self, clocks: Clocks, sleep: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self,
+        clocks: Clocks,
+        sleep: Callable[[float], None] | None = None,
+        names: Callable[[Mapping[int, Any]], Names] = lambda by_id: bound_names(replaceable_modules(sys.modules), by_id),
+    ) -> None:
+        self._names = names
         date, moment = _datetime_classes(clocks)
         self._replaced = {
             **_clock_functions(clocks),
@@ -74,7 +88,7 @@ class StandardLibrary:
         functions = {place: new for place, new in self._replaced.items() if isinstance(place[0], ModuleType)}
         self._originals = {id(new): getattr(*place) for place, new in functions.items()}
         self._loaded = set(sys.modules)
-        bound = list(_bound(_modules(), {id(getattr(*place)): new for place, new in functions.items()}))
+        bound = list(self._names({id(getattr(*place)): new for place, new in functions.items()}))
         for (owner, name), new in self._replaced.items():
             self._set(owner, name, new)
         for module, name, new in bound:
@@ -88,8 +102,8 @@ class StandardLibrary:
             owner, name, old = self._before.pop()
             setattr(owner, name, old)
         # A module that was loaded inside has bound the replacements, which end with this simulation.
-        later = [module for module in _modules() if module.__name__ not in self._loaded]
-        for module, name, old in list(_bound(later, self._originals)):
+        later = replaceable_modules(sys.modules.keys() - self._loaded)
+        for module, name, old in list(bound_names(later, self._originals)):
             setattr(module, name, old)
         _set_zone(self._zone)
 
@@ -98,7 +112,7 @@ class StandardLibrary:
         setattr(owner, name, new)
 
 
-def _bound(modules: Iterable[ModuleType], by_id: dict[int, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
+def bound_names(modules: Iterable[ModuleType], by_id: Mapping[int, Any]) -> Names:
     """Yield each name of the modules that is bound to an object of ``by_id``, with what it gives for it."""
     for module in modules:
         values = vars(module)
@@ -108,10 +122,10 @@ def _bound(modules: Iterable[ModuleType], by_id: dict[int, Any]) -> Iterator[tup
                     yield module, name, by_id[id(value)]
 
 
-def _modules() -> Iterator[ModuleType]:
-    """Yield the modules whose names are replaced: modules that belong neither to the standard library nor to test tools."""
-    for full_name, module in list(sys.modules.items()):
-        package = full_name.partition(".")[0]
+def replaceable_modules(names: Iterable[str]) -> Iterator[ModuleType]:
+    """Yield the modules of these names that belong neither to the standard library nor to test tools."""
+    for full_name in list(names):
+        module, package = sys.modules.get(full_name), full_name.partition(".")[0]
         if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:
             yield module
 
