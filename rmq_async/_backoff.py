@@ -19,8 +19,8 @@ def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) 
     """Return the seconds to pause after ``failures`` failures in a row, 1 or more.
 
     Args:
-        first: Seconds after one failure, doubled by each further one.
-        longest: The maximum in seconds.
+        first: Seconds after one failure; each further failure doubles them.
+        longest: Maximum seconds.
         luck: From 0 to 1; 1 gives the full pause, 0 four fifths of it.
     """
     doubled: float = first * 2 ** min(failures - 1, MOST_DOUBLINGS)
@@ -31,8 +31,8 @@ class Backoff:
     """The pauses after failures in a row.
 
     Args:
-        first: As for ``pause_after``.
-        longest: See ``first``.
+        first: Seconds of the pause after one failure.
+        longest: Maximum seconds of a pause.
     """
 
     __slots__ = ("_failures", "_first", "_longest")

@@ -410,9 +410,8 @@ class OffsetRangeError(BrokerError):
     """The offset lies outside what the queue holds (21), or the messages there were deleted, or replaced, before they were read.
 
     Args:
-        min_offset: The limits of the queue, the latter exclusive, 0 if unknown; a broker that deletes corrects ``min_offset``
-            some seconds later.
-        max_offset: See ``min_offset``.
+        min_offset: The first offset of the queue, 0 if unknown; a broker that deletes messages corrects it some seconds later.
+        max_offset: The offset after the last message of the queue, 0 if unknown.
         lost: Offsets that were deleted before they were read, where these are known.
     """
 

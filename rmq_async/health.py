@@ -57,8 +57,8 @@ class Problem:
     Attributes:
         code: The kind of problem, for programs.
         text: A sentence for people.
-        broker: The broker and queue that it concerns, if any.
-        queue: See ``broker``.
+        broker: The broker that it concerns, if any.
+        queue: The queue that it concerns, if any.
     """
 
     code: ProblemCode

@@ -39,8 +39,8 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
         message: The caller's message, a tuple for a batch.
         attempt: Number of the attempt in its call, from 1.
         elapsed: Seconds of this attempt, connect included; 0.0 before it.
-        result: None before the attempt; afterwards one of them is set, except for a one-way send that was queued.
-        error: See ``result``.
+        result: The result of a successful attempt. None before the attempt, and after a failed or one-way one.
+        error: The error of a failed attempt, or None.
         mode: "sync", "async" or "oneway".
         msg_ids: The unique ids, one per message.
         msg_id: The first of them.

@@ -73,9 +73,8 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
     Attributes:
         queue_offset: Offset of its first message; the others follow without a gap.
-        msg_ids: One id per message, as in ``SendResult``; the offset ids are equal if the broker stored the batch as one
-            record.
-        offset_msg_ids: See ``msg_ids``.
+        msg_ids: The unique id of each message.
+        offset_msg_ids: The offset id of each message; all are equal if the broker stored the batch as one record.
     """
 
     status: SendStatus
@@ -123,12 +122,12 @@ class PullResult(msgspec.Struct, frozen=True):
 
     Attributes:
         next_offset: The offset for the next pull, with any status.
-        min_offset: The limits of the queue, the latter exclusive.
-        max_offset: See ``min_offset``.
+        min_offset: The first offset of the queue.
+        max_offset: The offset after the last message of the queue.
         corrupt: Errors of the records that were left out.
         lost: Offsets from the one asked for up to ``next_offset`` whose messages were deleted; if the settings of the topic
             cannot be read, all without a message. It is empty with a filter, because the broker does not report the messages
-            that it passed over, and for compacted and lite topics.
+            that it skipped, and for compacted and lite topics.
     """
 
     status: PullStatus

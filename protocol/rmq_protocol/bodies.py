@@ -231,9 +231,9 @@ class ConsumerConnection(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         subscription_table: Topic -> subscription.
-        consume_type: Names of members of the enums in ``heartbeat``.
-        message_model: See ``consume_type``.
-        consume_from_where: See ``consume_type``.
+        consume_type: Name of a member of ``heartbeat.ConsumeType``.
+        message_model: Name of a member of ``heartbeat.MessageModel``.
+        consume_from_where: Name of a member of ``heartbeat.ConsumeFromWhere``.
     """
 
     connection_set: tuple[Connection, ...] = ()
@@ -545,8 +545,8 @@ class ConsumeStatus(msgspec.Struct, frozen=True):
     """The statistics of one topic.
 
     Attributes:
-        pull_rt: Average milliseconds per pull and per call of the handler; names with ``tps``: messages per second.
-        consume_rt: See ``pull_rt``.
+        pull_rt: Average milliseconds per pull; names with ``tps``: messages per second.
+        consume_rt: Average milliseconds per call of the handler.
         consume_failed_msgs: Messages whose consumption failed in the last hour.
     """
 
@@ -605,9 +605,9 @@ class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start_offset: Queue offset at which the pop began.
         retry: 0, 1 or 2 as in ``ExtraInfo``.
-        pop_time: Epoch ms.
-        invisible_time: ms.
-        bit_set: See ``pack_bits``.
+        pop_time: Time of the pop, epoch ms.
+        invisible_time: Invisible time of the pop in ms.
+        bit_set: The result of ``pack_bits``.
     """
 
     consumer_group: str = msgspec.field(name="c")
@@ -695,8 +695,8 @@ class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
     """One entry of a consume queue.
 
     Attributes:
-        physic_offset: Position of its message in the commit log and its size, in bytes.
-        physic_size: See ``physic_offset``.
+        physic_offset: Position of its message in the commit log, in bytes.
+        physic_size: Size of its message in bytes.
         tags_code: ``java_hash`` of the tag, 0 without a tag; in the topic of delayed messages the due time, epoch ms.
         eval: True if the entry has an extension and the filter of the request's group matches; brokers evaluate it for no other
             entries (``AdminBrokerProcessor.queryConsumeQueue``).

@@ -144,7 +144,7 @@ class StoredColumns(_Heads):
         topics: The topic of each row; empty if topics are not wanted.
         bodies: Bodies of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the properties of a row;
             ``property_sizes``: their sizes in bytes, empty if properties are not wanted.
-        properties: See ``bodies``.
+        properties: Properties of all rows, joined; empty if they are not wanted.
 
     Attributes:
         other_hosts: Row -> both addresses (born, store), if one of them is IPv6; both addresses in the head of such a row are

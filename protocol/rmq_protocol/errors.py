@@ -32,12 +32,12 @@ class RocketMQError(Exception):
     Args:
         code: RocketMQ's number where there is one: a response code, a number of Java's ``ClientErrorCode`` (10001 to 10007), or
             -1 as in Java's ``Validators``, such as for an invalid name.
-        broker: Name and address of the server of the request, where they are known.
-        address: See ``broker``.
+        broker: Name of the server of the request, if it is known.
+        address: Address of the server of the request, if it is known.
 
     Attributes:
         retriable: True if another attempt may succeed.
-        maybe_stored: True if the message of a failed send may be stored all the same.
+        maybe_stored: True if the message of a failed send may be stored nevertheless.
     """
 
     code: int | None = None

@@ -277,10 +277,10 @@ class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
     The body is the reply's.
 
     Attributes:
-        bornHost: ``ip:port`` of the client that replied and of the broker.
-        storeHost: See ``bornHost``.
-        bornTimestamp: Time of the reply.
-        storeTimestamp: Time at which the broker received it; both in epoch ms.
+        bornHost: ``ip:port`` of the client that replied.
+        storeHost: ``ip:port`` of the broker.
+        bornTimestamp: Time of the reply, epoch ms.
+        storeTimestamp: Time at which the broker received it, epoch ms.
     """
 
     producerGroup: str
@@ -686,8 +686,8 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
         bornTime: Epoch ms of the request.
         initMode: Where a new group begins: 0 at the oldest message, 1 at the newest, or at offset 0 while the message there is
             in memory (``initPopOffsetByCheckMsgInMem``).
-        expType: Kind and text of the filter.
-        exp: See ``expType``.
+        expType: Kind of the filter.
+        exp: Text of the filter.
         attemptId: An id that stays the same when an ordered pop is repeated.
     """
 
@@ -710,8 +710,8 @@ class PopMessageResponseHeader(Header, kw_only=True):
     """Header of the response to POP_MESSAGE.
 
     Attributes:
-        popTime: Epoch ms.
-        invisibleTime: ms.
+        popTime: Time of the pop, epoch ms.
+        invisibleTime: Ms for which other members do not get the messages.
         restNum: Messages that are left to pop. The module ``pop`` reads the three infos.
     """
 
@@ -774,7 +774,7 @@ class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
     ``pollTime``.
 
     Attributes:
-        pollTime: ms.
+        pollTime: Ms for which the broker may hold the request.
         bornTime: Epoch ms, as in a pop.
     """
 
@@ -1120,7 +1120,7 @@ class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
     Attributes:
         attributes: Changes such as ``+key=value,-key``.
         topicFilterType: SINGLE_TAG or MULTI_TAG.
-        perm: See ``Perm``.
+        perm: A combination of ``Perm``.
     """
 
     topic: str
@@ -1361,10 +1361,10 @@ class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
     Attributes:
         key: A key or, if the extField ``_UNIQUE_KEY_QUERY`` is "true", a unique id.
-        beginTimestamp: Range of store times, epoch ms.
-        endTimestamp: See ``beginTimestamp``.
-        indexType: Only brokers with an index in RocksDB use them.
-        lastKey: See ``indexType``.
+        beginTimestamp: Earliest store time, epoch ms.
+        endTimestamp: Latest store time, epoch ms.
+        indexType: Kind of the index; only brokers with an index in RocksDB use it.
+        lastKey: Key at which the query continues; only brokers with an index in RocksDB use it.
     """
 
     topic: str
@@ -1381,8 +1381,8 @@ class QueryMessageResponseHeader(Header, kw_only=True):
     """Header of the response to QUERY_MESSAGE.
 
     Attributes:
-        indexLastUpdateTimestamp: Store time (epoch ms) and commit log offset of the last indexed message.
-        indexLastUpdatePhyoffset: See ``indexLastUpdateTimestamp``.
+        indexLastUpdateTimestamp: Store time of the last indexed message, epoch ms.
+        indexLastUpdatePhyoffset: Commit log offset of the last indexed message.
     """
 
     indexLastUpdateTimestamp: Long

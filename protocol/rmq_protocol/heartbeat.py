@@ -88,10 +88,9 @@ class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
     """The part of a heartbeat about one consumer group.
 
     Attributes:
-        consume_type: Names of members of ConsumeType, MessageModel and ConsumeFromWhere; texts, because a peer may send newer
-            ones.
-        message_model: See ``consume_type``.
-        consume_from_where: See ``consume_type``.
+        consume_type: Name of a member of ConsumeType; a text, because a peer may send a newer name.
+        message_model: Name of a member of MessageModel, likewise a text.
+        consume_from_where: Name of a member of ConsumeFromWhere, likewise a text.
     """
 
     group_name: str

@@ -109,7 +109,7 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         keys: A text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the wire.
         flag: Signed 32-bit number that brokers pass through.
         delay_level: From 1 on, 0 for none; a stock broker has 18.
-        delay: seconds.
+        delay: Delay in seconds.
         deliver_at: Epoch seconds or an aware datetime.
         wait_store: False lets the broker answer before the message is flushed or replicated.
         unique_id: None makes a new one for each send call.
@@ -200,15 +200,14 @@ class MessageExt(Struct, frozen=True, gc=False):
     Attributes:
         properties: All properties, system properties included.
         queue: The queue that the message was read from.
-        body: decompressed.
-        sys_flag: As stored, bit 0 cleared if the body was decompressed.
-        body_crc: The CRC32 in the record, of the body as stored or of the decompressed one, and bytes of the whole record; both
-            0 for a message of an inner batch.
-        store_size: See ``body_crc``.
-        born_time_ms: Epoch ms.
-        store_time_ms: See ``born_time_ms``.
-        born_host: "ip:port" of sender and broker, an IPv6 address in brackets.
-        store_host: See ``born_host``.
+        body: The body, decompressed.
+        sys_flag: The stored flag, with bit 0 cleared if the body was decompressed.
+        body_crc: The CRC32 in the record, of the stored or of the decompressed body; 0 for a message of an inner batch.
+        store_size: Bytes of the whole record; 0 for a message of an inner batch.
+        born_time_ms: Time at which it was sent, epoch ms.
+        store_time_ms: Time at which it was stored, epoch ms.
+        born_host: "ip:port" of the sender, an IPv6 address in brackets.
+        store_host: "ip:port" of the broker, an IPv6 address in brackets.
         transaction_id: Set by a pull for messages of a transaction.
     """
 

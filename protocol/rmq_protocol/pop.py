@@ -44,8 +44,8 @@ class ExtraInfo(NamedTuple):
 
     Attributes:
         ck_queue_offset: Queue offset at which the pop began.
-        pop_time: Epoch ms.
-        invisible_time: ms.
+        pop_time: Time of the pop, epoch ms.
+        invisible_time: Ms for which other members do not get the message.
         retry: "0", "1" or "2", the kind of the topic.
         msg_queue_offset: Offset of the message itself; None for a text of seven parts.
     """

@@ -120,8 +120,8 @@ class SendTemplate:
 
     Args:
         queue_id: Below 0, the broker chooses the queue.
-        default_topic: The topic from whose settings a broker creates a missing topic, and the number of its queues.
-        default_topic_queues: See ``default_topic``.
+        default_topic: The topic from whose settings a broker creates a missing topic.
+        default_topic_queues: Number of queues of a topic that a broker creates.
         oneway: True asks for no reply.
         batch: True if bodies are batches (field ``m``).
         id_length: Length of the unique ids for which ``plain`` is fast. The constructor raises LocalProtocolError for a text

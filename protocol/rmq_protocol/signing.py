@@ -39,8 +39,8 @@ class SessionCredentials(msgspec.Struct, frozen=True):
     """The keys with which requests are signed.
 
     Attributes:
-        access_key: On brokers with users (ACL 2.0), the name and the password of the user.
-        secret_key: See ``access_key``.
+        access_key: On brokers with users (ACL 2.0), the name of the user.
+        secret_key: On brokers with users (ACL 2.0), the password of the user.
         security_token: The token of temporary credentials; None for others. ``repr`` shows the access key only.
     """
 

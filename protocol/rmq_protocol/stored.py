@@ -206,8 +206,8 @@ class MessageBlock(RecordBlock):
         """Return the properties in ``text``.
 
         Args:
-            id_at: The place of the unique id; texts that differ only there can share one decoding.
-            id_end: See ``id_at``.
+            id_at: Start of the unique id; texts that differ only in the id can share one decoding.
+            id_end: End of the unique id.
         """
         shape, start = text[:id_at] + text[id_end:], id_at - len(_UNIQUE_ID)
         if not 0 <= start < id_end - len(_UNIQUE_ID):

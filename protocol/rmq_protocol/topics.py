@@ -44,8 +44,8 @@ class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         end_offset: The physical offset after the part, -1 while it grows.
-        time_of_start: Epoch ms, -1 if not known.
-        time_of_end: See ``time_of_start``.
+        time_of_start: Epoch ms of the start, -1 if not known.
+        time_of_end: Epoch ms of the end, -1 if not known.
     """
 
     gen: Int = 0

@@ -77,8 +77,8 @@ class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
     """One event and its messages: several for consumption, else one.
 
     Attributes:
-        time_stamp: Epoch ms.
-        cost_time: ms.
+        time_stamp: Time of the event, epoch ms.
+        cost_time: Duration in ms.
         request_id: The same in the events before and after consumption.
         context_code: The result of consumption: 0 success, 1 time-out, 2 exception, 3 null, 4 failed (``ConsumeReturnType``).
     """

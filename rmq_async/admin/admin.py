@@ -217,13 +217,13 @@ class Admin(ClientUser):
     async def overview(
         self, *, topics: str | Sequence[str] = "*", groups: str | Sequence[str] = "*", system: bool = False
     ) -> Overview:
-        """Return brokers, topics and groups with their offsets and members at this moment, from those brokers that respond.
+        """Return brokers, topics and groups with their offsets and members at this moment, from the brokers that respond.
 
         A broker that does not respond is no error: the result gives the reason (``BrokerOverview.problem``).
 
         Args:
             topics: One case-sensitive pattern or several, such as "orders*".
-            groups: See ``topics``.
+            groups: One case-sensitive pattern or several.
             system: True includes topics and groups of the system, except topics of retries and dead letters. Each broker gets a
                 request for each topic and two for each group, 8 at a time; for each group with a lag up to two messages are
                 read.
@@ -357,11 +357,11 @@ class Admin(ClientUser):
         Brokers keep its attributes, and only apply the changes in ``attributes`` (Java's SubscriptionGroupManager).
 
         Args:
-            cluster: As for ``create_topic``.
-            broker: See ``cluster``.
-            **settings: Such as ``retry_max_times`` (16), attempts after the first one before a message is dead-lettered, and
-                ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all of them. ``retry_queue_nums``
-                (1): the group's retry topic, where it exists, first gets as many queues.
+            cluster: Name of the cluster whose brokers get the group; it may be left out if there is only one.
+            broker: Name of the only broker that gets the group.
+            **settings: Settings such as ``retry_max_times`` (16), the attempts after the first before a message is
+                dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all of them.
+                ``retry_queue_nums`` (1): the group's retry topic, where it exists, first gets as many queues.
 
         Raises:
             TypeError: For an unknown setting and for a value of another type or out of range.

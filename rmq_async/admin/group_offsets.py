@@ -276,8 +276,8 @@ class _Reset:
     """One reset.
 
     Args:
-        group: Names on the wire.
-        topic: See ``group``.
+        group: Name of the group on the wire.
+        topic: Name of the topic on the wire.
     """
 
     def __init__(self, instance: ClientInstance, group: str, topic: str, to: Target, timeout: float) -> None:

@@ -165,8 +165,8 @@ class LeftOut:
 
         Args:
             tags: Whether the tags of the message are copied.
-            keys: See ``tags``.
-            sharding_key: See ``tags``.
+            keys: Whether the keys are copied.
+            sharding_key: Whether the sharding key is copied.
         """
         texts = [name for name, value in message.user_properties.items() if not (holdable(name) and holdable(value))]
         found = [f"property {name}" for name in texts]

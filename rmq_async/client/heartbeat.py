@@ -183,9 +183,9 @@ class Heartbeats:
 
     Args:
         masters: Addresses of the brokers in use.
-        interval: seconds.
-        timeout: See ``interval``.
-        display_name: A group's name in errors.
+        interval: Seconds between two rounds.
+        timeout: Seconds for the answer to one heartbeat.
+        display_name: Returns a group's name for errors.
     """
 
     def __init__(

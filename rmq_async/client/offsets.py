@@ -441,7 +441,7 @@ async def store_time_ms(
     Raises BrokerError and the errors of a request, RemoteProtocolError for a record that cannot be read.
 
     Args:
-        timeout: seconds.
+        timeout: Seconds for the request.
     """
     header = PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,

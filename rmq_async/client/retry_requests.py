@@ -88,8 +88,8 @@ async def send_back(
     RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the copy may be stored.
 
     Args:
-        group: Name on the wire, as that of ``topic``, to which the message was sent first.
-        topic: See ``group``.
+        group: Name of the group on the wire.
+        topic: Name on the wire of the topic to which the message was first sent.
         level: 1 to 18, 0 for the broker's choice by attempts, -1 for a dead letter.
         max_times: Deliveries after the first; None for the group's setting.
     """
@@ -115,10 +115,10 @@ async def send_copy(
     copy may be stored.
 
     Args:
-        group: As for ``send_back``.
-        topic: See ``group``.
+        group: Name of the group on the wire.
+        topic: Name on the wire of the topic to which the message was first sent.
         level: Delay level, 0 for a copy that the broker turns into a dead letter.
-        max_times: Deliveries after the first, which the copy names for those who read it.
+        max_times: Deliveries after the first, which the copy carries for its readers.
     """
     times = message.reconsume_times + 1
     body, sys_flag = await body_as_stored(instance, message, machine.monotonic() + instance.config.request_timeout)

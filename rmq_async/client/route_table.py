@@ -172,9 +172,9 @@ class RouteTable:
     """The routes of the topics that the client uses.
 
     Args:
-        request_timeout: seconds.
-        poll_interval: See ``request_timeout``.
-        display_name: The topic's name for errors.
+        request_timeout: Seconds for one request.
+        poll_interval: Seconds between two polls.
+        display_name: Returns a topic's name for errors.
         cluster_found: Look-ups wait for this event, if it is given.
     """
 

@@ -509,14 +509,14 @@ class Consumer(LifeCycle):
         have 1 MiB; later ones are left out.
 
         Args:
-            timeout: seconds.
+            timeout: Maximum seconds of the wait.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.
             ClientStateError: Unless running.
             ConfigError: For another ``n`` than a whole number from 0 to 2^31.
             TypeError: For a ``timeout`` that is not a number.
-            ValueError: For one that is not above 0.
+            ValueError: For a ``timeout`` that is not above 0.
         """
         check_int("n", n, 0, 1 << 31)
         return await self._running_session().settled.wait(n, checked_timeout(timeout))
@@ -531,13 +531,13 @@ class Consumer(LifeCycle):
         Raises the errors of the requests for offsets, too.
 
         Args:
-            timeout: seconds.
+            timeout: Maximum seconds of the wait.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.
             ClientStateError: Unless running.
             TypeError: For a ``timeout`` that is not a number.
-            ValueError: For one that is not above 0.
+            ValueError: For a ``timeout`` that is not above 0.
         """
         session = self._running_session()
         async with asyncio.timeout(checked_timeout(timeout)):

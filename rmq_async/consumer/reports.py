@@ -48,13 +48,12 @@ class ConsumerStats:
     """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
 
     Attributes:
-        handled: Messages whose handler calls returned, or raised; marked messages of a batch count as failed.
-        failed: See ``handled``.
-        retried: Messages that brokers have accepted for another attempt or as dead letters. ``retried`` includes failed
-            attempts that this member repeats itself (ordered messages, broadcast, messages that no broker takes back);
-            ``dead_lettered`` includes, in broadcast, messages that were given up.
-        dead_lettered: See ``retried``.
-        lost: Offsets that were passed over because their messages were deleted before they were pulled, and offsets below the
+        handled: Messages whose handler calls returned.
+        failed: Messages whose handler calls raised, and marked messages of a batch.
+        retried: Messages that brokers have accepted for another attempt, and failed attempts that this member repeats itself
+            (ordered messages, broadcast, messages that no broker takes back).
+        dead_lettered: Messages that brokers have accepted as dead letters, and messages that were given up in broadcast.
+        lost: Offsets that were skipped because their messages were deleted before they were pulled, and offsets below the
             group's whose messages queues have lost, as far as that is known.
         buffered: Messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies.
         running: Handler calls, and steps of reading by hand, that are not over.

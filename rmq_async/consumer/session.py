@@ -71,8 +71,8 @@ class Attached:
     use, its hooks, its tracer, and its watch for functions that block the loop.
 
     Args:
-        group: On the wire.
-        topics: See ``group``.
+        group: Name of the group on the wire.
+        topics: Names of its topics on the wire.
         blocking: Returns the name of the user's function that a task calls.
         route_changed: Called with each route that has changed.
     """
@@ -159,8 +159,8 @@ class MemberRequests:
     """Answers the requests of tools to a member that holds no queues.
 
     Args:
-        data: Returns its part of the heartbeat.
-        subscriptions: By topic on the wire.
+        data: Returns the member's part of the heartbeat.
+        subscriptions: Subscriptions by topic on the wire.
     """
 
     def __init__(

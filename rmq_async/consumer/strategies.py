@@ -75,19 +75,19 @@ def allocate_near_rooms(
     room_of_client: Callable[[str], str],
     inner: Allocate = allocate_evenly,
 ) -> Allocate:
-    """Make a strategy that shares the queues of a room among the members in it, and those of a room without members among all,
-    as Java's ``AllocateMachineRoomNearby`` does.
+    """Make a strategy that shares the queues of a room among the members in it, and the queues of a room without members among
+    all, as Java's ``AllocateMachineRoomNearby`` does.
 
     The strategy raises ValueError for an empty name of a room; the member then logs it, and keeps its queues.
 
     Args:
-        room_of_queue: Return the name of the room of a queue's broker, and of a client id ("address@instance").
-        room_of_client: See ``room_of_queue``.
-        inner: Shares the queues of a room.
+        room_of_queue: Returns the name of the room of a queue's broker.
+        room_of_client: Returns the name of the room of a client id ("address@instance").
+        inner: Strategy that shares the queues of a room.
 
     Raises:
         ConfigError: For an argument that is not a plain function.
-        TypeError: For one that does not take its arguments.
+        TypeError: For a function that does not take its arguments.
     """
     check_plain("room_of_queue", room_of_queue, "queue")
     check_plain("room_of_client", room_of_client, "client_id")

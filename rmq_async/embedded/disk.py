@@ -99,8 +99,8 @@ class BrokerDisk:
 
     Args:
         log: Its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records.
-        auto_create_topics: As for ``EmbeddedRocketMQ``.
-        auto_create_groups: See ``auto_create_topics``.
+        auto_create_topics: The ``auto_create_topics`` of ``EmbeddedRocketMQ``.
+        auto_create_groups: The ``auto_create_groups`` of ``EmbeddedRocketMQ``.
     """
 
     def __init__(self, name: str, log: CommitLog, *, auto_create_topics: bool = True, auto_create_groups: bool = True) -> None:

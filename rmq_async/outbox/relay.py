@@ -343,9 +343,9 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
     """Claim rows and begin to send them; return the number of rows that were in turn.
 
     Args:
-        limit: As for ``Store.claim``.
-        topics: See ``limit``.
-        only: See ``limit``.
+        limit: Maximum number of rows.
+        topics: Topics to which ``only`` refers.
+        only: True sends rows of ``topics``, False rows of all other topics.
     """
     breaks = sending.orders.breaks
     rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.orders.in_hand())

@@ -58,13 +58,13 @@ def health_of(
     *,
     forked: bool,
 ) -> ProducerHealth:
-    """Make the snapshot.
+    """Make the snapshot that ``health()`` returns.
 
     Args:
         idle: The problem that the producer does not run.
-        instance: None unless it runs or stops.
-        sender: See ``instance``.
-        forked: The producer was started before a fork, in the parent process.
+        instance: The client instance; None unless the producer runs or stops.
+        sender: The run of the producer; None unless it runs or stops.
+        forked: True if the producer was started before a fork, in the parent process.
     """
     problems = [idle] if idle is not None else []
     if forked:

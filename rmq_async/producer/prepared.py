@@ -74,7 +74,7 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
     Raises as ``Compressor.compress``.
 
     Args:
-        timeout: seconds.
+        timeout: Seconds for the compression.
     """
     core = producer._usable()  # noqa: SLF001
     if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
@@ -107,7 +107,7 @@ async def queues_instead(
     ``returning``. Raises as ``RouteTable.fetch``.
 
     Args:
-        timeout: seconds.
+        timeout: Seconds for the request.
     """
     core = producer._usable()  # noqa: SLF001
     route = await core.instance.routes.fetch(core.topics.wire_topic(queue.topic), timeout)

@@ -42,8 +42,8 @@ class Producer(SendMethods):
 
     Args:
         namesrv: "host:port;host:port" or a sequence of "host:port"; default: the environment variable NAMESRV_ADDR.
-        client: Settings; any field of ClientConfig or ProducerConfig may be given as a keyword instead.
-        config: See ``client``.
+        client: Settings of the client; a field of ClientConfig may be given as a keyword instead.
+        config: Settings of the producer; a field of ProducerConfig may be given as a keyword instead.
     """
 
     def __init__(

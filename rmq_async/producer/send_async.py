@@ -52,8 +52,8 @@ class AsyncSend(Generic[Result]):
     """An accepted send: at its end, it gives its credits back and, unless ``drop`` ended it, calls the callback for its outcome.
 
     Args:
-        number: Credits that it holds, in messages and bytes.
-        size: See ``number``.
+        number: Credits that it holds, in messages.
+        size: Credits that it holds, in bytes.
 
     Attributes:
         work: The attempts, notified when the future is cancelled; None before they begin and after the end.

@@ -27,9 +27,9 @@ class Access:
 
     Attributes:
         files: Authorities, certificate, its key, each a path or None.
-        credentials_file: Where tasks take credentials from at each use, instead of the keys (``renewal``).
-        credentials_provider: See ``credentials_file``.
-        request_timeout: seconds.
+        credentials_file: Path of a file that tasks read credentials from at each use, instead of the keys (``renewal``).
+        credentials_provider: Name of a function that tasks get credentials from at each use, instead of the keys.
+        request_timeout: Seconds for one request.
     """
 
     name_servers: tuple[str, ...]

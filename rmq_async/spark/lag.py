@@ -105,7 +105,7 @@ def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None
     """Return the lag in a progress; None if no source in it has an end offset of queues of RocketMQ.
 
     Args:
-        at: See ``QueryLag``.
+        at: Monotonic time at which the listener last heard of the query.
     """
     found: dict[str, TopicLag] = {}
     for source in progress.sources:

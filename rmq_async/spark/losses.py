@@ -31,8 +31,8 @@ class Losses:
     """Finds and reports the losses of one task.
 
     Args:
-        group: Of its pulls.
-        calls: See ``group``.
+        group: The group of its pulls.
+        calls: The calls of its pulls.
     """
 
     def __init__(

@@ -307,7 +307,7 @@ class WriteOptions:
     """The checked options of a write.
 
     Attributes:
-        timeout: seconds.
+        timeout: Seconds for one send.
         rate: Messages per second of each task; None for no limit.
     """
 

@@ -229,8 +229,8 @@ class Loss(NamedTuple):
 
     Attributes:
         why: A part of a sentence.
-        wanted: First offset and end; None if nothing is available.
-        available: See ``wanted``.
+        wanted: First offset and end of the planned range.
+        available: First offset and end of what can be read; None if nothing is available.
     """
 
     queue: MessageQueue
@@ -250,8 +250,8 @@ def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets
     even an empty one.
 
     Args:
-        earliest: First offsets and ends of the queues that exist now.
-        latest: See ``earliest``.
+        earliest: First offsets of the queues that exist now.
+        latest: Ends of the queues that exist now.
     """
     losses = []
     for queue in sorted(end):

@@ -104,8 +104,8 @@ class _Answer(NamedTuple):
     """One response.
 
     Attributes:
-        first: The offsets wanted of it (exclusive).
-        end: See ``first``.
+        first: The first offset that is wanted of it.
+        end: The offset after the last one that is wanted of it.
         whole: The range that they are a part of.
     """
 

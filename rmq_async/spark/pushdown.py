@@ -28,10 +28,10 @@ class PushedFilters:
     """The filters that a read carries out itself.
 
     Attributes:
-        tags: The wanted ones, None for any.
+        tags: The wanted tags; None for any.
         values: The wanted values, by the column (topic, brokerName, queueId).
-        offsets: From and to, both included; None for no bound (milliseconds since 1970).
-        stored: See ``offsets``.
+        offsets: First and last wanted offset; None for no bound.
+        stored: First and last wanted store time (milliseconds since 1970); None for no bound.
     """
 
     tags: frozenset[str] | None = None

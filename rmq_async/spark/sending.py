@@ -96,8 +96,8 @@ class Sending:
         queues_known: The same for the brokers of queues that rows name.
 
     Attributes:
-        rows: Those acknowledged (of bodies).
-        bytes: See ``rows``.
+        rows: Number of acknowledged rows.
+        bytes: Size of their bodies.
         retried: Number of acknowledged rows that took more than one attempt.
     """
 

@@ -34,15 +34,15 @@ class Pending(msgspec.Struct):
     """A pending request.
 
     Attributes:
-        deadline: End of the attempt and of the call (monotonic).
-        call_deadline: See ``deadline``.
-        typed: The request is a send, and the receiver gets a SendReply instead of a RemotingCommand.
-        long_poll: The peer may hold the request, so its silence does not mean that it is dead.
+        deadline: Monotonic time at which the attempt ends.
+        call_deadline: Monotonic time at which the call ends.
+        typed: True if the request is a send, whose receiver gets a SendReply instead of a RemotingCommand.
+        long_poll: True if the peer may hold the request, so that its silence does not mean that it is dead.
         owner: The object that may end all its requests together (``RequestTable.abandon``).
         sequence: Number in the order of writing; 0 while the frame is held back, -1 from when it got more time after a blocked
             loop.
         opaque: Set for sends.
-        pull: The receiver gets a PullReply if ``decode_pull_reply`` reads the answer.
+        pull: True if the receiver gets a PullReply, if ``decode_pull_reply`` reads the answer.
     """
 
     receiver: Receiver

@@ -29,12 +29,11 @@ class TopicRow:
     """The figures of one topic.
 
     Attributes:
-        in_rate: Messages a second, None while they are not known.
-        out_rate: See ``in_rate``.
-        messages: Number of stored messages.
+        in_rate: Messages that are stored per second; None while the rate is not known.
+        out_rate: Messages that groups commit per second; None while the rate is not known.
+        messages: Number of stored messages; None if a broker refused the topic's offsets.
+        queues: Number of queues; None if a broker refused the topic's offsets.
         groups: Number of groups with offsets.
-        messages: None if a broker refused them.
-        queues: See ``messages``.
     """
 
     topic: str
@@ -50,12 +49,11 @@ class GroupRow:
     """The figures of one group.
 
     Attributes:
-        rate: Messages a second that are committed, retries not included.
-        oldest: Seconds since the oldest uncommitted message that was found was stored.
-        lag: None if a broker refused them. ``rate``.
-        retries: See ``lag``.
-        members: See ``lag``.
-        oldest: None if they are not known.
+        rate: Messages that are committed per second, retries not included; None while the rate is not known.
+        lag: Number of uncommitted messages; None if a broker refused it.
+        retries: Number of uncommitted retries; None if a broker refused it.
+        members: Number of members; None if a broker refused it.
+        oldest: Seconds since the oldest uncommitted message that was found was stored; None if it is not known.
     """
 
     group: str
@@ -173,8 +171,8 @@ class _Gaps:
     """The figures that brokers refused in one of two overviews.
 
     Attributes:
-        topics: Names whose offsets were refused.
-        groups: See ``topics``.
+        topics: Names of topics whose offsets were refused.
+        groups: Names of groups whose offsets were refused.
         read_topics: Topics that those groups read.
         storing: Brokers that refused offsets of topics.
         reading: Brokers that refused offsets of groups.
@@ -198,8 +196,8 @@ class _Rates:
     """Messages per second, by topic or by broker.
 
     Args:
-        came: By queue, the numbers of messages that were stored, and that were committed, in the last ``seconds``.
-        went: See ``came``.
+        came: Queue -> number of messages that were stored in the last ``seconds``.
+        went: Queue -> number of messages that were committed in the last ``seconds``.
         part: The field of MessageQueue to sum by, "topic" or "broker_name".
         came_to: Topics or brokers with a known rate of stored messages.
         went_from: Topics or brokers with a known rate of committed messages.

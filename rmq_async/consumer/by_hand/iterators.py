@@ -29,8 +29,8 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
 
     Args:
         room_of: Returns the ByHand of the running consumer, at the first step; raises ClientStateError without one.
-        limit: Maximum messages of a step, and seconds for which the first one waits for more.
-        wait: See ``limit``.
+        limit: Maximum number of messages of a step.
+        wait: Seconds for which the first message of a step waits for more.
     """
 
     def __init__(self, room_of: Callable[[], ByHand], limit: int = 1, wait: float = 0.0) -> None:

@@ -122,8 +122,8 @@ class Commits:
         """Commit until it is cancelled.
 
         Args:
-            interval: Seconds between rounds, and between rounds that commit all queues.
-            full_interval: See ``interval``.
+            interval: Seconds between two rounds.
+            full_interval: Seconds between two rounds that commit all queues.
             after_gap: Awaited where the loop was blocked for longer than GAP.
         """
         first_full, full_at = machine.monotonic() + full_interval, dict[str, float]()

@@ -86,8 +86,8 @@ def share_of(
     result has other items than the given queues.
 
     Args:
-        queues: sorted.
-        members: See ``queues``.
+        queues: All queues, sorted.
+        members: Client ids of all members, sorted.
     """
     found = set(allocate(client_id, queues, members))
     first = members.index(client_id) if client_id in members else 0

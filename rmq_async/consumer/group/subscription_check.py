@@ -102,9 +102,9 @@ class SubscriptionConflict(NamedTuple):
 
     Attributes:
         topic: Name of a topic, MODEL or MODE.
-        ours: The expressions, behind their type unless that is TAG, and None for a member that does not subscribe to the topic;
-            for MODEL and MODE the models and the modes.
-        theirs: See ``ours``.
+        ours: This member's expression, behind its type unless that is TAG; None if it does not subscribe to the topic. For
+            MODEL and MODE its model or mode.
+        theirs: The same of the other member.
     """
 
     topic: str

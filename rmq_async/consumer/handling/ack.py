@@ -56,11 +56,11 @@ class Settled(msgspec.Struct, frozen=True):
 class SettledLog:
     """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes.
 
-    More of them while a wait needs more. Messages that end while the log is full are only counted.
+    It keeps more while a wait needs more. Messages that end while the log is full are only counted.
 
     Attributes:
-        handled: Numbers of messages that have an outcome other than ABANDONED, without and with an error.
-        failed: See ``handled``.
+        handled: Number of messages that were handled without an error; ABANDONED messages are not counted.
+        failed: Number of messages that were handled with an error; ABANDONED messages are not counted.
     """
 
     # To keep the newest messages would cost an eighth of the time of a message, because of misses of the processor's caches.

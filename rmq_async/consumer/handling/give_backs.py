@@ -105,17 +105,17 @@ class GiveBack(msgspec.Struct, eq=False):
     """A message that is being given back.
 
     Attributes:
-        topic: The subscribed one, on the wire.
+        topic: The subscribed topic, on the wire.
         cause: The error of its handler; for a message without a call that ended here, why it is given back.
         report: Called once with its outcome.
-        item: None for a message that this member cannot handle again.
-        subscription: See ``item``.
+        item: The entry with which this member can handle the message again; None if it cannot.
+        subscription: The subscription of ``item``, or None.
         since: Monotonic time at which it was given back.
         rounds: Attempts to give it back that have failed.
         here_at: Monotonic time of its next attempt at this member; None while that is not decided.
         is_gone: Whether its broker does not store it any more.
         is_last: Whether it is to be a dead letter because its attempts are used up.
-        illegal: The error with which brokers refuse it because of what it is; None if they do not.
+        illegal: The error with which brokers refuse it because of its content; None if they do not.
     """
 
     held: HeldQueue

@@ -118,18 +118,18 @@ class Outcomes:
     """Carries out decisions about messages.
 
     Args:
-        group: On the wire.
+        group: Name of the group on the wire.
         is_locked: Whether members hold locks under the group's own name: brokers from 5.1.4 on then dead-letter each copy, so
             none is sent for another attempt.
 
     Attributes:
-        retried: Numbers of messages that brokers have accepted for another attempt, or as dead letters; ``retried`` includes
-            attempts that this member repeats itself.
-        dead_lettered: See ``retried``.
+        retried: Number of messages that brokers have accepted for another attempt, and of attempts that this member repeats
+            itself.
+        dead_lettered: Number of messages that brokers have accepted as dead letters.
         unsure: Number of requests without an answer, whose messages may be delivered twice.
         given_up: Words of the log for a message after its last attempt.
-        breakers: By broker name, for the messages of the broker itself and for copies of others.
-        copy_breakers: See ``breakers``.
+        breakers: Broker name -> circuit breaker for messages of the broker itself.
+        copy_breakers: Broker name -> circuit breaker for copies of messages of other brokers.
         stored: Returns whether a message is where it was read; raises the errors of the requests.
     """
 

@@ -65,9 +65,9 @@ class Row:
         most: Maximum number of calls.
 
     Attributes:
-        settled: Messages and calls that have returned.
-        done: See ``settled``.
-        ends: Monotonic times at which they did.
+        settled: Messages whose calls have returned.
+        done: Calls that have returned.
+        ends: Monotonic times at which the calls returned.
         under_way: The call that has not returned, with its message; None if all have.
         rest: An awaitable that ends as that call does.
         has_waited: Whether its handler waits.

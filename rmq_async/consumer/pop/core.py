@@ -57,12 +57,12 @@ class PopCore:
 
     Args:
         supervisor: Supervisor of the consumer's tasks.
-        invisible_time: seconds.
-        max_lease: See ``invisible_time``.
+        invisible_time: Seconds of a lease.
+        max_lease: Maximum seconds from the pop to the end of a renewed lease.
 
     Attributes:
-        given_back: Numbers of the changes that brokers have confirmed.
-        extended: See ``given_back``.
+        given_back: Number of give-backs that brokers have confirmed.
+        extended: Number of extensions that brokers have confirmed.
         unsure: Number of changes without an answer that can be read, after which a message may be delivered twice, or later
             than asked for.
         expired: Number of leases that ended while this member held them, or too soon for a call.

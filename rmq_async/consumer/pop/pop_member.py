@@ -77,8 +77,8 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
     too.
 
     Args:
-        group: Names on the wire.
-        topics: See ``group``.
+        group: Name of the group on the wire.
+        topics: Names of its topics on the wire.
 
     Raises:
         ConfigError: For a broker that cannot be popped.

@@ -76,8 +76,8 @@ class Popped(NamedTuple):
     """The answer to one pop.
 
     Attributes:
-        messages: With their stored topics.
-        handles: One for each message, None for a message without one.
+        messages: The messages, with their stored topics.
+        handles: The handle of each message; None for a message without a handle.
         is_partial: Whether messages were left out because all bodies together exceed ``max_decompressed_size``, or because the
             answer exceeds ``max_frame_size``.
         unread: The handles of records without a message, which are ``corrupt`` or were left out; empty if these handles cannot
@@ -87,8 +87,8 @@ class Popped(NamedTuple):
         rest: Estimated number of messages that the broker has left.
         popped_ms: Epoch ms of the pop by the broker's clock, 0 if the answer does not contain it.
         invisible_ms: Ms for which no other member gets the messages, at most as requested.
-        sent: Monotonic times of request and answer.
-        arrived: See ``sent``.
+        sent: Monotonic time of the request.
+        arrived: Monotonic time of the answer.
         refusal: The remark of an answer without messages, else "".
     """
 
@@ -112,8 +112,8 @@ class Changed(NamedTuple):
     Attributes:
         handle: The handle that is valid from now on.
         invisible_ms: Ms for which it is valid, at most as requested.
-        sent: Monotonic times of request and answer.
-        arrived: See ``sent``.
+        sent: Monotonic time of the request.
+        arrived: Monotonic time of the answer.
     """
 
     handle: ExtraInfo

@@ -88,13 +88,13 @@ class Credits:
     """The room for popped messages.
 
     Args:
-        limit: Messages and bytes of bodies that may be held.
-        size_limit: See ``limit``.
+        limit: Maximum number of messages that may be held.
+        size_limit: Maximum bytes of bodies that may be held.
 
     Attributes:
         sources: Number of the sources that share the room.
-        taken: Messages and bytes that are held.
-        size: See ``taken``.
+        taken: Number of messages that are held.
+        size: Bytes of bodies that are held.
         reserved: Messages that pops in flight may bring.
     """
 

@@ -69,8 +69,8 @@ class Budget:
     """The messages and bytes that a consumer may hold.
 
     Attributes:
-        messages: Number and bytes of the messages that are buffered or being handled, without reservations.
-        size: See ``messages``.
+        messages: Number of messages that are buffered or being handled, without reservations.
+        size: Bytes of these messages.
         full: Called when a queue has to wait.
     """
 

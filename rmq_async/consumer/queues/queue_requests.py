@@ -27,8 +27,8 @@ class QueueRequests(MemberRequests):
     """Answers the requests of tools to a member that holds queues.
 
     Args:
-        data: As for MemberRequests.
-        subscriptions: See ``data``.
+        data: Returns the member's part of the heartbeat.
+        subscriptions: Subscriptions by topic on the wire.
     """
 
     def __init__(

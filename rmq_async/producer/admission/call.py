@@ -27,8 +27,8 @@ class Call(msgspec.Struct, Generic[Result]):
     Set by admission: ``epoch``: of the credits that the call holds; None if it holds none.
 
     Attributes:
-        started: Seconds of ``time.monotonic``.
-        deadline: See ``started``.
+        started: Monotonic time at which the call began.
+        deadline: Monotonic time at which the call ends.
         retries: Maximum number of attempts after the first that count (``uses_retry``).
         message: The argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
             a message that is sent as it is encoded.

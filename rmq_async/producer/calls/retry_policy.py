@@ -74,7 +74,7 @@ class Rules(NamedTuple):
     """The settings that the policy needs for one call.
 
     Attributes:
-        attempt_timeout: seconds.
+        attempt_timeout: Seconds for one attempt; None: a share of the remaining time.
     """
 
     retries: int

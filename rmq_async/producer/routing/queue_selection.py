@@ -44,7 +44,7 @@ class Overdue:
 
     Args:
         owner: Marks the producer's requests in the connections' tables.
-        patience: seconds.
+        patience: Seconds in flight after which an attempt is too late.
 
     Attributes:
         interval: Minimum seconds between two samples of an address, and between two checks of a topic without suspects.

@@ -120,10 +120,10 @@ class Target:
         broker: The broker that holds the queue; a static topic's queue itself names a pseudo broker.
 
     Attributes:
-        general: Its requests are built as commands, without a template.
-        single: Header templates.
-        batch: See ``single``.
-        oneway: See ``single``.
+        general: True if its requests are built as commands, without a template.
+        single: Header template of single sends.
+        batch: Header template of batches.
+        oneway: Header template of one-way sends.
     """
 
     __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "general", "queue", "queue_id", "single")

@@ -225,7 +225,7 @@ class Checks:
 
         Args:
             address: Broker address from which its checks come.
-            chosen: See ``_Running``.
+            chosen: Body and earliest born time (ms) if the caller chose the id, else None.
         """
         key, running = (address, end.msg_id), _Running(end, chosen)
         self._under_way.setdefault(key, []).append(running)

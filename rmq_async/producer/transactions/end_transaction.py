@@ -64,11 +64,11 @@ class End(msgspec.Struct):
     """The identity of a half message at its broker.
 
     Attributes:
-        topic: With their namespace.
-        group: See ``topic``.
-        queue_offset: Position of the half message, which the broker stores anew for each check.
-        log_offset: See ``queue_offset``.
-        from_check: A check gave the position.
+        topic: Name of the topic, with its namespace.
+        group: Name of the group, with its namespace.
+        queue_offset: Queue offset of the half message, which the broker stores again for each check.
+        log_offset: Commit log offset of the half message.
+        from_check: True if a check gave the offsets.
     """
 
     topic: str

@@ -187,8 +187,8 @@ class _Run:
     """Counts the work of one query from its progress.
 
     Attributes:
-        starts: Offsets by queue.
-        ends: See ``starts``.
+        starts: Queue -> offset at which the query began.
+        ends: Queue -> offset that the query has reached.
     """
 
     def __init__(self, before: Mapping[str, int], progress: Progress) -> None:
@@ -266,10 +266,9 @@ def check_pair(
 
     Args:
         content: Names in the path.
-        written: Numbers of the batches in its log, of the batches that the checkpoint has begun, and of the batches
-            that it has finished.
-        read: See ``written``.
-        done: See ``written``.
+        written: Numbers of the batches in the log of the path.
+        read: Numbers of the batches that the checkpoint has begun.
+        done: Numbers of the batches that the checkpoint has finished.
     """
     if written and (not read or max(written) > max(read)):
         known = f"knows {max(read) + 1}" if read else "is missing or empty"

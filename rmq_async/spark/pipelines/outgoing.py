@@ -46,8 +46,8 @@ class Written:
     """The result of a write.
 
     Attributes:
-        messages: Sent and acknowledged (of bodies).
-        bytes: See ``messages``.
+        messages: Number of messages that were sent and acknowledged.
+        bytes: Size of their bodies.
         arrived: Growth of the topics; None if it could not be read.
     """
 

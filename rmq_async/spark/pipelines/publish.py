@@ -71,9 +71,9 @@ def publish(
     Args:
         body: None sends the whole row as JSON.
         id: The identity of a row, its ``RMQ_SPARK_ID``.
-        keys: Columns that become keys, and properties of the same name; a value that is NULL or blank becomes none. With a
-            ``sharding_key``, rows with the same value go to one queue, in the order of ``order_by`` if it is given.
-        properties: See ``keys``.
+        keys: Columns that become keys; a value that is NULL or blank becomes none.
+        properties: Columns that become properties of the same name; a value that is NULL or blank becomes none.
+        sharding_key: Column whose equal values send rows to one queue, in the order of ``order_by`` if it is given.
         partitions: Number of tasks that send; None: as many as Spark makes; with a ``rate``, the maximum.
         rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
         dry_run: True counts the rows and sends nothing.

@@ -60,7 +60,7 @@ class Reconciled:
 
     Attributes:
         sent: Number of rows of the table, rows of the ``slack`` included.
-        acknowledged: See ``sent``.
+        acknowledged: Number of these rows that a broker has acknowledged.
         messages: Number of messages of the topics in the window; by key, a message counts for each of its keys.
         matched: Number of acknowledged rows that have a message; except by key, rows of one identity count as one. The next
             four fields count the findings of each kind; ``copies``: number of surplus messages.

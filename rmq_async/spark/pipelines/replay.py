@@ -52,8 +52,8 @@ class ArchivedQueue(NamedTuple):
     """The messages of one queue in the window.
 
     Attributes:
-        first: offsets.
-        last: See ``first``.
+        first: Offset of the first message.
+        last: Offset of the last message.
     """
 
     topic: str
@@ -134,8 +134,8 @@ def replay(
 
     Args:
         source_topics: The topics of the archive to replay; empty for all.
-        start: Naive ones are UTC; None: no limit.
-        end: See ``start``.
+        start: Earliest store time, naive times are UTC; None: no limit.
+        end: Store time before which messages are sent, naive times are UTC; None: no limit.
         where: An SQL condition on the columns of the archive.
         rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
         exact_queues: True allows no other queue of the target than that of the same broker and number.

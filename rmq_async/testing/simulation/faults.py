@@ -54,10 +54,10 @@ class Faults:
     Attributes:
         kinds: Names out of ``KINDS``, ``POP_KINDS`` and ``GROUP_KINDS``.
         rate: Faults per virtual minute, of all kinds together, on average.
-        start: Seconds of the simulation between which faults begin.
-        end: See ``start``.
-        drawn: Whether each seed draws its own subset of the kinds, at least three or all if they are fewer, besides those whose
-            names begin with ``group``, and a rate of half to one and a half times the given one.
+        start: Seconds of the simulation from which faults begin.
+        end: Seconds of the simulation after which no fault begins.
+        drawn: Whether each seed draws its own subset of the kinds, at least three or all if they are fewer, besides the kinds
+            whose names begin with ``group``, and a rate of half to one and a half times the given one.
 
     Raises:
         SimulationError: For a str as ``kinds``, for an unknown kind, for a rate that is not a finite number from 0 on, and
@@ -139,8 +139,8 @@ class Injector:
         generator: Returns the random generator for a name.
 
     Attributes:
-        begun: Numbers of faults, and of faults with an effect, by kind.
-        met: See ``begun``.
+        begun: Kind -> number of faults.
+        met: Kind -> number of faults with an effect.
     """
 
     def __init__(

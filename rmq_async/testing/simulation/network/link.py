@@ -98,8 +98,8 @@ class Link:
     """The connection between two machines (or of a machine to itself).
 
     Args:
-        a: Names of the machines.
-        b: See ``a``.
+        a: Name of one machine.
+        b: Name of the other machine.
     """
 
     def __init__(self, a: str, b: str, scheduler: Scheduler, generator: Callable[[str], Random]) -> None:
