@@ -10,7 +10,7 @@ import pytest
 
 from rmq_async import Message, MessageExt, TransactionStatus
 from rmq_async.producer.transactions import checks
-from rmq_async.transport import control
+from rmq_async.transport import oneway_control
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import ONEWAY_FLAG, RequestCode
 
@@ -156,7 +156,7 @@ def changed(rng: Any, record: bytes) -> bytearray:
 
 async def test_a_broker_that_does_not_read_gathers_nothing_here(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """UNKNOWN is a courtesy: it is left out where the peer takes nothing."""
-    monkeypatch.setattr(control, "MAX_UNREAD", 10_000)
+    monkeypatch.setattr(oneway_control, "MAX_UNREAD", 10_000)
     ends, asked = Ends(cluster.a), []
 
     def check(message: MessageExt) -> TransactionStatus:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rmq_async import Credentials, Message, TransactionStatus, errors
-from rmq_async.transport import control
+from rmq_async.transport import oneway_control
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import SysFlag
 from rmq_protocol.ids import unpack_offset_id
@@ -26,8 +26,8 @@ async def test_a_command_that_cannot_be_written_is_reported_and_not_sent(
     async with transactions(cluster, topics=["T"]) as producer:
         await link_of(cluster)
         connection = (await client_of(producer)).pool.open[cluster.a.address]
-        assert not control.send_control(connection, RemotingCommand(code=END, ext_fields={"msgId": "\ud800"}))
-        assert control.send_control(connection, RemotingCommand(code=END, ext_fields={"msgId": "id"}))
+        assert not oneway_control.send_control(connection, RemotingCommand(code=END, ext_fields={"msgId": "\ud800"}))
+        assert oneway_control.send_control(connection, RemotingCommand(code=END, ext_fields={"msgId": "id"}))
     (reported,) = loop_errors
     assert reported["message"] == f"END_TRANSACTION to {cluster.a.address} could not be sent"
     loop_errors.clear()
