@@ -15,27 +15,14 @@ committed, or neither. Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyn
 from __future__ import annotations
 
 try:
-    import sqlalchemy.ext.asyncio  # noqa: F401
+    import sqlalchemy.ext.asyncio
 except ImportError as missing:
     raise ImportError(f'rmq_async.inbox cannot import SQLAlchemy ({missing}): pip install "rmq-async[outbox]"') from missing
 
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from sqlalchemy import (
-    Column,
-    CursorResult,
-    DateTime,
-    Delete,
-    Float,
-    Index,
-    MetaData,
-    String,
-    Table,
-    bindparam,
-    delete,
-    literal_column,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -90,7 +77,7 @@ class Inbox:
         if key is not None:
             check_plain("key", key, "message")
         self.group = str.__str__(group)
-        self.metadata = MetaData()
+        self.metadata = sa.MetaData()
         """Holds the table only: for Alembic's ``target_metadata``."""
         self._key = _id_of if key is None else key
         self._table = _inbox_table(self.metadata, table)
@@ -134,7 +121,7 @@ class Inbox:
         check_transactional(target, "an inbox")
         values = {"consumer_group": self.group, "message_key": self._checked_key(message)}
         result = await target.execute(cast("Any", statement), values)
-        return cast("CursorResult[Any]", result).rowcount == 1
+        return cast("sa.CursorResult[Any]", result).rowcount == 1
 
     async def purge(self, session: Session, older_than: float) -> int:
         """Delete the group's rows that are older than ``older_than`` seconds, in the session's transaction.
@@ -155,7 +142,7 @@ class Inbox:
         dialect = dialect_of(target)
         check_dialect(dialect, "an inbox")
         result = await target.execute(self._purge, {"group": self.group, "age": older_than})
-        return cast("CursorResult[Any]", result).rowcount
+        return cast("sa.CursorResult[Any]", result).rowcount
 
     def _checked_key(self, message: MessageExt) -> str:
         if not isinstance(message, MessageExt):
@@ -174,27 +161,27 @@ def _id_of(message: MessageExt) -> str:
     return message.unique_id or message.properties.get("ORIGIN_MESSAGE_ID") or message.offset_msg_id
 
 
-def _inbox_table(metadata: MetaData, name: str) -> Table:
+def _inbox_table(metadata: sa.MetaData, name: str) -> sa.Table:
     schema, table = split_table_name(name)
-    made = Table(
+    made = sa.Table(
         table,
         metadata,
-        Column("consumer_group", String(255), primary_key=True),
-        Column("message_key", String(LONGEST_KEY), primary_key=True),
-        Column("created", DateTime(timezone=True), nullable=False),
+        sa.Column("consumer_group", sa.String(255), primary_key=True),
+        sa.Column("message_key", sa.String(LONGEST_KEY), primary_key=True),
+        sa.Column("created", sa.DateTime(timezone=True), nullable=False),
         schema=schema,
     )
-    Index(f"ix_{table}_created", made.c.consumer_group, made.c.created)
+    sa.Index(f"ix_{table}_created", made.c.consumer_group, made.c.created)
     return made
 
 
-def _insert(insert: Callable[[Table], Any], table: Table) -> Any:
+def _insert(insert: Callable[[sa.Table], Any], table: sa.Table) -> Any:
     """Return the statement that inserts a row unless it exists, with the time of the database's clock."""
-    given = {name: bindparam(name, type_=table.c[name].type) for name in ("consumer_group", "message_key")}
-    created = seconds_from_now(literal_column("0", Float))
+    given = {name: sa.bindparam(name, type_=table.c[name].type) for name in ("consumer_group", "message_key")}
+    created = seconds_from_now(sa.literal_column("0", sa.Float))
     return insert(table).values(**given, created=created).on_conflict_do_nothing()
 
 
-def _purge(table: Table) -> Delete:
-    group, before = bindparam("group", type_=String), seconds_from_now(-bindparam("age", type_=Float))
-    return delete(table).where(table.c.consumer_group == group, table.c.created <= before)
+def _purge(table: sa.Table) -> sa.Delete:
+    group, before = sa.bindparam("group", type_=sa.String), seconds_from_now(-sa.bindparam("age", type_=sa.Float))
+    return sa.delete(table).where(table.c.consumer_group == group, table.c.created <= before)

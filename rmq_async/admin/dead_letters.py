@@ -26,21 +26,9 @@ from rmq_protocol.properties import message_properties
 from rmq_protocol.pull_codec import pull_header
 from rmq_protocol.stored import decode_pull
 
-from .. import machine
+from .. import client, machine
 from .._text import printable
 from ..broker_answers import broker_error
-from ..client import (
-    TOOLS_GROUP,
-    ClientInstance,
-    body_as_stored,
-    commit_offset,
-    committed_offset,
-    has_master,
-    max_offset,
-    min_offset,
-    too_large_frame,
-    until_readable,
-)
 from ..errors import CorruptMessageError, RocketMQError, TopicNotFoundError
 
 logger = logging.getLogger(__name__)
@@ -58,7 +46,7 @@ _PULLED: Final = frozenset(
 )
 
 
-async def read(instance: ClientInstance, group: str, limit: int, timeout: float) -> tuple[MessageExt, ...]:
+async def read(instance: client.ClientInstance, group: str, limit: int, timeout: float) -> tuple[MessageExt, ...]:
     """Implement ``Admin.dead_letters``.
 
     Args:
@@ -83,7 +71,7 @@ class Skipped(NamedTuple):
     damaged: bool
 
 
-async def resend(instance: ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float) -> int:
+async def resend(instance: client.ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float) -> int:
     """Implement ``Admin.resend_dead_letters``.
 
     Args:
@@ -96,13 +84,13 @@ async def resend(instance: ClientInstance, group: str, limit: int | None, skippe
     return run.sent
 
 
-async def forget(instance: ClientInstance, group: str, brokers: Collection[str], deadline: float) -> None:
+async def forget(instance: client.ClientInstance, group: str, brokers: Collection[str], deadline: float) -> None:
     """Begin again with the first letter, on these brokers, before the topic is deleted: brokers before 5.0 keep the offsets of
     a deleted topic, and the first letters of a new group of this name would count as sent.
     """
     for queue in await _queues(instance, group, deadline):
-        if queue.broker_name in brokers and await committed_offset(instance, TOOLS_GROUP, queue):
-            await commit_offset(instance, TOOLS_GROUP, queue, 0)
+        if queue.broker_name in brokers and await client.committed_offset(instance, client.TOOLS_GROUP, queue):
+            await client.commit_offset(instance, client.TOOLS_GROUP, queue, 0)
 
 
 class _Resend:
@@ -112,7 +100,9 @@ class _Resend:
         sent: Number of letters that were sent.
     """
 
-    def __init__(self, instance: ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float) -> None:
+    def __init__(
+        self, instance: client.ClientInstance, group: str, limit: int | None, skipped: Skipped, timeout: float
+    ) -> None:
         self._instance = instance
         self._group = group
         self._shown = printable(instance.names.display_name(group))
@@ -125,7 +115,7 @@ class _Resend:
 
     async def queue(self, queue: MessageQueue) -> None:
         offset: int | None = await _begin(self._instance, queue)
-        end = await max_offset(self._instance, queue)  # what fails again meanwhile is left to the next call
+        end = await client.max_offset(self._instance, queue)  # what fails again meanwhile is left to the next call
         alone = 0  # below this offset each letter is pulled alone: a damaged one may hide the letters around it
         while offset is not None and offset < end and (self._limit is None or self.sent < self._limit):
             size = min(end - offset, PULL_SIZE if self._limit is None else min(self._limit - self.sent, PULL_SIZE))
@@ -150,7 +140,7 @@ class _Resend:
             except RocketMQError as error:
                 error.add_note(self._stuck(message, error))
                 raise
-        await commit_offset(self._instance, TOOLS_GROUP, queue, message.queue_offset + 1)
+        await client.commit_offset(self._instance, client.TOOLS_GROUP, queue, message.queue_offset + 1)
         if passed:
             self._passed["skip_topics"] += 1
         else:
@@ -165,7 +155,7 @@ class _Resend:
                 "over damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
             )
             raise error
-        await commit_offset(self._instance, TOOLS_GROUP, queue, after)
+        await client.commit_offset(self._instance, client.TOOLS_GROUP, queue, after)
         self._passed["skip_damaged"] += 1
         text = "group %s: the dead letter at %s is damaged; it was passed over: %s"
         logger.warning(text, self._shown, place, printable(error, 300))
@@ -185,7 +175,7 @@ class _Resend:
         return f"{text}; to pass over the letters of topic {topic}, give skip_topics (rmq group resend --skip-topic)"
 
 
-async def _queues(instance: ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
+async def _queues(instance: client.ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
     """Return the queues of the dead-letter topic; none if the group has no dead letters yet."""
     try:
         route = await instance.routes.fetch(DLQ_TOPIC_PREFIX + group, max(deadline - machine.monotonic(), 0.0))
@@ -195,18 +185,18 @@ async def _queues(instance: ClientInstance, group: str, deadline: float) -> list
     return [MessageQueue(route.topic, name, number) for name, count in sorted(counts.items()) for number in range(count)]
 
 
-async def _begin(instance: ClientInstance, queue: MessageQueue) -> int:
+async def _begin(instance: client.ClientInstance, queue: MessageQueue) -> int:
     """Return the offset after the dead letters that were sent again or passed over, or the first offset if that is higher.
 
     Where the queue ends below, letters have other offsets than the sent ones, and it begins with the first one. A broker
     that starts shows its queues late, and a replica may be behind: such an end is not believed.
     """
-    first = await min_offset(instance, queue)
-    sent = await committed_offset(instance, TOOLS_GROUP, queue) or 0
-    if sent <= first or sent <= await max_offset(instance, queue) or not await has_master(instance, queue):
+    first = await client.min_offset(instance, queue)
+    sent = await client.committed_offset(instance, client.TOOLS_GROUP, queue) or 0
+    if sent <= first or sent <= await client.max_offset(instance, queue) or not await client.has_master(instance, queue):
         return max(sent, first)
-    readable = await until_readable(instance, queue.broker_name, queue.topic, any_replica=False)
-    end = await max_offset(instance, queue, any_replica=False)
+    readable = await client.until_readable(instance, queue.broker_name, queue.topic, any_replica=False)
+    end = await client.max_offset(instance, queue, any_replica=False)
     if sent <= end or not readable:
         return sent
     logger.error(
@@ -230,8 +220,8 @@ class _Pulled(NamedTuple):
     after: int | None
 
 
-async def _pull(instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float) -> _Pulled:
-    if offset >= await max_offset(instance, queue):
+async def _pull(instance: client.ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float) -> _Pulled:
+    if offset >= await client.max_offset(instance, queue):
         return _Pulled((), None, None)
     response, address = await _answer(instance, queue, offset, min(size, PULL_SIZE), deadline)
     if response.code not in _PULLED:
@@ -250,7 +240,7 @@ async def _pull(instance: ClientInstance, queue: MessageQueue, offset: int, size
 
 
 async def _answer(
-    instance: ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
+    instance: client.ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
 ) -> tuple[RemotingCommand, str]:
     """Pull up to ``size`` letters, and half as many while the answer is above ``max_frame_size``.
 
@@ -259,13 +249,13 @@ async def _answer(
     sizes = instance.pull_sizes
     while True:
         asked = sizes.limit(queue, size)
-        header = pull_header(TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, asked)
+        header = pull_header(client.TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, asked)
         command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
         timeout = max(deadline - machine.monotonic(), 0.0)
         try:
             response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
         except RocketMQError as error:
-            if too_large_frame(error) is None or not sizes.lower(queue, asked):
+            if client.too_large_frame(error) is None or not sizes.lower(queue, asked):
                 error.add_note(f"this was a pull of {asked} dead letters at offset {offset} of {queue}")
                 raise
         else:
@@ -273,7 +263,7 @@ async def _answer(
             return response, address
 
 
-async def _send(instance: ClientInstance, group: str, received: MessageExt, deadline: float) -> None:
+async def _send(instance: client.ClientInstance, group: str, received: MessageExt, deadline: float) -> None:
     """Send a copy to the topic that the message was first sent to, with its id.
 
     A sharding key chooses the queue, as it does in producers; else the broker chooses it.
@@ -294,7 +284,7 @@ async def _send(instance: ClientInstance, group: str, received: MessageExt, dead
         queue_id = queue.queue_id if route.holders else _ANY_QUEUE  # a static topic's brokers want the number of its own
     holder, broker = route.broker_of(queue), queue.broker_name
     properties = message_properties(message, received.unique_id or received.offset_msg_id)
-    body, sys_flag = await body_as_stored(instance, received, deadline)
+    body, sys_flag = await client.body_as_stored(instance, received, deadline)
     header = SendMessageRequestHeaderV2(
         a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=queue_id, f=sys_flag, g=round(machine.time() * 1000),
         h=message.flag, i=properties, j=0, k=False, l=None, m=False, n=broker,

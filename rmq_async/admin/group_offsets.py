@@ -15,36 +15,20 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Final, Literal
 
+from rmq_protocol import headers
 from rmq_protocol.bodies import ConsumeStats, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
-from rmq_protocol.headers import (
-    GetConsumeStatsRequestHeader,
-    GetSubscriptionGroupConfigRequestHeader,
-    ResetOffsetRequestHeader,
-    to_ext,
-)
 from rmq_protocol.heartbeat import MessageModel
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 from rmq_protocol.validation import plain
 
-from .. import machine
+from .. import client, machine
 from .._asyncio import for_each
 from .._text import printable
-from ..client import (
-    ClientInstance,
-    check_queue,
-    commit_offset,
-    committed_offset,
-    epoch_ms,
-    known_queue,
-    max_offset,
-    min_offset,
-    search_offset,
-)
 from ..errors import ConfigError, RocketMQError, SubscriptionGroupNotExistError
 from .clients import consumers
 from .groups import check_exists, check_offline, is_online
@@ -67,7 +51,7 @@ _LOOK_EVERY: Final = 1.0
 _AT_ONCE: Final = 16
 
 
-async def lag(instance: ClientInstance, group: str, topic: str | None, deadline: float) -> GroupLag:
+async def lag(instance: client.ClientInstance, group: str, topic: str | None, deadline: float) -> GroupLag:
     """Implement ``Admin.group_lag``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_CONSUME_STATS
@@ -94,11 +78,11 @@ async def lag(instance: ClientInstance, group: str, topic: str | None, deadline:
     )
 
 
-async def _warn_above_end(instance: ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag]) -> None:
+async def _warn_above_end(instance: client.ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag]) -> None:
     """Log the queues that end below the group's offset: their lag is 0, also with messages that the group did not get."""
     for queue, each in found.items():
         if each.committed > each.end:  # or a member has committed while the broker read both
-            end = await max_offset(instance, queue, any_replica=False)
+            end = await client.max_offset(instance, queue, any_replica=False)
             if each.committed > end:
                 logger.warning(
                     "%s ends at offset %d, below the offset %d of group %s: its broker's store was replaced by an older one, or a "
@@ -109,7 +93,7 @@ async def _warn_above_end(instance: ClientInstance, group: str, found: Mapping[M
 
 
 async def _consume_stats(
-    instance: ClientInstance, group: str, asked: Sequence[str | None], brokers: Mapping[str, str], deadline: float
+    instance: client.ClientInstance, group: str, asked: Sequence[str | None], brokers: Mapping[str, str], deadline: float
 ) -> dict[MessageQueue, QueueLag]:
     """Return what brokers say of a group's progress.
 
@@ -119,8 +103,8 @@ async def _consume_stats(
     code = RequestCode.GET_CONSUME_STATS
     found: dict[MessageQueue, QueueLag] = {}
     for each in asked:
-        header = GetConsumeStatsRequestHeader(consumerGroup=group, topic=each)
-        command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+        header = headers.GetConsumeStatsRequestHeader(consumerGroup=group, topic=each)
+        command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
         for name, response in (await everywhere(instance, brokers, command, deadline)).items():
             check(response, code, name, brokers[name])
             for queue, offsets in decode_body(ConsumeStats, response.body).offset_table.items():
@@ -130,7 +114,7 @@ async def _consume_stats(
     return found
 
 
-async def _members(instance: ClientInstance, group: str, deadline: float) -> ConsumerConnections | None:
+async def _members(instance: client.ClientInstance, group: str, deadline: float) -> ConsumerConnections | None:
     """Return the members of a group; None if it has none, or if the user, who may see offsets, may not see members."""
     try:
         return await consumers(instance, group, deadline)
@@ -138,7 +122,7 @@ async def _members(instance: ClientInstance, group: str, deadline: float) -> Con
         return None
 
 
-async def _unreadable_topics(instance: ClientInstance, members: ConsumerConnections, deadline: float) -> list[str]:
+async def _unreadable_topics(instance: client.ClientInstance, members: ConsumerConnections, deadline: float) -> list[str]:
     """Return the topics that members subscribe to and may not read on some broker.
 
     A group may have no offsets there, and brokers leave such a topic out unless they are asked for it.
@@ -155,7 +139,7 @@ async def _unreadable_topics(instance: ClientInstance, members: ConsumerConnecti
 
 
 async def _closed_retry_queues(
-    instance: ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag], deadline: float
+    instance: client.ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag], deadline: float
 ) -> dict[MessageQueue, QueueLag]:
     """Return the queues that brokers put failed messages into and that the group's retry topic does not have: the group's
     settings have more retry queues than the topic, so that no member reads them. Empty ones are left out.
@@ -169,15 +153,15 @@ async def _closed_retry_queues(
     for broker, number in numbers.items():
         for queue_id in range(number, await _retry_queues(instance, group, broker, topic, deadline)):
             queue = MessageQueue(topic, broker, queue_id)
-            if end := await max_offset(instance, queue, any_replica=False):
-                closed[queue] = QueueLag(await committed_offset(instance, group, queue) or 0, end, 0, 0)
+            if end := await client.max_offset(instance, queue, any_replica=False):
+                closed[queue] = QueueLag(await client.committed_offset(instance, group, queue) or 0, end, 0, 0)
     return closed
 
 
-async def _retry_queues(instance: ClientInstance, group: str, broker: str, topic: str, deadline: float) -> int:
+async def _retry_queues(instance: client.ClientInstance, group: str, broker: str, topic: str, deadline: float) -> int:
     """Return ``retryQueueNums`` of a group at a broker; 0 if the broker does not return it."""
-    header = GetSubscriptionGroupConfigRequestHeader(group=group)
-    command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**to_ext(header)})
+    header = headers.GetSubscriptionGroupConfigRequestHeader(group=group)
+    command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**headers.to_ext(header)})
     response, _ = await instance.ask_broker(broker, topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code == ResponseCode.SUCCESS:
         return decode_body(SubscriptionGroupConfig, response.body).retry_queue_nums
@@ -217,7 +201,7 @@ def _of_pops(topic: str, group: str) -> tuple[str, str]:
 
 
 async def reset(
-    instance: ClientInstance, group: str, topic: str, to: Target, timeout: float, *, dry_run: bool
+    instance: client.ClientInstance, group: str, topic: str, to: Target, timeout: float, *, dry_run: bool
 ) -> tuple[OffsetChange, ...]:
     """Implement ``Admin.reset_offsets``.
 
@@ -225,10 +209,10 @@ async def reset(
         timeout: Seconds for each request.
     """
     if isinstance(to, Mapping):
-        to = {check_queue(queue): offset for queue, offset in to.items()}
+        to = {client.check_queue(queue): offset for queue, offset in to.items()}
     queues = await _queues(instance, topic, to, timeout)
     after = await for_each(queues, lambda queue: _target(instance, queue, to), at_once=_AT_ONCE)
-    before = await for_each(queues, lambda queue: committed_offset(instance, group, queue), at_once=_AT_ONCE)
+    before = await for_each(queues, lambda queue: client.committed_offset(instance, group, queue), at_once=_AT_ONCE)
     changes = [OffsetChange(queue, before[queue], after[queue]) for queue in queues]
     if not any(each is not None for each in before.values()):  # 4.x brokers take offsets of any name
         await check_exists(instance, group, machine.monotonic() + timeout)
@@ -238,11 +222,11 @@ async def reset(
     return tuple(OffsetChange(names.shown_queue(each.queue), each.before, each.after, each.verified) for each in changes)
 
 
-async def _queues(instance: ClientInstance, topic: str, to: Target, timeout: float) -> list[MessageQueue]:
+async def _queues(instance: client.ClientInstance, topic: str, to: Target, timeout: float) -> list[MessageQueue]:
     route = await instance.routes.fetch(topic, timeout)
     if not isinstance(to, Mapping):
         return sorted(route.subscribe_queues)
-    chosen = [await known_queue(instance, queue) for queue in to]
+    chosen = [await client.known_queue(instance, queue) for queue in to]
     for queue in chosen:
         if queue.topic != topic:
             raise ConfigError(
@@ -252,11 +236,11 @@ async def _queues(instance: ClientInstance, topic: str, to: Target, timeout: flo
     return sorted(chosen)
 
 
-async def _target(instance: ClientInstance, queue: MessageQueue, to: Target) -> int:
+async def _target(instance: client.ClientInstance, queue: MessageQueue, to: Target) -> int:
     """Return the new offset of a queue, from its first to its next offset."""
     if isinstance(to, datetime):
-        return await search_offset(instance, queue, epoch_ms(to) / 1000)
-    low, high = await min_offset(instance, queue), await max_offset(instance, queue)
+        return await client.search_offset(instance, queue, client.epoch_ms(to) / 1000)
+    low, high = await client.min_offset(instance, queue), await client.max_offset(instance, queue)
     if to == "earliest":
         return low
     if to == "latest":
@@ -280,7 +264,7 @@ class _Reset:
         topic: Name of the topic on the wire.
     """
 
-    def __init__(self, instance: ClientInstance, group: str, topic: str, to: Target, timeout: float) -> None:
+    def __init__(self, instance: client.ClientInstance, group: str, topic: str, to: Target, timeout: float) -> None:
         self._instance = instance
         self._group = group
         self._topic = topic
@@ -311,7 +295,7 @@ class _Reset:
                 await for_each(of_broker, self._commit, at_once=_AT_ONCE)
 
     async def _commit(self, change: OffsetChange) -> None:
-        await commit_offset(self._instance, self._group, change.queue, change.after)
+        await client.commit_offset(self._instance, self._group, change.queue, change.after)
 
     async def reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
         """Set one offset for each queue.
@@ -339,10 +323,10 @@ class _Reset:
             False where the broker knows no member to send the offsets to, or no offset of the group.
         """
         code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
-        header = ResetOffsetRequestHeader(
+        header = headers.ResetOffsetRequestHeader(
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
         )
-        command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+        command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
         response = await ask_at(self._instance, broker, address, command, self._deadline())
         if response.code == ResponseCode.CONSUMER_NOT_ONLINE or _NO_OFFSET in (response.remark or ""):
             return False
@@ -361,7 +345,7 @@ class _Reset:
         while True:
             for each in changes:
                 if not found.get(each.queue):
-                    found[each.queue] = _shows(each, await committed_offset(self._instance, self._group, each.queue))
+                    found[each.queue] = _shows(each, await client.committed_offset(self._instance, self._group, each.queue))
             if all(found.values()) or machine.monotonic() >= until or not await is_online(self._instance, self._group):
                 return found
             await asyncio.sleep(next(pauses))
@@ -390,11 +374,13 @@ def _shows(change: OffsetChange, offset: int | None) -> bool:
 def _timestamp_of(to: Target) -> int | None:
     """Return the time of a reset as brokers take it, ms since the epoch or -1 for "latest"; None for a reset by offset."""
     if isinstance(to, datetime):
-        return max(epoch_ms(to), 0)  # a negative time is the end of a queue to brokers, and no message is older than 1970
+        return max(
+            client.epoch_ms(to), 0
+        )  # a negative time is the end of a queue to brokers, and no message is older than 1970
     return {"earliest": 0, "latest": -1}.get(plain(to)) if isinstance(to, str) else None
 
 
-async def _resets_by_server(instance: ClientInstance, broker: str, address: str, deadline: float) -> bool:
+async def _resets_by_server(instance: client.ClientInstance, broker: str, address: str, deadline: float) -> bool:
     """Return whether the broker resets offsets itself (5.2.0 or later, with ``useServerSideResetOffset``): it keeps the new
     offsets until a member pulls, and accepts an offset for a single queue.
     """
@@ -407,7 +393,9 @@ async def _resets_by_server(instance: ClientInstance, broker: str, address: str,
 # -- copies
 
 
-async def clone(instance: ClientInstance, source: str, target: str, topic: str, timeout: float) -> tuple[OffsetChange, ...]:
+async def clone(
+    instance: client.ClientInstance, source: str, target: str, topic: str, timeout: float
+) -> tuple[OffsetChange, ...]:
     """Implement ``Admin.clone_offsets``.
 
     Args:
@@ -418,20 +406,20 @@ async def clone(instance: ClientInstance, source: str, target: str, topic: str, 
     route = await instance.routes.fetch(topic, timeout)
     changes: list[OffsetChange] = []
     for queue in sorted(route.subscribe_queues):
-        offset = await committed_offset(instance, source, queue)
+        offset = await client.committed_offset(instance, source, queue)
         if offset is None:
             continue
-        before = await committed_offset(instance, target, queue)
+        before = await client.committed_offset(instance, target, queue)
         if before is None and not changes:  # 4.x brokers take offsets of any name
             await check_exists(instance, target, machine.monotonic() + timeout)
-        await commit_offset(instance, target, queue, offset)
-        verified = await committed_offset(instance, target, queue) == offset
+        await client.commit_offset(instance, target, queue, offset)
+        verified = await client.committed_offset(instance, target, queue) == offset
         if not verified:  # a reset waits for members, and until then the broker ignores commits
             offset = await _target(instance, queue, offset)
             broker = instance.routes.broker_of(queue)
             of_target = _Reset(instance, target, topic, offset, timeout)
             await of_target.reset_by_offset([OffsetChange(queue, before, offset)], broker, brokers_of(route.data)[broker])
-            verified = await committed_offset(instance, target, queue) == offset
+            verified = await client.committed_offset(instance, target, queue) == offset
         changes.append(OffsetChange(instance.names.shown_queue(queue), before, offset, verified))
     if not changes:
         name, of_topic = instance.names.display_name(source), instance.names.display_name(topic)

@@ -7,37 +7,16 @@ from typing import Final, TypedDict
 
 import msgspec
 
-from rmq_protocol.bodies import (
-    ConsumeMessageDirectlyResult,
-    ConsumerRunningInfo,
-    GroupRetryPolicy,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-    TopicList,
-)
+from rmq_protocol import bodies, headers
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
-from rmq_protocol.headers import (
-    ConsumeMessageDirectlyResultRequestHeader,
-    DeleteSubscriptionGroupRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-    to_ext,
-)
 from rmq_protocol.json_body import decode_body, encode_body
 from rmq_protocol.message import MessageExt
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
-from .. import machine
+from .. import errors, machine
 from .._text import printable
 from ..client import ClientInstance
-from ..errors import (
-    BrokerNotFoundError,
-    ClientStateError,
-    GroupNotOnlineError,
-    NoPermissionError,
-    SubscriptionGroupNotExistError,
-    TopicNotFoundError,
-)
 from . import dead_letters
 from . import topics as topic_settings
 from .clients import consumers
@@ -54,7 +33,7 @@ class GroupSettings(TypedDict, total=False):
     consume_message_orderly: bool
     retry_queue_nums: int
     retry_max_times: int
-    group_retry_policy: GroupRetryPolicy
+    group_retry_policy: bodies.GroupRetryPolicy
     broker_id: int
     which_broker_when_consume_slowly: int
     notify_consumer_ids_changed_enable: bool
@@ -76,7 +55,7 @@ async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline:
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     for name, response in (await everywhere(instance, brokers, RemotingCommand(code=code), deadline)).items():
         check(response, code, name, brokers[name])
-        found.update(decode_body(SubscriptionGroupWrapper, response.body).subscription_group_table)
+        found.update(decode_body(bodies.SubscriptionGroupWrapper, response.body).subscription_group_table)
     return found
 
 
@@ -88,19 +67,19 @@ async def check_exists(instance: ClientInstance, group: str, deadline: float) ->
     brokers = masters_of(await cluster_info(instance, deadline))
     try:
         known = await _known(instance, brokers, deadline)
-    except NoPermissionError:
+    except errors.NoPermissionError:
         return
     if group not in known:
         raise _not_there(instance, group, brokers)
 
 
-def _not_there(instance: ClientInstance, group: str, brokers: Iterable[str]) -> SubscriptionGroupNotExistError:
+def _not_there(instance: ClientInstance, group: str, brokers: Iterable[str]) -> errors.SubscriptionGroupNotExistError:
     name, where = instance.names.display_name(group), printable(", ".join(brokers))
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-    return SubscriptionGroupNotExistError(f"there is no group {name} on {where}; check the name", request=code.name)
+    return errors.SubscriptionGroupNotExistError(f"there is no group {name} on {where}; check the name", request=code.name)
 
 
-def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig:
+def group_config(group: str, settings: GroupSettings) -> bodies.SubscriptionGroupConfig:
     """Return the settings of a group.
 
     Raises:
@@ -109,9 +88,9 @@ def group_config(group: str, settings: GroupSettings) -> SubscriptionGroupConfig
     unknown = sorted(settings.keys() - GroupSettings.__annotations__.keys())
     if unknown:
         raise TypeError(f"a group has no setting {', '.join(unknown)}; there are {', '.join(GroupSettings.__annotations__)}")
-    config = SubscriptionGroupConfig(group, **settings)
+    config = bodies.SubscriptionGroupConfig(group, **settings)
     try:
-        checked = msgspec.convert(msgspec.to_builtins(config), SubscriptionGroupConfig)
+        checked = msgspec.convert(msgspec.to_builtins(config), bodies.SubscriptionGroupConfig)
     except (msgspec.ValidationError, TypeError) as error:
         raise TypeError(f"a setting of group {group} has an invalid value: {error}; see SubscriptionGroupConfig") from None
     for name, least in _LEAST.items():
@@ -126,7 +105,7 @@ that these are stored."""
 
 
 async def create(
-    instance: ClientInstance, config: SubscriptionGroupConfig, cluster: str | None, broker: str | None, deadline: float
+    instance: ClientInstance, config: bodies.SubscriptionGroupConfig, cluster: str | None, broker: str | None, deadline: float
 ) -> None:
     """Implement ``Admin.create_group``."""
     brokers = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
@@ -139,7 +118,7 @@ async def create(
 
 
 async def _grow_retry_topic(
-    instance: ClientInstance, config: SubscriptionGroupConfig, brokers: Mapping[str, str], deadline: float
+    instance: ClientInstance, config: bodies.SubscriptionGroupConfig, brokers: Mapping[str, str], deadline: float
 ) -> None:
     """Give the group's retry topic at least as many queues as the group's new settings have, on each broker that has the topic.
 
@@ -165,8 +144,8 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     for topic in of_pops:  # before the offsets, by which a second call would find them
         await topic_settings.delete_at(instance, topic, brokers, deadline)
     code = RequestCode.DELETE_SUBSCRIPTIONGROUP
-    header = DeleteSubscriptionGroupRequestHeader(groupName=group, cleanOffset=True)
-    fields: dict[str, str | None] = {**to_ext(header), "removeOffset": "true"}  # the name of cleanOffset in 4.9
+    header = headers.DeleteSubscriptionGroupRequestHeader(groupName=group, cleanOffset=True)
+    fields: dict[str, str | None] = {**headers.to_ext(header), "removeOffset": "true"}  # the name of cleanOffset in 4.9
     command = RemotingCommand(code=code, ext_fields=fields)
     for name, response in (await everywhere(instance, brokers, command, deadline)).items():
         check(response, code, name, brokers[name])
@@ -175,7 +154,7 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
         try:
             await topic_settings.delete(instance, prefix + group, None, deadline)
-        except TopicNotFoundError:
+        except errors.TopicNotFoundError:
             continue  # no message of the group has failed
         there = True
     if not there:
@@ -199,7 +178,7 @@ async def _pop_retries(
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             continue
         check(response, code, broker, brokers[broker])
-        for topic in decode_body(TopicList, response.body).topic_list:
+        for topic in decode_body(bodies.TopicList, response.body).topic_list:
             names |= {pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)}
     if not names:
         return []
@@ -233,36 +212,36 @@ async def check_offline(instance: ClientInstance, group: str, why: str, deadline
     """
     try:
         found = await members(instance, group, deadline)
-    except GroupNotOnlineError:
+    except errors.GroupNotOnlineError:
         return
     some = printable(", ".join(each.client_id for each in found[:3]))
     number = f"{len(found)} member{'' if len(found) == 1 else 's'}"
-    raise ClientStateError(f"group {instance.names.display_name(group)} has {number} ({some}), and {why}")
+    raise errors.ClientStateError(f"group {instance.names.display_name(group)} has {number} ({some}), and {why}")
 
 
 async def is_online(instance: ClientInstance, group: str) -> bool:
     """Return whether a member of the group is connected to a broker."""
     try:
         await members(instance, group, machine.monotonic() + instance.config.request_timeout)
-    except GroupNotOnlineError:
+    except errors.GroupNotOnlineError:
         return False
     return True
 
 
-async def running_info(instance: ClientInstance, group: str, client_id: str, deadline: float) -> ConsumerRunningInfo:
+async def running_info(instance: ClientInstance, group: str, client_id: str, deadline: float) -> bodies.ConsumerRunningInfo:
     """Implement ``Admin.consumer_status``."""
     broker, address = await _broker_of_member(instance, group, client_id, deadline)
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
-    header = GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
-    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    header = headers.GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
+    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
     response = await ask_at(instance, broker, address, command, deadline)
     check(response, code, broker, address)
-    return decode_body(ConsumerRunningInfo, response.body)
+    return decode_body(bodies.ConsumerRunningInfo, response.body)
 
 
 async def consume_directly(
     instance: ClientInstance, group: str, client_id: str, message: MessageExt, deadline: float
-) -> ConsumeMessageDirectlyResult:
+) -> bodies.ConsumeMessageDirectlyResult:
     """Implement ``Admin.consume_directly``."""
     masters = masters_of(await cluster_info(instance, deadline))
     queue = instance.names.wire_queue(message.queue)
@@ -271,16 +250,16 @@ async def consume_directly(
     address = masters.get(broker)
     code = RequestCode.CONSUME_MESSAGE_DIRECTLY
     if address is None:
-        raise BrokerNotFoundError(
+        raise errors.BrokerNotFoundError(
             f"no name server knows a master of broker {printable(broker)}; check the name, or start the broker", broker=broker
         )
-    header = ConsumeMessageDirectlyResultRequestHeader(
+    header = headers.ConsumeMessageDirectlyResultRequestHeader(
         consumerGroup=group, clientId=client_id, msgId=message.offset_msg_id, brokerName=broker, topic=queue.topic
     )
-    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
     response = await ask_at(instance, broker, address, command, deadline)
     check(response, code, broker, address)
-    return decode_body(ConsumeMessageDirectlyResult, response.body)
+    return decode_body(bodies.ConsumeMessageDirectlyResult, response.body)
 
 
 async def _broker_of_member(instance: ClientInstance, group: str, client_id: str, deadline: float) -> tuple[str, str]:
@@ -296,7 +275,7 @@ async def _broker_of_member(instance: ClientInstance, group: str, client_id: str
                 if broker in masters:
                     return broker, masters[broker]
     shown = instance.names.display_name(group)
-    raise GroupNotOnlineError(
+    raise errors.GroupNotOnlineError(
         f"group {shown} has no member {printable(client_id)}; group_members() lists them",
         request=RequestCode.GET_CONSUMER_RUNNING_INFO.name,
     )

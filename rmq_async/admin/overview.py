@@ -14,13 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from rmq_protocol.bodies import (
-    ConsumeStats,
-    GetConsumerListByGroupResponseBody,
-    KVTable,
-    SubscriptionGroupWrapper,
-    TopicStatsTable,
-)
+from rmq_protocol import bodies
 from rmq_protocol.cluster import ClusterInfo
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
@@ -185,7 +179,7 @@ class _Asked:
         """Return the broker's runtime information, and read its clock from it."""
         sent = machine.monotonic()
         response = await self._get(RequestCode.GET_BROKER_RUNTIME_INFO)
-        arrived, facts = machine.monotonic(), decode_body(KVTable, response.body).table
+        arrived, facts = machine.monotonic(), decode_body(bodies.KVTable, response.body).table
         if (broker_ms := broker_time_in(facts)) is not None:
             self._instance.clocks.of(self._name).note(broker_ms, sent, arrived)
         return facts
@@ -206,7 +200,7 @@ class _Asked:
 
     async def _group_names(self) -> list[str]:
         body = (await self._get(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body
-        found = decode_body(SubscriptionGroupWrapper, body).subscription_group_table
+        found = decode_body(bodies.SubscriptionGroupWrapper, body).subscription_group_table
         names = [name for name in found if self._wanted.system or not is_system_group(name)]
         return self._chosen(names, self._wanted.groups)
 
@@ -225,7 +219,7 @@ class _Asked:
         shown = self._instance.names.shown_queue
         return {
             shown(queue): QueueStats(each.min_offset, each.max_offset, each.last_update_timestamp)
-            for queue, each in decode_body(TopicStatsTable, body).offset_table.items()
+            for queue, each in decode_body(bodies.TopicStatsTable, body).offset_table.items()
         }
 
     async def _lag(self, group: str) -> dict[MessageQueue, QueueLag] | None:
@@ -239,7 +233,7 @@ class _Asked:
             queue: QueueLag(
                 each.consumer_offset, each.broker_offset, max(each.pull_offset - each.consumer_offset, 0), each.last_timestamp
             )
-            for queue, each in decode_body(ConsumeStats, body).offset_table.items()
+            for queue, each in decode_body(bodies.ConsumeStats, body).offset_table.items()
         }
 
     async def _members(self, group: str) -> tuple[str, ...] | None:
@@ -249,7 +243,7 @@ class _Asked:
             body = (await self._get(RequestCode.GET_CONSUMER_LIST_BY_GROUP, to_ext(header))).body
         except BrokerError as error:
             return () if has_no_members(error.code, error.remark) else None
-        return decode_body(GetConsumerListByGroupResponseBody, body).consumer_id_list
+        return decode_body(bodies.GetConsumerListByGroupResponseBody, body).consumer_id_list
 
     async def _get(self, code: RequestCode, fields: dict[str, str] | None = None) -> RemotingCommand:
         command = RemotingCommand(code=code, ext_fields={**(fields or {})})

@@ -11,19 +11,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rmq_protocol import headers
 from rmq_protocol.bodies import TopicConfigSerializeWrapper
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, ORDER_TOPIC_CONFIG, RequestCode, ResponseCode
 from rmq_protocol.errors import InvalidMessageError, shown
-from rmq_protocol.headers import (
-    CreateTopicRequestHeader,
-    DeleteKVConfigRequestHeader,
-    GetKVConfigRequestHeader,
-    GetKVConfigResponseHeader,
-    PutKVConfigRequestHeader,
-    from_ext,
-    to_ext,
-)
 from rmq_protocol.json_body import MAX_JSON_BODY_SIZE, decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfig
@@ -71,8 +63,8 @@ def attribute_changes(attributes: Mapping[str, str] | None) -> str:
     return ",".join(texts)
 
 
-def creation_header(config: TopicConfig, attributes: str) -> CreateTopicRequestHeader:
-    return CreateTopicRequestHeader(
+def creation_header(config: TopicConfig, attributes: str) -> headers.CreateTopicRequestHeader:
+    return headers.CreateTopicRequestHeader(
         topic=config.topic_name,
         defaultTopic=AUTO_CREATE_TOPIC_KEY,
         readQueueNums=config.read_queue_nums,
@@ -97,7 +89,7 @@ def check_new_topic(topic: str) -> None:
 
 
 async def create(
-    instance: ClientInstance, header: CreateTopicRequestHeader, cluster: str | None, broker: str | None, deadline: float
+    instance: ClientInstance, header: headers.CreateTopicRequestHeader, cluster: str | None, broker: str | None, deadline: float
 ) -> None:
     """Implement ``Admin.create_topic``."""
     masters = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
@@ -146,8 +138,8 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
     masters = masters_of(await cluster_info(instance, deadline), cluster)
     await delete_at(instance, topic, masters, deadline, cluster)
     if cluster is None:
-        header = DeleteKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
-        command = RemotingCommand(code=RequestCode.DELETE_KV_CONFIG, ext_fields={**to_ext(header)})
+        header = headers.DeleteKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
+        command = RemotingCommand(code=RequestCode.DELETE_KV_CONFIG, ext_fields={**headers.to_ext(header)})
         await ask_every_name_server(instance, command, deadline)
 
 
@@ -168,14 +160,14 @@ async def delete_at(
 
 
 async def _create_at(
-    instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
+    instance: ClientInstance, header: headers.CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
 ) -> None:
     """Create the topic on these brokers.
 
     Raises RequestTimeoutError, which names the brokers without an answer at ``deadline``, unless a broker has another error.
     """
     code = RequestCode.UPDATE_AND_CREATE_TOPIC
-    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
     silent = []
     for name, outcome in (await outcomes(instance, masters, command, deadline)).items():
         if isinstance(outcome, RequestTimeoutError):
@@ -199,7 +191,12 @@ async def _create_at(
 
 
 async def _set_order(
-    instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Collection[str], deadline: float, *, merge: bool
+    instance: ClientInstance,
+    header: headers.CreateTopicRequestHeader,
+    brokers: Collection[str],
+    deadline: float,
+    *,
+    merge: bool,
 ) -> None:
     """Write the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
@@ -221,7 +218,12 @@ async def _set_order(
 
 
 async def _put_order(
-    instance: ClientInstance, header: CreateTopicRequestHeader, brokers: Collection[str], deadline: float, *, merge: bool
+    instance: ClientInstance,
+    header: headers.CreateTopicRequestHeader,
+    brokers: Collection[str],
+    deadline: float,
+    *,
+    merge: bool,
 ) -> None:
     counts: dict[str, str] = {}
     if merge:
@@ -229,30 +231,32 @@ async def _put_order(
             item.partition(":")[::2] for item in (await _order_of(instance, header.topic, deadline)).split(";") if item
         )
     counts |= {name: str(header.writeQueueNums) for name in brokers}
-    put = PutKVConfigRequestHeader(
+    put = headers.PutKVConfigRequestHeader(
         namespace=ORDER_TOPIC_CONFIG,
         key=header.topic,
         value=";".join(f"{name}:{count}" for name, count in sorted(counts.items())),
     )
-    await ask_every_name_server(instance, RemotingCommand(code=RequestCode.PUT_KV_CONFIG, ext_fields={**to_ext(put)}), deadline)
+    await ask_every_name_server(
+        instance, RemotingCommand(code=RequestCode.PUT_KV_CONFIG, ext_fields={**headers.to_ext(put)}), deadline
+    )
 
 
 async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> str:
     code = RequestCode.GET_KV_CONFIG
-    get = GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
+    get = headers.GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
 
     def read(response: RemotingCommand, address: str) -> str:
         if response.code == ResponseCode.QUERY_NOT_FOUND:
             return ""
         check(response, code, None, address)
-        return from_ext(GetKVConfigResponseHeader, response.ext_fields).value or ""
+        return headers.from_ext(headers.GetKVConfigResponseHeader, response.ext_fields).value or ""
 
-    command = RemotingCommand(code=code, ext_fields={**to_ext(get)})
+    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(get)})
     return await instance.name_servers.fullest(command, max(deadline - machine.monotonic(), 0.0), read, len)
 
 
 async def _until_shown(
-    instance: ClientInstance, header: CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
+    instance: ClientInstance, header: headers.CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
 ) -> None:
     """Wait until a name server's route has the numbers of queues and the permission on every broker.
 

@@ -21,19 +21,9 @@ from rmq_protocol.constants import LOGICAL_QUEUE_MOCK_BROKER_PREFIX, RequestCode
 from rmq_protocol.heartbeat import ConsumerData
 from rmq_protocol.message import MessageQueue
 
-from .. import _lookups, machine
+from .. import _lookups, errors, machine
 from .._text import printable
 from ..config import ClientConfig
-from ..errors import (
-    BrokerNotFoundError,
-    ClientStateError,
-    ConnectError,
-    ConnectionLostError,
-    NameServerError,
-    RequestTimeoutError,
-    RocketMQError,
-    WrongLoopError,
-)
 from ..tracebacks import own_copy
 from ..transport import (
     CloseReason,
@@ -157,7 +147,7 @@ class ClientInstance:
             if starting is not None:
                 await asyncio.wait([starting])
                 if starting.cancelled():
-                    raise ClientStateError("the client was stopped while it started; start it again")
+                    raise errors.ClientStateError("the client was stopped while it started; start it again")
                 error = starting.exception()
                 if error is not None:
                     raise own_copy(error)
@@ -183,9 +173,11 @@ class ClientInstance:
         if self._generation != generation():
             check_not_forked(self._generation)
         if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoopError("this client was started on another event loop; make and start one on each loop that uses it")
+            raise errors.WrongLoopError(
+                "this client was started on another event loop; make and start one on each loop that uses it"
+            )
         if self._state is _State.CLOSED:
-            raise ClientStateError("the client is stopped; start it again")
+            raise errors.ClientStateError("the client is stopped; start it again")
 
     def is_here(self) -> bool:
         """Return whether the caller is in the process and on the event loop that the instance was started in."""
@@ -244,12 +236,12 @@ class ClientInstance:
             broker = printable(broker_name)
             text = f"neither the route of topic {topic} nor another names {wanted} of broker {broker}"
             if replicas := len(self.routes.addresses_of(broker_name)):
-                raise BrokerNotFoundError(
+                raise errors.BrokerNotFoundError(
                     f"{text}, only {replicas} of its replicas, from which its messages can be read: without a master nothing is "
                     "stored, committed or locked there, and no group starts; wait for the election of one, or start it",
                     broker=broker_name,
                 )
-            raise BrokerNotFoundError(f"{text}; start the broker, or check its name", broker=broker_name)
+            raise errors.BrokerNotFoundError(f"{text}; start the broker, or check its name", broker=broker_name)
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
@@ -283,7 +275,7 @@ class ClientInstance:
             address = await self.broker_address(broker_name, topic, timeout, any_replica=any_replica)
             left = max(deadline - machine.monotonic(), 0.0)
             response = await self.pool.request(address, command, left, **options)
-        except RocketMQError as error:
+        except errors.RocketMQError as error:
             self.explain(error, broker_name, topic)
             raise
         return response, address
@@ -320,11 +312,11 @@ class ClientInstance:
             return known is not None and known.address != address
         return connection is not known
 
-    def explain(self, error: RocketMQError, broker_name: str, topic: str) -> None:
+    def explain(self, error: errors.RocketMQError, broker_name: str, topic: str) -> None:
         """Name the broker in the error of a request, and refresh the topic's route if the broker may have moved."""
         if error.broker is None:
             error.broker = broker_name
-        if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
+        if isinstance(error, errors.ConnectError | errors.ConnectionLostError | errors.RequestTimeoutError):
             self.routes.refresh_soon(topic)
 
     # -- inside
@@ -389,7 +381,7 @@ class ClientInstance:
         """
         try:
             address = await self.cluster_probe.run_once()
-        except NameServerError as error:
+        except errors.NameServerError as error:
             if error.permanent or not self.config.start_without_cluster:
                 raise
             self.name_servers.patient = True

@@ -25,20 +25,10 @@ from rmq_protocol.cluster import ClusterInfo, decode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 
-from .. import machine
+from .. import errors, machine
 from .._backoff import Backoff
 from .._text import printable
 from ..broker_answers import broker_error
-from ..errors import (
-    BrokerError,
-    ConnectionLostError,
-    NameServerError,
-    ProtocolError,
-    RemoteProtocolError,
-    RequestCodeNotSupportedError,
-    RequestTimeoutError,
-    RocketMQError,
-)
 from ..tracebacks import without_frames
 from ..transport import ConnectionPool
 
@@ -70,10 +60,10 @@ class Answers(NamedTuple, Generic[T]):
     """
 
     results: dict[str, T]
-    failures: dict[str, RocketMQError]
+    failures: dict[str, errors.RocketMQError]
 
 
-class NoUsableAnswerError(NameServerError):
+class NoUsableAnswerError(errors.NameServerError):
     """The error of a request that some name server answered, but none usably: the network is not the cause."""
 
 
@@ -89,7 +79,7 @@ class NameServers:
 
     def __init__(self, pool: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
-            raise NameServerError("no name server is configured: give namesrv=... or set NAMESRV_ADDR")
+            raise errors.NameServerError("no name server is configured: give namesrv=... or set NAMESRV_ADDR")
         self._pool = pool
         self._addresses = list(addresses)
         machine.random.shuffle(self._addresses)
@@ -99,7 +89,7 @@ class NameServers:
         """Whether requests wait, within their timeout, for the first answer of a name server instead of failing."""
         self.answered = asyncio.Event()
         """Set by the first answer, and never cleared."""
-        self.failure: NameServerError | None = None
+        self.failure: errors.NameServerError | None = None
         """Why the newest request had no answer; None after an answer, and before the first request."""
         self.on_failure: Callable[[], None] = _nothing
         """Called when a request has had no answer."""
@@ -144,7 +134,7 @@ class NameServers:
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
         deadline = machine.monotonic() + timeout
-        failures: dict[str, RocketMQError] = {}
+        failures: dict[str, errors.RocketMQError] = {}
         answered = False
         queue, siblings = self._in_order(), self._siblings()
         again: list[str] = []
@@ -158,13 +148,13 @@ class NameServers:
                 response = await self._one(address, command, share)
                 answered = True
                 result = read(response, address)
-            except ConnectionLostError as error:
+            except errors.ConnectionLostError as error:
                 if address not in failures:
                     again.append(address)
                 failures[address] = without_frames(error)
-            except RocketMQError as error:
+            except errors.RocketMQError as error:
                 failures[address] = without_frames(error)
-                if isinstance(error, RequestTimeoutError):
+                if isinstance(error, errors.RequestTimeoutError):
                     self._silent[address] = machine.monotonic() + SILENT_FOR
             else:
                 self._stay_with(address, failures)
@@ -189,7 +179,7 @@ class NameServers:
             NameServerError: Unless all of them answer, each in its share of ``timeout`` seconds.
         """
         answers: dict[str, RemotingCommand] = {}
-        failures: dict[str, RocketMQError] = {}
+        failures: dict[str, errors.RocketMQError] = {}
         deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
         queue, siblings = list(self._addresses), set[str]()
@@ -198,7 +188,7 @@ class NameServers:
             share = max(deadline - machine.monotonic(), 0.0) / (len(queue) + 1)
             try:
                 answers[address] = await self._one(address, command, share)
-            except RocketMQError as error:
+            except errors.RocketMQError as error:
                 if address not in siblings or error.maybe_stored:
                     failures[address] = without_frames(error)
             others = [each for each in self._pool.siblings(address) if each not in self._addresses]
@@ -211,7 +201,7 @@ class NameServers:
             text = (
                 f"{len(failures)} of {len(answers) + len(failures)} name servers did not answer, and all of them must: {said}"
             )
-            raise NameServerError(f"{text}; repeat the call when they run") from next(iter(failures.values()))
+            raise errors.NameServerError(f"{text}; repeat the call when they run") from next(iter(failures.values()))
         return answers
 
     async def others(
@@ -237,7 +227,7 @@ class NameServers:
             if other != address and self._silent.get(other, now) <= now:
                 asking[asyncio.ensure_future(self._read_from(other, command, share, read))] = other
             elif other != address and other not in siblings:
-                answers.failures[other] = RequestTimeoutError("not asked, it gave no answer a moment ago", address=other)
+                answers.failures[other] = errors.RequestTimeoutError("not asked, it gave no answer a moment ago", address=other)
         try:
             while asking:
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
@@ -256,10 +246,10 @@ class NameServers:
         """Note the end of a request to another server in ``answers``."""
         try:
             answers.results[address] = task.result()
-        except RocketMQError as error:
+        except errors.RocketMQError as error:
             if address not in siblings or error.maybe_stored:  # else no server may be there, as for IPv6 of this host
                 answers.failures[address] = without_frames(error)
-            if not isinstance(error, BrokerError | ProtocolError):
+            if not isinstance(error, errors.BrokerError | errors.ProtocolError):
                 self._silent[address] = machine.monotonic() + SILENT_FOR
 
     async def look_again(self, timeout: float) -> bool:
@@ -314,7 +304,7 @@ class NameServers:
         command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
             info = await self._read_from(address, command, timeout, _read_cluster)
-        except (BrokerError, RemoteProtocolError):
+        except (errors.BrokerError, errors.RemoteProtocolError):
             return None
         return _brokers_in(info)
 
@@ -325,7 +315,7 @@ class NameServers:
         """
         try:
             listed = await self.listed_at(address, timeout)
-        except RocketMQError:
+        except errors.RocketMQError:
             return False
         return listed is None or bool(listed)
 
@@ -345,7 +335,7 @@ class NameServers:
             logger.info("name server %s is asked from now on: %s", address, why)
             self._addresses = self._addresses[index:] + self._addresses[:index]
 
-    def unusable(self, answers: Mapping[str, str], failures: Mapping[str, RocketMQError]) -> NoUsableAnswerError:
+    def unusable(self, answers: Mapping[str, str], failures: Mapping[str, errors.RocketMQError]) -> NoUsableAnswerError:
         """Return the error of a request that has ``failures`` and ``answers`` (texts by address) that count for nothing."""
         asked = dict.fromkeys([*self._addresses, *answers, *failures])
         said = [f"{address}: {answers.get(address) or self._reason(address, failures.get(address))}" for address in asked]
@@ -362,7 +352,7 @@ class NameServers:
         deadline = machine.monotonic() + timeout
         try:
             return read(await self._one(address, command, timeout), address)
-        except ConnectionLostError:
+        except errors.ConnectionLostError:
             return read(await self._one(address, command, max(deadline - machine.monotonic(), 0.0)), address)
 
     async def _first_answer(self, timeout: float) -> None:
@@ -379,7 +369,7 @@ class NameServers:
         except TimeoutError:
             text = f"no name server has answered since the start, nor within {timeout:.3g} s"
             last = f"the last attempt: {self.failure}" if self.failure is not None else _ADVICE
-            raise NameServerError(f"{text}; {last}") from None
+            raise errors.NameServerError(f"{text}; {last}") from None
 
     async def _one(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
         response = await self._pool.request(address, command, timeout)
@@ -387,17 +377,17 @@ class NameServers:
         self.failure = None
         return response
 
-    def _reason(self, address: str, error: RocketMQError | None) -> str:
+    def _reason(self, address: str, error: errors.RocketMQError | None) -> str:
         if error is None:
             return "not asked, the time was over"
         if _is_of_broker(error):
             return "a broker answered, which is no name server"
-        if isinstance(error, RequestTimeoutError):
+        if isinstance(error, errors.RequestTimeoutError):
             if error.maybe_stored:
                 return "no answer in its share of the time"
             last = self._pool.trouble(address)
             return "no connection in its share of the time" + (f"; the last attempt failed: {last}" if last else "")
-        if isinstance(error, BrokerError | ProtocolError):
+        if isinstance(error, errors.BrokerError | errors.ProtocolError):
             return f"answered, {printable(error)}"
         return printable(error)
 
@@ -410,25 +400,25 @@ class NameServers:
         first, *others = self._addresses
         return [first, *sorted(others, key=self._pool.backing_off)]
 
-    def _stay_with(self, address: str, failures: dict[str, RocketMQError]) -> None:
+    def _stay_with(self, address: str, failures: dict[str, errors.RocketMQError]) -> None:
         if address != self._addresses[0]:
             self.prefer(address, "; ".join(f"{other}: {printable(error)}" for other, error in failures.items()))
 
-    def _failed(self, failures: dict[str, RocketMQError], answered: bool, timeout: float) -> NameServerError:
+    def _failed(self, failures: dict[str, errors.RocketMQError], answered: bool, timeout: float) -> errors.NameServerError:
         said = [f"{address}: {self._reason(address, failures.get(address))}" for address in self._addresses]
         tried = "; ".join(said)
         cause = next(iter(failures.values()), None)
-        error: NameServerError
+        error: errors.NameServerError
         brokers = [address for address in self._addresses if _is_of_broker(failures.get(address))]
         if len(brokers) == len(self._addresses):
             error = NoUsableAnswerError(_of_brokers(brokers), permanent=True)
         elif answered:
             error = NoUsableAnswerError(f"no name server gave a usable answer: {tried}; look at their logs")
         else:
-            silent = any(isinstance(error, RequestTimeoutError) for error in failures.values())
+            silent = any(isinstance(error, errors.RequestTimeoutError) for error in failures.values())
             late = silent or len(failures) < len(self._addresses)
             when = f" within {timeout:.3g} s" if late else ""
-            error = NameServerError(f"no name server answered{when}: {tried}; {_ADVICE}")
+            error = errors.NameServerError(f"no name server answered{when}: {tried}; {_ADVICE}")
         error.__cause__ = cause
         return error
 
@@ -464,9 +454,9 @@ def _nothing() -> None:
     """Do nothing: the default of ``NameServers.on_failure``."""
 
 
-def _is_of_broker(error: RocketMQError | None) -> bool:
+def _is_of_broker(error: errors.RocketMQError | None) -> bool:
     """Return whether the error is a broker's answer to a request for a route."""
-    return isinstance(error, RequestCodeNotSupportedError) and error.request == RequestCode.GET_ROUTEINFO_BY_TOPIC.name
+    return isinstance(error, errors.RequestCodeNotSupportedError) and error.request == RequestCode.GET_ROUTEINFO_BY_TOPIC.name
 
 
 def _of_brokers(addresses: Sequence[str]) -> str:
@@ -533,7 +523,7 @@ class NameServerWatch:
                 await self._name_servers.look_again(FIRST_WATCH_PAUSE)  # a connection to where they led may be open, and silent
                 try:
                     await self._ask()
-                except NameServerError as error:
+                except errors.NameServerError as error:
                     logger.debug("still no name server: %s", printable(error, 1000))
                 if not self._name_servers.is_well:  # also where one has answered and was lost again
                     await asyncio.sleep(pauses.next())

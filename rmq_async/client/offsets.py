@@ -9,27 +9,11 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
+from rmq_protocol import headers
 from rmq_protocol.bodies import GroupList, KVTable
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError, shown
-from rmq_protocol.headers import (
-    BoundaryType,
-    GetMaxOffsetRequestHeader,
-    GetMaxOffsetResponseHeader,
-    GetMinOffsetRequestHeader,
-    GetMinOffsetResponseHeader,
-    Header,
-    PullMessageRequestHeader,
-    PullMessageResponseHeader,
-    QueryConsumerOffsetRequestHeader,
-    QueryConsumerOffsetResponseHeader,
-    SearchOffsetRequestHeader,
-    SearchOffsetResponseHeader,
-    UpdateConsumerOffsetRequestHeader,
-    from_ext,
-    to_ext,
-)
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
@@ -45,7 +29,7 @@ from .topic_route import TopicRoute
 
 logger = logging.getLogger(__name__)
 
-H = TypeVar("H", bound=Header)
+H = TypeVar("H", bound=headers.Header)
 
 _DISTINGUISHES_NONE_FROM: Final = 413
 """``MQVersion.V5_0_0``: the first version that answers "none" instead of 0 if the request asks for that."""
@@ -68,8 +52,8 @@ async def max_offset(
     ``any_replica``, here and below: True to use a replica, which may lack acknowledged messages, where no master is known;
     False raises BrokerNotFoundError there. ``timeout``, here and below: seconds, default: ``request_timeout``.
     """
-    header = GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
-    return (await _ask(instance, queue, header, GetMaxOffsetResponseHeader, any_replica, timeout)).offset
+    header = headers.GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
+    return (await _ask(instance, queue, header, headers.GetMaxOffsetResponseHeader, any_replica, timeout)).offset
 
 
 async def until_readable(
@@ -123,8 +107,8 @@ async def min_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
     """Return the offset of the first message that is not deleted; the end of the queue if there is none."""
-    header = GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
-    return (await _ask(instance, queue, header, GetMinOffsetResponseHeader, any_replica, timeout)).offset
+    header = headers.GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
+    return (await _ask(instance, queue, header, headers.GetMinOffsetResponseHeader, any_replica, timeout)).offset
 
 
 async def search_offset(
@@ -138,16 +122,16 @@ async def search_offset(
         when: Epoch seconds or an aware datetime. The result does not depend on the broker's version, see ``time_search``.
     """
     time_ms = epoch_ms(when)
-    header = SearchOffsetRequestHeader(
+    header = headers.SearchOffsetRequestHeader(
         topic=queue.topic,
         queueId=queue.queue_id,
         timestamp=time_ms,
-        boundaryType=BoundaryType.UPPER if upper else BoundaryType.LOWER,
+        boundaryType=headers.BoundaryType.UPPER if upper else headers.BoundaryType.LOWER,
         bname=queue.broker_name,
     )
     code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
-    found = _read(SearchOffsetResponseHeader, response, queue, address).offset
+    response, address = await _request(instance, queue, code, {**headers.to_ext(header)}, any_replica)
+    found = _read(headers.SearchOffsetResponseHeader, response, queue, address).offset
     low = await min_offset(instance, queue, any_replica=any_replica)
     if response.version >= EXACT_FROM:
         return max(found, low)
@@ -187,15 +171,15 @@ async def committed_offset(
     Args:
         any_replica: As for ``max_offset``; a replica may have an old offset, or none.
     """
-    header = QueryConsumerOffsetRequestHeader(
+    header = headers.QueryConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, setZeroIfNotFound=False, bname=queue.broker_name
     )
     try:
         code = RequestCode.QUERY_CONSUMER_OFFSET
-        response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica)
+        response, address = await _request(instance, queue, code, {**headers.to_ext(header)}, any_replica)
     except QueryNotFoundError:
         return None
-    offset = _read(QueryConsumerOffsetResponseHeader, response, queue, address).offset
+    offset = _read(headers.QueryConsumerOffsetResponseHeader, response, queue, address).offset
     if offset == 0 and response.version < _DISTINGUISHES_NONE_FROM:
         fields: dict[str, str | None] = {"topic": queue.topic}
         response, _ = await _request(instance, queue, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields, any_replica)
@@ -214,11 +198,11 @@ async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueu
     group, the request is repeated after its answer to the heartbeat.
     """
     deadline = machine.monotonic() + instance.config.request_timeout
-    header = UpdateConsumerOffsetRequestHeader(
+    header = headers.UpdateConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, commitOffset=offset, bname=queue.broker_name
     )
     code = RequestCode.UPDATE_CONSUMER_OFFSET
-    fields: dict[str, str | None] = {**to_ext(header)}
+    fields: dict[str, str | None] = {**headers.to_ext(header)}
 
     def left() -> float:
         return max(deadline - machine.monotonic(), 0.0)
@@ -324,20 +308,20 @@ def _has(route: TopicRoute, queue: MessageQueue) -> bool:
 async def _ask(
     instance: ClientInstance,
     queue: MessageQueue,
-    header: Header,
+    header: headers.Header,
     answer: type[H],
     any_replica: bool,
     timeout: float | None = None,
 ) -> H:
     assert header.request_code is not None
     code = RequestCode(header.request_code)
-    response, address = await _request(instance, queue, code, {**to_ext(header)}, any_replica, timeout)
+    response, address = await _request(instance, queue, code, {**headers.to_ext(header)}, any_replica, timeout)
     return _read(answer, response, queue, address)
 
 
 def _read(answer: type[H], response: RemotingCommand, queue: MessageQueue, address: str) -> H:
     try:
-        return from_ext(answer, response.ext_fields)
+        return headers.from_ext(answer, response.ext_fields)
     except RemoteProtocolError as error:
         error.broker, error.address = queue.broker_name, address
         raise
@@ -443,7 +427,7 @@ async def store_time_ms(
     Args:
         timeout: Seconds for the request.
     """
-    header = PullMessageRequestHeader(
+    header = headers.PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,
         topic=queue.topic,
         queueId=queue.queue_id,
@@ -457,17 +441,17 @@ async def store_time_ms(
         expressionType="TAG",
         bname=queue.broker_name,
     )
-    command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
+    command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**headers.to_ext(header)})
     response, address = await instance.ask_broker(
         instance.routes.broker_of(queue), queue.topic, command, timeout, any_replica=any_replica
     )
     if response.code in _DELETED:
-        low = from_ext(PullMessageResponseHeader, response.ext_fields).minOffset
+        low = headers.from_ext(headers.PullMessageResponseHeader, response.ext_fields).minOffset
         if offset < low or response.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
             return -1
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="PULL_MESSAGE", broker=queue.broker_name, address=address)
-    delta = from_ext(PullMessageResponseHeader, response.ext_fields).offsetDelta
+    delta = headers.from_ext(headers.PullMessageResponseHeader, response.ext_fields).offsetDelta
     messages = decode_messages(response.body, check_crc=False).messages
     if not messages:
         text = f"the record at offset {offset} of {queue} cannot be read, so its time is not known"

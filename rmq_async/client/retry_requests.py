@@ -13,19 +13,9 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final
 
+from rmq_protocol import constants
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.compression import compress, compression_type
-from rmq_protocol.constants import (
-    AUTO_CREATE_TOPIC_KEY,
-    COMPRESSION_TYPE_MASK,
-    LOGICAL_QUEUE_MOCK_BROKER_PREFIX,
-    RETRY_TOPIC_PREFIX,
-    STORED_CODES,
-    PropertyName,
-    RequestCode,
-    ResponseCode,
-    SysFlag,
-)
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2, to_ext
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
@@ -51,7 +41,7 @@ async def body_as_stored(instance: ClientInstance, received: MessageExt, deadlin
     # A broker may refuse the larger body. Old senders use zlib without a flag for the type; only the size of the record then shows
     # that the body was compressed.
     body, kind = received.body, compression_type(received.sys_flag)
-    if not received.sys_flag & COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
+    if not received.sys_flag & constants.COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
         return body, 0
     try:
         packed = await instance.threads.run(partial(compress, body, kind), deadline)
@@ -61,19 +51,19 @@ async def body_as_stored(instance: ClientInstance, received: MessageExt, deadlin
             "again, or raise request_timeout"
         )
         raise RequestTimeoutError(text, maybe_stored=False) from None
-    return (packed, int(SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)
+    return (packed, int(constants.SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)
 
 
 _NOT_COPIED: Final = frozenset(
     {
-        PropertyName.DELAY,
-        PropertyName.TRAN_MSG,
-        PropertyName.INNER_MULTI_DISPATCH,
-        PropertyName.INNER_MULTI_QUEUE_OFFSET,
-        PropertyName.POP_CK,
-        PropertyName.TIMER_DELAY_SEC,
-        PropertyName.TIMER_DELAY_MS,
-        PropertyName.TIMER_DELIVER_MS,
+        constants.PropertyName.DELAY,
+        constants.PropertyName.TRAN_MSG,
+        constants.PropertyName.INNER_MULTI_DISPATCH,
+        constants.PropertyName.INNER_MULTI_QUEUE_OFFSET,
+        constants.PropertyName.POP_CK,
+        constants.PropertyName.TIMER_DELAY_SEC,
+        constants.PropertyName.TIMER_DELAY_MS,
+        constants.PropertyName.TIMER_DELIVER_MS,
     }
 )
 """Properties with which a broker would hold the copy back, hide it, or store it in other queues too."""
@@ -102,7 +92,7 @@ async def send_back(
         maxReconsumeTimes=max_times,
         bname=(broker_name := broker_of_message(instance, topic, message)),
     )
-    command = RemotingCommand(code=RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields={**to_ext(header)})
+    command = RemotingCommand(code=constants.RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields={**to_ext(header)})
     await _ask(instance, broker_name, topic, command)
 
 
@@ -123,16 +113,16 @@ async def send_copy(
     times = message.reconsume_times + 1
     body, sys_flag = await body_as_stored(instance, message, machine.monotonic() + instance.config.request_timeout)
     properties: dict[str, str | None] = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
-    properties.setdefault(PropertyName.RETRY_TOPIC, topic)
-    properties.setdefault(PropertyName.ORIGIN_MESSAGE_ID, message.offset_msg_id)
-    properties[PropertyName.RECONSUME_TIME] = str(times)
-    properties[PropertyName.MAX_RECONSUME_TIMES] = str(max_times)
+    properties.setdefault(constants.PropertyName.RETRY_TOPIC, topic)
+    properties.setdefault(constants.PropertyName.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+    properties[constants.PropertyName.RECONSUME_TIME] = str(times)
+    properties[constants.PropertyName.MAX_RECONSUME_TIMES] = str(max_times)
     if level:
-        properties[PropertyName.DELAY] = str(level)
+        properties[constants.PropertyName.DELAY] = str(level)
     header = SendMessageRequestHeaderV2(
         a=group,
-        b=(retry_topic := RETRY_TOPIC_PREFIX + group),
-        c=AUTO_CREATE_TOPIC_KEY,
+        b=(retry_topic := constants.RETRY_TOPIC_PREFIX + group),
+        c=constants.AUTO_CREATE_TOPIC_KEY,
         d=1,
         e=-1,  # the broker chooses
         f=sys_flag,
@@ -145,8 +135,8 @@ async def send_copy(
         m=False,
         n=broker,
     )
-    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
-    await _ask(instance, broker, retry_topic, command, STORED_CODES)
+    command = RemotingCommand(code=constants.RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
+    await _ask(instance, broker, retry_topic, command, constants.STORED_CODES)
 
 
 async def retry_brokers(instance: ClientInstance, group: str, timeout: float) -> tuple[str, ...]:
@@ -154,7 +144,7 @@ async def retry_brokers(instance: ClientInstance, group: str, timeout: float) ->
 
     Ask for its route if none is known. Return none where that fails.
     """
-    topic = RETRY_TOPIC_PREFIX + group
+    topic = constants.RETRY_TOPIC_PREFIX + group
     route = instance.routes.cached(topic)
     if route is None:
         try:
@@ -168,7 +158,7 @@ def broker_of_message(instance: ClientInstance, topic: str, message: MessageExt)
     """Return the name of the broker that stores ``message``, for a static topic as far as the routes show it."""
     # The queue of a static topic does not name the broker, and another one may hold that queue by now.
     queue = message.queue
-    if not queue.broker_name.startswith(LOGICAL_QUEUE_MOCK_BROKER_PREFIX):
+    if not queue.broker_name.startswith(constants.LOGICAL_QUEUE_MOCK_BROKER_PREFIX):
         return queue.broker_name
     stored_by = [name for name, address in instance.routes.masters().items() if address == message.store_host]
     return stored_by[0] if stored_by else instance.routes.broker_of(MessageQueue(topic, queue.broker_name, queue.queue_id))
@@ -179,10 +169,14 @@ async def _ask(
     broker_name: str,
     topic: str,
     command: RemotingCommand,
-    stored: Collection[int] = (ResponseCode.SUCCESS,),
+    stored: Collection[int] = (constants.ResponseCode.SUCCESS,),
 ) -> None:
     response, address = await instance.ask_broker(broker_name, topic, command, instance.config.request_timeout)
     if response.code not in stored:
         raise broker_error(
-            response.code, response.remark, request=RequestCode(command.code).name, broker=broker_name, address=address
+            response.code,
+            response.remark,
+            request=constants.RequestCode(command.code).name,
+            broker=broker_name,
+            address=address,
         )

@@ -16,15 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rmq_protocol.bodies import (
-    ConsumeMessageDirectlyResult,
-    ConsumerRunningInfo,
-    ConsumeStatus,
-    GetConsumerStatusBody,
-    ProcessQueueInfo,
-    decode_reset_offsets,
-    encode_body,
-)
+from rmq_protocol import bodies
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.forwarding import original_topic
@@ -184,11 +176,11 @@ class MemberRequests:
         """
         try:
             if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
-                return _answer(command, encode_body(self._running_info(), standard=False))
+                return _answer(command, bodies.encode_body(self._running_info(), standard=False))
             if command.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
-                return _answer(command, encode_body(self._status(command), standard=False))
+                return _answer(command, bodies.encode_body(self._status(command), standard=False))
             if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-                self._reset(decode_reset_offsets(command.body))
+                self._reset(bodies.decode_reset_offsets(command.body))
                 return None
             if command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
                 return self._consume(command)
@@ -198,7 +190,7 @@ class MemberRequests:
 
     # -- 307, 221
 
-    def _running_info(self) -> ConsumerRunningInfo:
+    def _running_info(self) -> bodies.ConsumerRunningInfo:
         config = self._instance.config
         properties = {
             "PROP_CONSUME_TYPE": str(ConsumeType.CONSUME_PASSIVELY),
@@ -211,19 +203,19 @@ class MemberRequests:
             "consumeFromWhere": self._data().consume_from_where,
         }
         topics = dict.fromkeys(each.topic for each in self._data().subscription_data_set)
-        return ConsumerRunningInfo(
+        return bodies.ConsumerRunningInfo(
             properties=properties,
             subscription_set=self._data().subscription_data_set,
             mq_table=self._queues(),
-            status_table={topic: ConsumeStatus() for topic in topics},
+            status_table={topic: bodies.ConsumeStatus() for topic in topics},
         )
 
-    def _queues(self) -> dict[MessageQueue, ProcessQueueInfo]:
+    def _queues(self) -> dict[MessageQueue, bodies.ProcessQueueInfo]:
         """Return the state of the queues that this member holds, as tools show it."""
         return {}
 
-    def _status(self, command: RemotingCommand) -> GetConsumerStatusBody:
-        return GetConsumerStatusBody()
+    def _status(self, command: RemotingCommand) -> bodies.GetConsumerStatusBody:
+        return bodies.GetConsumerStatusBody()
 
     # -- 220
 
@@ -250,8 +242,8 @@ class MemberRequests:
             result, remark = await self._call(subscription, message)
         spent = round((machine.monotonic() - since) * 1000)
         logger.info("message %s was handled on request of a tool: %s", message.msg_id, result)
-        answer = ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent)
-        return _answer(command, encode_body(answer, standard=False))
+        answer = bodies.ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent)
+        return _answer(command, bodies.encode_body(answer, standard=False))
 
     async def _call(self, subscription: Subscription, message: MessageExt) -> tuple[str, str | None]:
         """Call the handler once; return the outcome as a name of Java's ``CMResult``, and the text of the error or None."""

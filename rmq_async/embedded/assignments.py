@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from rmq_protocol import bodies
 from rmq_protocol.allocation import allocate_averagely, allocate_by_circle
-from rmq_protocol.bodies import (
-    MessageQueueAssignment,
-    MessageRequestModeSerializeWrapper,
-    QueryAssignmentRequestBody,
-    QueryAssignmentResponseBody,
-    SetMessageRequestModeRequestBody,
-    decode_body,
-    encode_body,
-)
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm, RequestCode, ResponseCode
 from rmq_protocol.heartbeat import MessageModel
@@ -62,7 +54,7 @@ class RequestModeProcessor:
         return {RequestCode.SET_MESSAGE_REQUEST_MODE: self.set, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all}
 
     def set(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        request = decode_body(SetMessageRequestModeRequestBody, command.body)
+        request = bodies.decode_body(bodies.SetMessageRequestModeRequestBody, command.body)
         topic, group, modes = request.topic, request.consumer_group, self._state.disk.request_modes
         if topic.startswith(RETRY_TOPIC_PREFIX):
             raise Refused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -78,10 +70,12 @@ class RequestModeProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        table: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
+        table: dict[str, dict[str, bodies.SetMessageRequestModeRequestBody]] = {}
         for (topic, group), (mode, share) in self._state.disk.request_modes.items():
-            table.setdefault(topic, {})[group] = SetMessageRequestModeRequestBody(topic, group, mode, share)
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(MessageRequestModeSerializeWrapper(table)))
+            table.setdefault(topic, {})[group] = bodies.SetMessageRequestModeRequestBody(topic, group, mode, share)
+        return make_response(
+            command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.MessageRequestModeSerializeWrapper(table))
+        )
 
 
 _LEAVE_AS_IT_IS: Final = b"{}"
@@ -97,7 +91,7 @@ class AssignmentProcessor:
         return {RequestCode.QUERY_ASSIGNMENT: self.assign}
 
     def assign(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        request = decode_body(QueryAssignmentRequestBody, command.body)
+        request = bodies.decode_body(bodies.QueryAssignmentRequestBody, command.body)
         mode, share = mode_of(self._state, request.topic, request.consumer_group)
         queues: list[MessageQueue] | None = self._queues(request.topic)
         if queues and request.message_model == MessageModel.CLUSTERING:
@@ -112,8 +106,8 @@ class AssignmentProcessor:
                 queues = allocate_for_pops(strategy, queues, clients, client_id, share)
         if not queues and queues != []:
             return make_response(command, ResponseCode.SUCCESS, body=_LEAVE_AS_IT_IS)
-        body = QueryAssignmentResponseBody(tuple(MessageQueueAssignment(queue, mode) for queue in queues or ()))
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+        body = bodies.QueryAssignmentResponseBody(tuple(bodies.MessageQueueAssignment(queue, mode) for queue in queues or ()))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(body))
 
     def _queues(self, name: str) -> list[MessageQueue] | None:
         """Return the readable queues of the topic on all brokers; None for a topic that no broker has."""

@@ -7,18 +7,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from rmq_protocol import bodies
+from rmq_protocol import bodies, headers
 from rmq_protocol.bodies import CheckClientRequestBody, decode_body, encode_body
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
-from rmq_protocol.headers import (
-    GetConsumerConnectionListRequestHeader,
-    GetConsumerListByGroupRequestHeader,
-    GetProducerConnectionListRequestHeader,
-    UnregisterClientRequestHeader,
-    from_ext,
-)
 from rmq_protocol.heartbeat import (
     IS_SUB_CHANGE,
     IS_SUPPORT_HEART_BEAT_V2,
@@ -111,7 +104,7 @@ class ClientProcessor:
         return Client(data.client_id, connection, command.language, command.version)
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = from_ext(UnregisterClientRequestHeader, command.ext_fields, lenient=True)
+        header = headers.from_ext(headers.UnregisterClientRequestHeader, command.ext_fields, lenient=True)
         if header.producerGroup is not None:
             self._state.clients.remove_producer(header.producerGroup, header.clientID)
         if header.consumerGroup is not None:
@@ -127,7 +120,7 @@ class ClientProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def consumer_ids(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        name = header_of(GetConsumerListByGroupRequestHeader, command).consumerGroup
+        name = header_of(headers.GetConsumerListByGroupRequestHeader, command).consumerGroup
         group = self._state.clients.consumers.get(name)
         ids = self.listed.get(name, () if group is None else group.ids())
         if not ids:
@@ -136,7 +129,7 @@ class ClientProcessor:
         return make_response(command, ResponseCode.SUCCESS, None, {}, encode_body(body))
 
     def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        name = header_of(GetConsumerConnectionListRequestHeader, command).consumerGroup
+        name = header_of(headers.GetConsumerConnectionListRequestHeader, command).consumerGroup
         group = self._state.clients.consumers.get(name)
         if group is None:
             raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name[:160]}] not online")
@@ -150,7 +143,7 @@ class ClientProcessor:
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
     def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        name = header_of(GetProducerConnectionListRequestHeader, command).producerGroup
+        name = header_of(headers.GetProducerConnectionListRequestHeader, command).producerGroup
         members = self._state.clients.producers.get(name)
         if members is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name[:160]}] not exist")

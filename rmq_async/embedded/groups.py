@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from rmq_protocol.bodies import (
-    DataVersion,
-    SubscriptionGroupConfig,
-    SubscriptionGroupList,
-    SubscriptionGroupWrapper,
-    decode_body,
-    encode_body,
-)
+from rmq_protocol import bodies
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import DeleteSubscriptionGroupRequestHeader, GetSubscriptionGroupConfigRequestHeader
@@ -42,32 +35,32 @@ class SubscriptionGroups:
 
     def __init__(self, *, auto_create: bool = True) -> None:
         self._auto_create = auto_create
-        self._groups: dict[str, SubscriptionGroupConfig] = {}
+        self._groups: dict[str, bodies.SubscriptionGroupConfig] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
         self.changes = 0
         self.get = self._groups.get
         for name in SYSTEM_GROUPS:
-            self._put(SubscriptionGroupConfig(name), 0)
+            self._put(bodies.SubscriptionGroupConfig(name), 0)
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def all(self) -> dict[str, SubscriptionGroupConfig]:
+    def all(self) -> dict[str, bodies.SubscriptionGroupConfig]:
         return dict(self._groups)
 
-    def find(self, name: str) -> SubscriptionGroupConfig | None:
+    def find(self, name: str) -> bodies.SubscriptionGroupConfig | None:
         """Return the group's settings; create a group that does not exist.
 
         None for an invalid name, if there is no room, and where groups are not created.
         """
         config = self._groups.get(name)
         if config is None and self._auto_create and group_refusal(name) is None and not self._is_full():
-            config = SubscriptionGroupConfig(name)
-            self._put(config, len(encode_body(config)))
+            config = bodies.SubscriptionGroupConfig(name)
+            self._put(config, len(bodies.encode_body(config)))
         return config
 
-    def use(self, name: str) -> SubscriptionGroupConfig:
+    def use(self, name: str) -> bodies.SubscriptionGroupConfig:
         """Return the group's settings as ``find`` does.
 
         Raises:
@@ -82,7 +75,7 @@ class SubscriptionGroups:
             )
         return config
 
-    def put_all(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
+    def put_all(self, configs: Iterable[bodies.SubscriptionGroupConfig]) -> None:
         """Store settings of new or existing groups.
 
         Raises Refused, and stores none of them: 29 for an invalid name, 1 if there is no room.
@@ -113,13 +106,13 @@ class SubscriptionGroups:
     def _is_full(self) -> bool:
         return len(self._groups) - len(SYSTEM_GROUPS) >= MAX_GROUPS
 
-    def _check(self, config: SubscriptionGroupConfig) -> int:
+    def _check(self, config: bodies.SubscriptionGroupConfig) -> int:
         remark = group_refusal(config.group_name)
         if remark is not None:
             raise Refused(ResponseCode.INVALID_PARAMETER, remark)
-        return len(encode_body(config))
+        return len(bodies.encode_body(config))
 
-    def _put(self, config: SubscriptionGroupConfig, size: int) -> None:
+    def _put(self, config: bodies.SubscriptionGroupConfig, size: int) -> None:
         name = config.group_name
         self._size += size - self._sizes.get(name, 0)
         self._sizes[name] = size
@@ -143,23 +136,25 @@ class GroupProcessor:
 
     def put(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.body:
-            self._groups.put_all([decode_body(SubscriptionGroupConfig, command.body)])
+            self._groups.put_all([bodies.decode_body(bodies.SubscriptionGroupConfig, command.body)])
         return make_response(command, ResponseCode.SUCCESS)
 
     def put_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        self._groups.put_all(decode_body(SubscriptionGroupList, command.body).group_config_list)
+        self._groups.put_all(bodies.decode_body(bodies.SubscriptionGroupList, command.body).group_config_list)
         return make_response(command, ResponseCode.SUCCESS)
 
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         groups = self._groups
-        table = SubscriptionGroupWrapper(groups.all(), {}, DataVersion(0, 0, groups.changes))
-        return make_response(command, ResponseCode.SUCCESS, None, {"totalGroupNum": str(len(groups))}, encode_body(table))
+        table = bodies.SubscriptionGroupWrapper(groups.all(), {}, bodies.DataVersion(0, 0, groups.changes))
+        return make_response(
+            command, ResponseCode.SUCCESS, None, {"totalGroupNum": str(len(groups))}, bodies.encode_body(table)
+        )
 
     def one(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         config = self._groups.find(header_of(GetSubscriptionGroupConfigRequestHeader, command).group)
         if config is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(config))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(config))
 
     def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(DeleteSubscriptionGroupRequestHeader, command)

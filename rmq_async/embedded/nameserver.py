@@ -13,20 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from rmq_protocol import headers
 from rmq_protocol.bodies import KVTable, TopicList, encode_body
 from rmq_protocol.cluster import ClusterInfo, encode_cluster_info
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import ORDER_TOPIC_CONFIG, RequestCode, ResponseCode
-from rmq_protocol.headers import (
-    DeleteKVConfigRequestHeader,
-    DeleteTopicFromNamesrvRequestHeader,
-    GetKVConfigRequestHeader,
-    GetKVListByNamespaceRequestHeader,
-    GetRouteInfoRequestHeader,
-    GetTopicsByClusterRequestHeader,
-    PutKVConfigRequestHeader,
-    from_ext,
-)
 from rmq_protocol.route import BrokerData, QueueData, TopicRouteData, encode_route
 
 from .directory import BrokerDirectory
@@ -88,7 +79,7 @@ class NameServer(BaseService):
         self._size = sum([len(each) + sum(map(_length, table, table.values())) for each, table in self._settings.items()])
 
     def _route(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = from_ext(GetRouteInfoRequestHeader, command.ext_fields, lenient=True)
+        header = headers.from_ext(headers.GetRouteInfoRequestHeader, command.ext_fields, lenient=True)
         queues: list[QueueData] = []
         brokers: list[BrokerData] = []
         for name, address, config, broker_id in self._directory.holders(header.topic, connection):
@@ -109,7 +100,7 @@ class NameServer(BaseService):
 
     def _topics_by_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return the topics of a cluster; none for an unknown cluster."""
-        header = from_ext(GetTopicsByClusterRequestHeader, command.ext_fields, lenient=True)
+        header = headers.from_ext(headers.GetTopicsByClusterRequestHeader, command.ext_fields, lenient=True)
         return _topic_list(command, self._directory.topics() if header.cluster == CLUSTER else ())
 
     def _system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -118,14 +109,14 @@ class NameServer(BaseService):
         return _topic_list(command, [CLUSTER, *brokers], next(iter(addresses), None))
 
     def _delete_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        self._directory.forget(header_of(DeleteTopicFromNamesrvRequestHeader, command).topic)
+        self._directory.forget(header_of(headers.DeleteTopicFromNamesrvRequestHeader, command).topic)
         return make_response(command, ResponseCode.SUCCESS)
 
     def tick(self) -> None:
         self._directory.expire()
 
     def _put_setting(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = from_ext(PutKVConfigRequestHeader, command.ext_fields, lenient=True)
+        header = headers.from_ext(headers.PutKVConfigRequestHeader, command.ext_fields, lenient=True)
         namespace: str | None = header.namespace
         key: str | None = header.key
         value: str | None = header.value
@@ -162,7 +153,7 @@ class NameServer(BaseService):
         self._count, self._size = count, size
 
     def _get_setting(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(GetKVConfigRequestHeader, command)
+        header = header_of(headers.GetKVConfigRequestHeader, command)
         value = self._settings.get(header.namespace, {}).get(header.key)
         if value is None:
             remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
@@ -170,12 +161,12 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS, None, {"value": value})
 
     def _delete_setting(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(DeleteKVConfigRequestHeader, command)
+        header = header_of(headers.DeleteKVConfigRequestHeader, command)
         self._change_setting(header.namespace, header.key, None)
         return make_response(command, ResponseCode.SUCCESS)
 
     def _settings_of(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        namespace = header_of(GetKVListByNamespaceRequestHeader, command).namespace
+        namespace = header_of(headers.GetKVListByNamespaceRequestHeader, command).namespace
         table = self._settings.get(namespace)
         if table is None:
             raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from rmq_protocol import headers
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm, RequestCode, ResponseCode
-from rmq_protocol.headers import (
-    NotificationRequestHeader,
-    NotificationResponseHeader,
-    PollingInfoRequestHeader,
-    PollingInfoResponseHeader,
-    PopMessageRequestHeader,
-    PopMessageResponseHeader,
-)
 from rmq_protocol.pop import ExtraInfo, build_extra_info, pop_retry_topic, pop_retry_topic_v1, retry_flag
 from rmq_protocol.pop_handles import MAX_POP_SIZE
 from rmq_protocol.properties import encode_properties
@@ -314,16 +307,16 @@ class PopProcessor:
         }
 
     def pop(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        header = header_of(PopMessageRequestHeader, command)
+        header = header_of(headers.PopMessageRequestHeader, command)
         key = PopKey(header.topic, header.consumerGroup, max(header.queueId, -1))
         pop = Pop(connection, without_content(command), key)
         now = self._clock.now_ms()
         if header.bornTime and now - header.bornTime - header.pollTime > LATE_MS:
             remark = f"the broker[{self._state.ip}] pop message is timeout too much"
-            return make_response(command, ResponseCode.POLLING_TIMEOUT, remark, fields_of(PopMessageResponseHeader()))
+            return make_response(command, ResponseCode.POLLING_TIMEOUT, remark, fields_of(headers.PopMessageResponseHeader()))
         if header.maxMsgNums > MAX_POP_SIZE:
             remark = f"the broker[{self._state.ip}] pop message's num is greater than {MAX_POP_SIZE}"
-            return make_response(command, ResponseCode.INVALID_PARAMETER, remark, fields_of(PopMessageResponseHeader()))
+            return make_response(command, ResponseCode.INVALID_PARAMETER, remark, fields_of(headers.PopMessageResponseHeader()))
         pop.count, pop.invisible_time, pop.poll_time = header.maxMsgNums, header.invisibleTime, header.pollTime
         pop.deadline = (header.bornTime or now) + header.pollTime if header.pollTime > 0 else 0
         pop.from_oldest, pop.ordered = header.initMode == _FROM_OLDEST, bool(header.order)
@@ -331,7 +324,7 @@ class PopProcessor:
         return self._begin(pop, command, header.exp or "", header.expType or TAG)
 
     def notification(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        header = header_of(NotificationRequestHeader, command)
+        header = header_of(headers.NotificationRequestHeader, command)
         key = PopKey(header.topic, header.consumerGroup, max(header.queueId, -1))
         pop = Pop(connection, without_content(command), key)
         pop.notified = True
@@ -340,9 +333,11 @@ class PopProcessor:
         return self._begin(pop, command, header.exp or "", header.expType or TAG)
 
     def polling_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(PollingInfoRequestHeader, command)
+        header = header_of(headers.PollingInfoRequestHeader, command)
         number = self._held.number_of(PopKey(header.topic, header.consumerGroup, header.queueId))
-        return make_response(command, ResponseCode.SUCCESS, None, fields_of(PollingInfoResponseHeader(pollingNum=number)))
+        return make_response(
+            command, ResponseCode.SUCCESS, None, fields_of(headers.PollingInfoResponseHeader(pollingNum=number))
+        )
 
     def _begin(self, pop: Pop, command: RemotingCommand, expression: str, kind: str) -> RemotingCommand | None:
         """Answer the pop, or hold it."""
@@ -434,7 +429,7 @@ class PopProcessor:
         code = None if found else self._unheld(pop, last)
         if not found and code is None:
             return None
-        header = NotificationResponseHeader(hasMsg=found, pollingFull=code == ResponseCode.POLLING_FULL)
+        header = headers.NotificationResponseHeader(hasMsg=found, pollingFull=code == ResponseCode.POLLING_FULL)
         return make_response(pop.command, ResponseCode.SUCCESS, None, fields_of(header))
 
     def _unheld(self, pop: Pop, last: bool) -> ResponseCode | None:
@@ -445,7 +440,7 @@ class PopProcessor:
 
     def _answer(self, pop: Pop, code: ResponseCode, taken: Taken) -> RemotingCommand:
         in_store = self._state.check_points.single
-        header = PopMessageResponseHeader(
+        header = headers.PopMessageResponseHeader(
             popTime=taken.pop_time,
             invisibleTime=pop.invisible_time,
             reviveQid=taken.revive_queue,
@@ -459,5 +454,5 @@ class PopProcessor:
 
     @staticmethod
     def _refuse(pop: Pop, refusal: Refused) -> RemotingCommand:
-        header = NotificationResponseHeader() if pop.notified else PopMessageResponseHeader()
+        header = headers.NotificationResponseHeader() if pop.notified else headers.PopMessageResponseHeader()
         return make_response(pop.command, refusal.code, refusal.remark, fields_of(header))

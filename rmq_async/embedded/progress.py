@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from rmq_protocol.bodies import (
-    ConsumerOffsetSerializeWrapper,
-    MessageQueueForC,
-    ResetOffsetBody,
-    ResetOffsetBodyForC,
-    encode_body,
-)
+from rmq_protocol import bodies, headers
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import LanguageCode, RequestCode, ResponseCode
-from rmq_protocol.headers import (
-    BoundaryType,
-    GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
-    QueryConsumerOffsetRequestHeader,
-    ResetOffsetRequestHeader,
-    SearchOffsetRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
-    ViewMessageRequestHeader,
-)
 from rmq_protocol.message import MessageQueue
 
 from .calls import ClientCalls
@@ -60,7 +44,7 @@ class ProgressProcessor:
         For a group without one it is 0 if the queue was used, its minimum offset is 0 and the request does not exclude that
         (``setZeroIfNotFound`` false), else the answer is code 22.
         """
-        header = header_of(QueryConsumerOffsetRequestHeader, command)
+        header = header_of(headers.QueryConsumerOffsetRequestHeader, command)
         offset = self._state.offsets.find(header.consumerGroup, header.topic, header.queueId)
         if offset < 0:
             queue = self._state.topics.find_queue(header.topic, header.queueId)
@@ -74,7 +58,7 @@ class ProgressProcessor:
         return make_response(command, ResponseCode.SUCCESS, None, {"offset": str(offset)})
 
     def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(UpdateConsumerOffsetRequestHeader, command)
+        header = header_of(headers.UpdateConsumerOffsetRequestHeader, command)
         group, topic = header.consumerGroup, header.topic
         if self._state.groups.get(group) is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group[:160]} not exist!", {})
@@ -99,12 +83,12 @@ class ProgressProcessor:
         return is_new and self._first == this and self._gate.chance.random() < 0.5
 
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        body = encode_body(ConsumerOffsetSerializeWrapper(self._state.offsets.all()), standard=False)
+        body = bodies.encode_body(bodies.ConsumerOffsetSerializeWrapper(self._state.offsets.all()), standard=False)
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Reset the group's offsets: at this broker, or by its members."""
-        header = header_of(ResetOffsetRequestHeader, command)
+        header = header_of(headers.ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic[:160]} does not exist")
@@ -121,9 +105,11 @@ class ProgressProcessor:
         for queue_id, offset in offsets.items():
             self._state.offsets.reset(header.group, header.topic, queue_id, offset)
         table = {MessageQueue(header.topic, self._state.name, queue_id): offset for queue_id, offset in offsets.items()}
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.ResetOffsetBody(table)))
 
-    def _reset_members(self, header: ResetOffsetRequestHeader, command: RemotingCommand, queues: int) -> RemotingCommand:
+    def _reset_members(
+        self, header: headers.ResetOffsetRequestHeader, command: RemotingCommand, queues: int
+    ) -> RemotingCommand:
         """Send offsets of all queues to the members (220), as brokers of 4.9 do.
 
         Raises:
@@ -141,14 +127,16 @@ class ProgressProcessor:
         if members is None:
             where = f"Group: {header.group[:160]} Topic: {header.topic} Timestamp: {header.timestamp}"
             raise Refused(ResponseCode.CONSUMER_NOT_ONLINE, f"Consumer not online, so can not reset offset, {where}")
-        listed = tuple(MessageQueueForC(*queue, offset) for queue, offset in table.items())
-        body = encode_body(ResetOffsetBodyForC(listed) if command.language == LanguageCode.CPP else ResetOffsetBody(table))
+        listed = tuple(bodies.MessageQueueForC(*queue, offset) for queue, offset in table.items())
+        body = bodies.encode_body(
+            bodies.ResetOffsetBodyForC(listed) if command.language == LanguageCode.CPP else bodies.ResetOffsetBody(table)
+        )
         ext = {"group": header.group, "topic": header.topic, "timestamp": str(header.timestamp), "isForce": "false"}
         for connection in dict.fromkeys(member.connection for member in members.members.values()):
             self._calls.oneway(connection, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body)
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(ResetOffsetBody(table)))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.ResetOffsetBody(table)))
 
-    def _target(self, header: ResetOffsetRequestHeader) -> int:
+    def _target(self, header: headers.ResetOffsetRequestHeader) -> int:
         if header.offset is None or header.offset == -1:
             return self._offset_at(header, header.queueId)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
@@ -158,7 +146,7 @@ class ProgressProcessor:
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         return header.offset
 
-    def _offset_at(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
+    def _offset_at(self, header: headers.ResetOffsetRequestHeader, queue_id: int) -> int:
         queue = self._state.topics.find_queue(header.topic, queue_id)
         if queue is None:
             return 0
@@ -187,31 +175,31 @@ class QueryProcessor:
         }
 
     def search_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(SearchOffsetRequestHeader, command)
+        header = header_of(headers.SearchOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
         if queue is None or queue.max_offset == queue.min_offset:
             return _offset(command, queue.min_offset if queue else 0)
-        return _offset(command, queue.offset_at(header.timestamp, upper=header.boundaryType is BoundaryType.UPPER))
+        return _offset(command, queue.offset_at(header.timestamp, upper=header.boundaryType is headers.BoundaryType.UPPER))
 
     def max_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(GetMaxOffsetRequestHeader, command)
+        header = header_of(headers.GetMaxOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
         return _offset(command, queue.max_offset if queue else 0)
 
     def min_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(GetMinOffsetRequestHeader, command)
+        header = header_of(headers.GetMinOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
         return _offset(command, queue.min_offset if queue else 0)
 
     def earliest_store_time(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(GetMinOffsetRequestHeader, command)
+        header = header_of(headers.GetMinOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
         stored_ms = queue.stored_ms(queue.min_offset) if queue else None
         ext: dict[str, str | None] = {"timestamp": str(-1 if stored_ms is None else stored_ms)}
         return make_response(command, ResponseCode.SUCCESS, None, ext)
 
     def view_message(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        offset = header_of(ViewMessageRequestHeader, command).offset
+        offset = header_of(headers.ViewMessageRequestHeader, command).offset
         found = self._state.log.view(offset)
         if found is None or found[1].broker_name != self._state.name:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")

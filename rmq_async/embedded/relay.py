@@ -8,15 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from rmq_protocol import headers
 from rmq_protocol.bodies import GetConsumerStatusBody, decode_body, encode_body
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import ProtocolError
-from rmq_protocol.headers import (
-    ConsumeMessageDirectlyResultRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-)
 from rmq_protocol.ids import unpack_offset_id
 from rmq_protocol.message import MessageQueue
 
@@ -49,11 +45,11 @@ class RelayProcessor:
         }
 
     def running_info(self, connection: Connection, command: RemotingCommand) -> None:
-        header = header_of(GetConsumerRunningInfoRequestHeader, command)
+        header = header_of(headers.GetConsumerRunningInfoRequestHeader, command)
         self._pass_on(connection, command, header.consumerGroup, header.clientId, command.ext_fields or {}, command.body)
 
     def consume_directly(self, connection: Connection, command: RemotingCommand) -> None:
-        header = header_of(ConsumeMessageDirectlyResultRequestHeader, command)
+        header = header_of(headers.ConsumeMessageDirectlyResultRequestHeader, command)
         ext = {**(command.ext_fields or {}), "brokerName": self._state.name}
         topic = self._state.topics.get(header.topic or "")
         if topic is not None:
@@ -66,7 +62,7 @@ class RelayProcessor:
 
     def consumer_status(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Ask the members of the group, or the member that ``clientAddr`` names by its id, and merge their answers."""
-        header = header_of(GetConsumerStatusRequestHeader, command)
+        header = header_of(headers.GetConsumerStatusRequestHeader, command)
         group = self._state.clients.consumers.get(header.group)
         if group is None:
             remark = f"No Any Consumer online in the consumer group: [{header.group[:160]}]"

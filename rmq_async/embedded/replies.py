@@ -4,15 +4,9 @@ property REPLY_TO_CLIENT. The answer to the sender reports whether that producer
 
 from __future__ import annotations
 
+from rmq_protocol import headers
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
-from rmq_protocol.headers import (
-    ReplyMessageRequestHeader,
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-    send_header_v2,
-    to_ext,
-)
 from rmq_protocol.properties import decode_properties, properties_text
 
 from .calls import ClientCalls, Failure
@@ -35,9 +29,9 @@ class ReplyProcessor:
     def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Store the reply, then pushes it. A reply that cannot be stored is refused like any other send."""
         if command.code == RequestCode.SEND_REPLY_MESSAGE:
-            header = send_header_v2(header_of(SendMessageRequestHeader, command))
+            header = headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))
         else:
-            header = header_of(SendMessageRequestHeaderV2, command)
+            header = header_of(headers.SendMessageRequestHeaderV2, command)
         ext = self._sends.store(connection, header, command.body)
         ext.pop("transactionId", None)
         properties = decode_properties(header.i or "")
@@ -52,18 +46,18 @@ class ReplyProcessor:
         self._calls.call(
             client.connection,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
-            {**to_ext(self._pushed(connection, header, properties))},
+            {**headers.to_ext(self._pushed(connection, header, properties))},
             command.body,
             lambda answer: self._reply(connection, request, _outcome(request, ext, client_id, answer)),
         )
         return None
 
     def _pushed(
-        self, connection: Connection, header: SendMessageRequestHeaderV2, properties: dict[str, str]
-    ) -> ReplyMessageRequestHeader:
+        self, connection: Connection, header: headers.SendMessageRequestHeaderV2, properties: dict[str, str]
+    ) -> headers.ReplyMessageRequestHeader:
         now = self._state.log.now()
         properties |= {"PUSH_REPLY_TIME": str(now), "MSG_REGION": REGION, "TRACE_ON": "true"}
-        return ReplyMessageRequestHeader(
+        return headers.ReplyMessageRequestHeader(
             producerGroup=header.a,
             topic=header.b,
             defaultTopic=header.c,

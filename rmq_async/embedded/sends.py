@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from rmq_protocol import headers
 from rmq_protocol.batch import decode_batch
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import (
@@ -31,13 +32,6 @@ from rmq_protocol.constants import (
 )
 from rmq_protocol.errors import ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame
-from rmq_protocol.headers import (
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
-    send_header_v2,
-    to_ext,
-)
 from rmq_protocol.ids import pack_host, pack_offset_id, pack_unique_id, unique_id_prefix
 from rmq_protocol.properties import decode_properties, properties_text
 
@@ -73,7 +67,7 @@ class SendFrame(msgspec.Struct, gc=False):
     """The JSON header of a send in the one-letter form."""
 
     code: int
-    extFields: SendMessageRequestHeaderV2  # noqa: N815 - the member's name on the wire
+    extFields: headers.SendMessageRequestHeaderV2  # noqa: N815 - the member's name on the wire
     opaque: int = 0
     flag: int = 0
 
@@ -141,27 +135,27 @@ class SendMessageProcessor:
 
     def send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.code == RequestCode.SEND_MESSAGE:
-            header = send_header_v2(header_of(SendMessageRequestHeader, command))
+            header = headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))
         else:
-            header = header_of(SendMessageRequestHeaderV2, command)
+            header = header_of(headers.SendMessageRequestHeaderV2, command)
         return make_response(command, ResponseCode.SUCCESS, None, self.store(connection, header, command.body))
 
-    def store(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> ExtFields:
+    def store(self, connection: Connection, header: headers.SendMessageRequestHeaderV2, body: bytes) -> ExtFields:
         """Store the message or batch of a send; return the fields of the response. Raises as ``_put`` does."""
         try:
             stored = self._put(connection, header, body)
         except Refused as refusal:
             raise Refused(refusal.code, refusal.remark, dict(_REPLY_FIELDS)) from None
-        reply = SendMessageResponseHeader(
+        reply = headers.SendMessageResponseHeader(
             msgId=stored.msg_id,
             queueId=stored.queue_id,
             queueOffset=stored.queue_offset,
             transactionId=stored.transaction_id,
             recallHandle=stored.recall_handle,
         )
-        return {**to_ext(reply), **_REPLY_FIELDS}
+        return {**headers.to_ext(reply), **_REPLY_FIELDS}
 
-    def _put(self, connection: Connection, header: SendMessageRequestHeaderV2, body: bytes) -> _Stored:
+    def _put(self, connection: Connection, header: headers.SendMessageRequestHeaderV2, body: bytes) -> _Stored:
         """Store the message or batch of a send. Raises Refused or ProtocolError; no message is stored then."""
         topics = self._state.topics
         topic = topics.sendable(header.b) or topics.for_send(header.b, header.c, header.d, unit_mode=header.k)
@@ -245,7 +239,7 @@ class SendMessageProcessor:
         return _Stored(queue_id, place.offset, f"{self._id_prefix}{place.position:016X}", unique_id, handle)
 
     def _put_batch(
-        self, connection: Connection, header: SendMessageRequestHeaderV2, topic: Topic, queue_id: int, body: bytes
+        self, connection: Connection, header: headers.SendMessageRequestHeaderV2, topic: Topic, queue_id: int, body: bytes
     ) -> _Stored:
         """Store each message of a batch as a separate record; brokers add nothing to their properties."""
         name = header.b

@@ -5,26 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from rmq_protocol.bodies import (
-    ConsumeStats,
-    GroupList,
-    KVTable,
-    OffsetWrapper,
-    QuerySubscriptionResponseBody,
-    TopicList,
-    TopicOffset,
-    TopicStatsTable,
-    encode_body,
-)
+from rmq_protocol import bodies, headers
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
-from rmq_protocol.headers import (
-    GetConsumeStatsRequestHeader,
-    GetTopicStatsInfoRequestHeader,
-    QuerySubscriptionByConsumerRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
-    QueryTopicsByConsumerRequestHeader,
-)
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
@@ -66,16 +49,16 @@ class StatisticsProcessor:
         }
 
     def topic_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        name = header_of(GetTopicStatsInfoRequestHeader, command).topic
+        name = header_of(headers.GetTopicStatsInfoRequestHeader, command).topic
         topic = self._state.topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:160]}] not exist")
         count = max(topic.config.read_queue_nums, topic.config.write_queue_nums)
         table = {MessageQueue(name, self._state.name, queue_id): _topic_offset(topic, queue_id) for queue_id in range(count)}
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(TopicStatsTable(table)))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.TopicStatsTable(table)))
 
     def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(GetConsumeStatsRequestHeader, command)
+        header = header_of(headers.GetConsumeStatsRequestHeader, command)
         topics = [topic for name in self._topics_to_show(header) if (topic := self._state.topics.get(name)) is not None]
         count = sum(topic.config.read_queue_nums for topic in topics)
         if count > MAX_QUEUES_SHOWN:
@@ -88,9 +71,9 @@ class StatisticsProcessor:
             for topic in topics
             for queue_id in range(topic.config.read_queue_nums)
         }
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(ConsumeStats(table)))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.ConsumeStats(table)))
 
-    def _topics_to_show(self, header: GetConsumeStatsRequestHeader) -> list[str]:
+    def _topics_to_show(self, header: headers.GetConsumeStatsRequestHeader) -> list[str]:
         """Return the topics of ``topicList``.
 
         Without one: the requested topic, or all topics in which the group has committed offsets; if the group has
@@ -108,10 +91,10 @@ class StatisticsProcessor:
             topics = [name for name in topics if name in read]
         return topics
 
-    def _progress(self, group: str, topic: Topic, queue_id: int) -> OffsetWrapper:
+    def _progress(self, group: str, topic: Topic, queue_id: int) -> bodies.OffsetWrapper:
         name, queue, offsets = topic.config.topic_name, topic.find(queue_id), self._state.offsets
         committed = max(0, offsets.find(group, name, queue_id))
-        return OffsetWrapper(
+        return bodies.OffsetWrapper(
             broker_offset=queue.max_offset if queue else 0,
             consumer_offset=committed,
             pull_offset=max(committed, offsets.pulled(group, name, queue_id)),
@@ -119,21 +102,21 @@ class StatisticsProcessor:
         )
 
     def groups_of_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        name = header_of(QueryTopicConsumeByWhoRequestHeader, command).topic
+        name = header_of(headers.QueryTopicConsumeByWhoRequestHeader, command).topic
         groups = {*self._state.offsets.groups_of(name), *self._state.clients.groups_of_topic(name)}
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(GroupList(tuple(sorted(groups)))))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.GroupList(tuple(sorted(groups)))))
 
     def topics_of_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        topics = self._state.offsets.topics_of(header_of(QueryTopicsByConsumerRequestHeader, command).group)
-        body = TopicList(tuple(sorted(topics)), self._state.address)
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+        topics = self._state.offsets.topics_of(header_of(headers.QueryTopicsByConsumerRequestHeader, command).group)
+        body = bodies.TopicList(tuple(sorted(topics)), self._state.address)
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(body))
 
     def subscription(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = header_of(QuerySubscriptionByConsumerRequestHeader, command)
+        header = header_of(headers.QuerySubscriptionByConsumerRequestHeader, command)
         group, topic = self._state.clients.consumers.get(header.group), header.topic or ""
         subscription = None if group is None else group.subscriptions.get(topic)
-        body = QuerySubscriptionResponseBody(header.group, topic, subscription)
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
+        body = bodies.QuerySubscriptionResponseBody(header.group, topic, subscription)
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(body))
 
     def broker_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return the broker's name and ``config`` in the form of a properties file."""
@@ -159,7 +142,7 @@ class StatisticsProcessor:
             **dict.fromkeys(("putTps", "getTotalTps", "getFoundTps", "getMissTps", "getTransferredTps"), "0.0 0.0 0.0"),
             **dict.fromkeys(_NOT_HERE, "0"),
         }
-        return make_response(command, ResponseCode.SUCCESS, body=encode_body(KVTable(info)))
+        return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.KVTable(info)))
 
 
 _NOT_HERE: Final = (
@@ -185,8 +168,8 @@ _NOT_HERE: Final = (
 )
 
 
-def _topic_offset(topic: Topic, queue_id: int) -> TopicOffset:
+def _topic_offset(topic: Topic, queue_id: int) -> bodies.TopicOffset:
     queue = topic.find(queue_id)
     if queue is None:
-        return TopicOffset()
-    return TopicOffset(queue.min_offset, queue.max_offset, queue.stored_ms(queue.max_offset - 1) or 0)
+        return bodies.TopicOffset()
+    return bodies.TopicOffset(queue.min_offset, queue.max_offset, queue.stored_ms(queue.max_offset - 1) or 0)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from rmq_protocol.bodies import (
-    CreateTopicListRequestBody,
-    DataVersion,
-    TopicConfigSerializeWrapper,
-    TopicList,
-    decode_body,
-    encode_body,
-)
+from rmq_protocol import bodies
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import CreateTopicRequestHeader, DeleteTopicRequestHeader, GetTopicConfigRequestHeader
@@ -46,7 +39,7 @@ class TopicProcessor:
         """Create or change the topics of the list; none of them if ``TopicTable.check`` refuses one."""
         # attributes are checked one by one, as on a real broker (5.5.0: TopicConfigManager.updateTopicConfigList): the topics
         # before a refused one stay changed
-        configs = decode_body(CreateTopicListRequestBody, command.body).topic_config_list
+        configs = bodies.decode_body(bodies.CreateTopicListRequestBody, command.body).topic_config_list
         topics = self._state.topics
         for config in configs:
             topics.check(config)
@@ -57,7 +50,7 @@ class TopicProcessor:
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         topics = self._state.topics
         table = {topic.config.topic_name: topic.config for topic in topics}
-        body = encode_body(TopicConfigSerializeWrapper(table, DataVersion(0, 0, topics.changes)))
+        body = bodies.encode_body(bodies.TopicConfigSerializeWrapper(table, bodies.DataVersion(0, 0, topics.changes)))
         return make_response(command, ResponseCode.SUCCESS, None, {"totalTopicNum": str(len(topics))}, body)
 
     def one(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -80,7 +73,7 @@ class TopicProcessor:
         return make_response(command, ResponseCode.SUCCESS)
 
     def system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        body = encode_body(TopicList(tuple(self._state.topics.system_topics())))
+        body = bodies.encode_body(bodies.TopicList(tuple(self._state.topics.system_topics())))
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
 

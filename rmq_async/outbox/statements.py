@@ -16,39 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    DateTime,
-    Delete,
-    Dialect,
-    Float,
-    Insert,
-    Select,
-    String,
-    Table,
-    Text,
-    TypeDecorator,
-    Update,
-    all_,
-    and_,
-    any_,
-    bindparam,
-    case,
-    column,
-    delete,
-    exists,
-    func,
-    insert,
-    literal,
-    literal_column,
-    or_,
-    select,
-    type_coerce,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from .._database import UtcDateTime, seconds_from_now, seconds_since
@@ -60,55 +28,55 @@ _MESSAGE: Final = (
 )  # fmt: skip
 
 
-def _written(value: str) -> ColumnElement[str]:
+def _written(value: str) -> sa.ColumnElement[str]:
     """Return a text as an SQL literal: a condition with a bound value matches no partial index."""
-    return literal_column(f"'{value}'", String)
+    return sa.literal_column(f"'{value}'", sa.String)
 
 
-def _ago(name: str) -> ColumnElement[Any]:
+def _ago(name: str) -> sa.ColumnElement[Any]:
     """Return the expression for the time that is ``name`` (a parameter, in seconds) before now.
 
     It is evaluated once, because an index needs a constant.
     """
-    return select(seconds_from_now(-bindparam(name, type_=Float))).scalar_subquery()
+    return sa.select(seconds_from_now(-sa.bindparam(name, type_=sa.Float))).scalar_subquery()
 
 
-def _listed(name: str) -> Select[Any]:
+def _listed(name: str) -> sa.Select[Any]:
     """Return the query for the values of a list in SQLite.
 
     The list is one parameter, a JSON text, because the number of parameters is limited.
     """
-    return select(func.json_each(bindparam(name, type_=_JsonList)).table_valued("value").c.value)
+    return sa.select(sa.func.json_each(sa.bindparam(name, type_=_JsonList)).table_valued("value").c.value)
 
 
-class _JsonList(TypeDecorator[list[Any]]):
-    impl = Text
+class _JsonList(sa.TypeDecorator[list[Any]]):
+    impl = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: list[Any] | None, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: list[Any] | None, dialect: sa.Dialect) -> str | None:
         return None if value is None else msgspec.json.encode(value).decode()
 
 
-def _type_of(table: Table, name: str) -> TypeEngine[Any]:
+def _type_of(table: sa.Table, name: str) -> TypeEngine[Any]:
     """Return the type of a column's values in statements: UtcDateTime for a time."""
-    return UtcDateTime() if isinstance(table.c[name].type, DateTime) else table.c[name].type
+    return UtcDateTime() if isinstance(table.c[name].type, sa.DateTime) else table.c[name].type
 
 
 def _now() -> seconds_from_now:
-    return seconds_from_now(literal_column("0", Float))
+    return seconds_from_now(sa.literal_column("0", sa.Float))
 
 
 class Statements:
     """The statements of one table and one kind of database ("postgresql" or "sqlite")."""
 
-    def __init__(self, table: Table, dialect: str) -> None:
+    def __init__(self, table: sa.Table, dialect: str) -> None:
         self._table = table
         self._arrays = dialect == "postgresql"
         self.add_sending = self._add(SENDING)
         self.add_pending = self._add(PENDING)
         self.owned = self._owned()
         self.blocked = self._blocked()
-        self.body: Select[Any] = select(table.c.body).where(table.c.id == bindparam("row"))
+        self.body: sa.Select[Any] = sa.select(table.c.body).where(table.c.id == sa.bindparam("row"))
         self.sent = self._sent()
         self.failed = self._failed()
         self.released = self._released()
@@ -118,17 +86,17 @@ class Statements:
         self.retry, self.retry_all = self._retry()
         self.purge = self._purge(SENT)
         self.purge_failed = self._purge(FAILED)
-        self.probe: Select[Any] = select(table.c.id, table.c.alerted, table.c.queue_offset).limit(1)
+        self.probe: sa.Select[Any] = sa.select(table.c.id, table.c.alerted, table.c.queue_offset).limit(1)
 
     # -- rows come
 
-    def _add(self, state: str) -> Insert:
+    def _add(self, state: str) -> sa.Insert:
         table = self._table
-        lease = seconds_from_now(bindparam("lease_seconds", type_=Float)) if state == SENDING else None
-        return insert(table).values(
-            **{name: bindparam(name, type_=_type_of(table, name)) for name in _MESSAGE},
+        lease = seconds_from_now(sa.bindparam("lease_seconds", type_=sa.Float)) if state == SENDING else None
+        return sa.insert(table).values(
+            **{name: sa.bindparam(name, type_=_type_of(table, name)) for name in _MESSAGE},
             state=state,
-            owner=bindparam("owner", type_=String) if state == SENDING else None,
+            owner=sa.bindparam("owner", type_=sa.String) if state == SENDING else None,
             lease=lease,
             next_attempt=_now() if lease is None else lease,
             attempts=0,
@@ -138,99 +106,100 @@ class Statements:
 
     # -- rows are taken
 
-    def claim(self, *, only: bool) -> Update:
+    def claim(self, *, only: bool) -> sa.Update:
         """Return the statement that claims up to ``limit`` due rows: of the topics in ``topics`` (``only``), or of all others."""
         table, wanted = self._table, self._table.c.topic
         first = table.alias("first")
-        waits = and_(
+        waits = sa.and_(
             first.c.sharding_key == table.c.sharding_key,
             first.c.topic == table.c.topic,
             first.c.id < table.c.id,
             first.c.state != _written(SENT),
-            or_(first.c.state == _written(FAILED), first.c.next_attempt > _now()),
+            sa.or_(first.c.state == _written(FAILED), first.c.next_attempt > _now()),
         )
         among = self._among if only else self._not_among
         due = (
-            select(table.c.id)
+            sa.select(table.c.id)
             .where(
                 table.c.state != _written(SENT),
                 table.c.state != _written(FAILED),
                 table.c.next_attempt <= _now(),
-                among(wanted, "topics", String(255)),
-                or_(
-                    table.c.sharding_key.is_(None), ~exists(select(literal(1)).select_from(first).where(waits).correlate(table))
+                among(wanted, "topics", sa.String(255)),
+                sa.or_(
+                    table.c.sharding_key.is_(None),
+                    ~sa.exists(sa.select(sa.literal(1)).select_from(first).where(waits).correlate(table)),
                 ),
             )
             .order_by(table.c.id)
-            .limit(bindparam("limit", type_=BigInteger))
+            .limit(sa.bindparam("limit", type_=sa.BigInteger))
         )
-        lease = seconds_from_now(bindparam("lease_seconds", type_=Float))
-        taken = update(table).values(
-            state=SENDING, owner=bindparam("me", type_=String), lease=lease, next_attempt=lease, updated=_now()
+        lease = seconds_from_now(sa.bindparam("lease_seconds", type_=sa.Float))
+        taken = sa.update(table).values(
+            state=SENDING, owner=sa.bindparam("me", type_=sa.String), lease=lease, next_attempt=lease, updated=_now()
         )
         if self._arrays:
             locked = due.with_for_update(skip_locked=True).cte("due")
             taken = taken.where(table.c.id == locked.c.id)
         else:
             taken = taken.where(table.c.id.in_(due))
-        size = func.length(table.c.body)
-        body = case((size <= SMALL_BODY, table.c.body), else_=None)
-        columns = [type_coerce(table.c[name], _type_of(table, name)).label(name) for name in _MESSAGE if name != "body"]
+        size = sa.func.length(table.c.body)
+        body = sa.case((size <= SMALL_BODY, table.c.body), else_=None)
+        columns = [sa.type_coerce(table.c[name], _type_of(table, name)).label(name) for name in _MESSAGE if name != "body"]
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
-    def _owned(self) -> Select[Any]:
+    def _owned(self) -> sa.Select[Any]:
         """Return the query for those of the rows ``ids`` that are committed and owned by ``me``, with the unique ids of their
         messages: SQLite reuses the id of a row that was rolled back.
         """
         table = self._table
-        return select(table.c.id, table.c.unique_id).where(
-            self._among(table.c.id, "ids", BigInteger()),
-            table.c.owner == bindparam("me", type_=String),
+        return sa.select(table.c.id, table.c.unique_id).where(
+            self._among(table.c.id, "ids", sa.BigInteger()),
+            table.c.owner == sa.bindparam("me", type_=sa.String),
             table.c.state == SENDING,
         )
 
-    def _blocked(self) -> Select[Any]:
+    def _blocked(self) -> sa.Select[Any]:
         """Return the query for those of the rows ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
         contain the unsent row.
         """
         table = self._table
         first = table.alias("first")
-        before = select(literal(1)).where(
+        before = sa.select(sa.literal(1)).where(
             first.c.sharding_key == table.c.sharding_key,
             first.c.topic == table.c.topic,
             first.c.id < table.c.id,
             first.c.state != _written(SENT),
-            self._not_among(first.c.id, "in_hand", BigInteger()),
+            self._not_among(first.c.id, "in_hand", sa.BigInteger()),
         )
-        return select(table.c.id).where(
-            self._among(table.c.id, "ids", BigInteger()),
+        return sa.select(table.c.id).where(
+            self._among(table.c.id, "ids", sa.BigInteger()),
             table.c.sharding_key.is_not(None),
-            exists(before.select_from(first).correlate(table)),
+            sa.exists(before.select_from(first).correlate(table)),
         )
 
     # -- outcomes
 
-    def _sent(self) -> Update:
+    def _sent(self) -> sa.Update:
         """Return the statement that marks rows as SENT, whichever process owns them: their messages are stored."""
         table = self._table
-        values = ("offset_message_id", String(LONGEST_ID)), ("queue", String(255)), ("queue_offset", BigInteger())
+        values = ("offset_message_id", sa.String(LONGEST_ID)), ("queue", sa.String(255)), ("queue_offset", sa.BigInteger())
         row, given = self._many("sent", values)
-        changed = update(table).where(row, table.c.state != _written(SENT))
+        changed = sa.update(table).where(row, table.c.state != _written(SENT))
         return changed.values(
             state=SENT, owner=None, lease=None, attempts=table.c.attempts + 1, next_attempt=_now(), updated=_now(), **given
         )
 
-    def _failed(self) -> Update:
+    def _failed(self) -> sa.Update:
         """Return the statement that writes failures of rows that ``me`` still owns.
 
         ``delay``: seconds until a row is due again.
         """
         table = self._table
-        values = ("delay", Float()), ("last_error", Text()), ("given_up", Boolean())
+        values = ("delay", sa.Float()), ("last_error", sa.Text()), ("given_up", sa.Boolean())
         row, given = self._many("failed", values)
-        changed = update(table).where(row, table.c.owner == bindparam("me", type_=String), table.c.state == SENDING)
+        changed = sa.update(table).where(row, table.c.owner == sa.bindparam("me", type_=sa.String), table.c.state == SENDING)
         return changed.values(
-            state=case((given["given_up"], FAILED), else_=PENDING),
+            state=sa.case((given["given_up"], FAILED), else_=PENDING),
             owner=None,
             lease=None,
             attempts=table.c.attempts + 1,
@@ -239,40 +208,40 @@ class Statements:
             updated=_now(),
         )
 
-    def _released(self) -> Update:
+    def _released(self) -> sa.Update:
         """Return the statement by which claimed rows whose send has not begun become due again."""
         table = self._table
         mine = (
-            self._among(table.c.id, "ids", BigInteger()),
-            table.c.owner == bindparam("me", type_=String),
+            self._among(table.c.id, "ids", sa.BigInteger()),
+            table.c.owner == sa.bindparam("me", type_=sa.String),
             table.c.state == SENDING,
         )
-        return update(table).where(*mine).values(state=PENDING, owner=None, lease=None, next_attempt=_now(), updated=_now())
+        return sa.update(table).where(*mine).values(state=PENDING, owner=None, lease=None, next_attempt=_now(), updated=_now())
 
     # -- supervision
 
-    def _stuck(self) -> Update:
+    def _stuck(self) -> sa.Update:
         """Return the statement that marks up to ``limit`` stuck rows with ids above ``after`` as reported, and return these
         rows.
         """
         table = self._table
-        again = seconds_from_now(-bindparam("period", type_=Float))
+        again = seconds_from_now(-sa.bindparam("period", type_=sa.Float))
         found = (
-            select(table.c.id)
+            sa.select(table.c.id)
             .where(
                 table.c.state != _written(SENT),
-                table.c.id > bindparam("after", type_=BigInteger),
-                or_(
-                    table.c.created <= seconds_from_now(-bindparam("age", type_=Float)),
-                    table.c.attempts >= bindparam("most_attempts", type_=BigInteger),
+                table.c.id > sa.bindparam("after", type_=sa.BigInteger),
+                sa.or_(
+                    table.c.created <= seconds_from_now(-sa.bindparam("age", type_=sa.Float)),
+                    table.c.attempts >= sa.bindparam("most_attempts", type_=sa.BigInteger),
                     table.c.state == _written(FAILED),
                 ),
-                or_(table.c.alerted.is_(None), table.c.alerted <= again),
+                sa.or_(table.c.alerted.is_(None), table.c.alerted <= again),
             )
             .order_by(table.c.id)
-            .limit(bindparam("limit", type_=BigInteger))
+            .limit(sa.bindparam("limit", type_=sa.BigInteger))
         )
-        marked = update(table).values(alerted=_now())
+        marked = sa.update(table).values(alerted=_now())
         if self._arrays:
             locked = found.with_for_update(skip_locked=True).cte("found")
             marked = marked.where(table.c.id == locked.c.id)
@@ -281,84 +250,86 @@ class Statements:
         names = ("id", "topic", "keys", "attempts", "last_error", "state", "unique_id")
         return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
 
-    def _totals(self) -> Select[*tuple[Any, ...]]:
+    def _totals(self) -> sa.Select[*tuple[Any, ...]]:
         """Return one query for all counts: in separate statements, a row that is sent between two statements would be counted
         twice.
         """
         table = self._table
         sent = table.alias("sent")
         failed = table.c.state == _written(FAILED)
-        return select(
-            func.count().filter(~failed).label("pending"),
-            func.max(seconds_since(table.c.created)).filter(~failed).label("oldest_age"),
-            func.count().filter(failed).label("failed"),
-            select(func.count()).select_from(sent).where(sent.c.state == _written(SENT)).scalar_subquery().label("sent"),
+        return sa.select(
+            sa.func.count().filter(~failed).label("pending"),
+            sa.func.max(seconds_since(table.c.created)).filter(~failed).label("oldest_age"),
+            sa.func.count().filter(failed).label("failed"),
+            sa.select(sa.func.count()).select_from(sent).where(sent.c.state == _written(SENT)).scalar_subquery().label("sent"),
         ).where(table.c.state != _written(SENT))
 
-    def _left(self) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
+    def _left(self) -> tuple[sa.Select[*tuple[Any, ...]], sa.Select[*tuple[Any, ...]]]:
         """Return two statements: whether a row can be sent, and the number of rows that wait behind a FAILED row of their key."""
         table = self._table
         first = table.alias("first")
-        failed_before = and_(
+        failed_before = sa.and_(
             first.c.sharding_key == table.c.sharding_key,
             first.c.topic == table.c.topic,
             first.c.id < table.c.id,
             first.c.state != _written(SENT),  # redundant, but makes the planner use the index
             first.c.state == _written(FAILED),
         )
-        behind = exists(select(literal(1)).select_from(first).where(failed_before).correlate(table))
-        pending = and_(table.c.state != _written(SENT), table.c.state != _written(FAILED))
-        sendable = select(table.c.id).where(pending, or_(table.c.sharding_key.is_(None), ~behind))
-        left = select(func.count(table.c.id)).where(pending, table.c.sharding_key.is_not(None), behind)
-        return select(sendable.exists()), left
+        behind = sa.exists(sa.select(sa.literal(1)).select_from(first).where(failed_before).correlate(table))
+        pending = sa.and_(table.c.state != _written(SENT), table.c.state != _written(FAILED))
+        sendable = sa.select(table.c.id).where(pending, sa.or_(table.c.sharding_key.is_(None), ~behind))
+        left = sa.select(sa.func.count(table.c.id)).where(pending, table.c.sharding_key.is_not(None), behind)
+        return sa.select(sendable.exists()), left
 
-    def _retry(self) -> tuple[Update, Update]:
+    def _retry(self) -> tuple[sa.Update, sa.Update]:
         table = self._table
         again = (
-            update(table)
+            sa.update(table)
             .where(table.c.state.in_((FAILED, PENDING)))
             .values(state=PENDING, attempts=0, next_attempt=_now(), alerted=None, updated=_now())
         )
-        return again.where(self._among(table.c.id, "ids", BigInteger())), again.where(
+        return again.where(self._among(table.c.id, "ids", sa.BigInteger())), again.where(
             table.c.state == _written(FAILED), table.c.state != _written(SENT)
         )
 
-    def _purge(self, state: str) -> Delete:
+    def _purge(self, state: str) -> sa.Delete:
         table = self._table
-        old = select(table.c.id).where(table.c.state == _written(state), table.c.updated <= _ago("age"))
+        old = sa.select(table.c.id).where(table.c.state == _written(state), table.c.updated <= _ago("age"))
         if state == SENT:
             old = old.order_by(table.c.updated)
         else:
             old = old.where(table.c.state != _written(SENT))  # SQLite does not infer it, and needs it for the index
-        old = old.limit(bindparam("limit", type_=BigInteger))
+        old = old.limit(sa.bindparam("limit", type_=sa.BigInteger))
         if self._arrays:
             old = old.with_for_update(skip_locked=True)
-        return delete(table).where(table.c.id.in_(old))
+        return sa.delete(table).where(table.c.id.in_(old))
 
     # -- lists of rows
 
-    def _among(self, of: ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> ColumnElement[bool]:
+    def _among(self, of: sa.ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> sa.ColumnElement[bool]:
         if self._arrays:
-            return of == any_(bindparam(name, type_=ARRAY(kind)))
+            return of == sa.any_(sa.bindparam(name, type_=sa.ARRAY(kind)))
         return of.in_(_listed(name))
 
-    def _not_among(self, of: ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> ColumnElement[bool]:
+    def _not_among(self, of: sa.ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> sa.ColumnElement[bool]:
         if self._arrays:
-            return of != all_(bindparam(name, type_=ARRAY(kind)))
+            return of != sa.all_(sa.bindparam(name, type_=sa.ARRAY(kind)))
         return of.not_in(_listed(name))
 
-    def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[ColumnElement[bool], dict[str, Any]]:
+    def _many(self, name: str, columns: Sequence[tuple[str, TypeEngine[Any]]]) -> tuple[sa.ColumnElement[bool], dict[str, Any]]:
         """Return the condition that joins the table to rows given as parameters (``row`` for their ids, ``new_<column>`` for
         their values), and the expressions of these values by column.
         """
         row = self._table.c.id
         if not self._arrays:
-            return row == bindparam("row", type_=BigInteger), {
-                each: bindparam(f"new_{each}", type_=kind) for each, kind in columns
+            return row == sa.bindparam("row", type_=sa.BigInteger), {
+                each: sa.bindparam(f"new_{each}", type_=kind) for each, kind in columns
             }
         lists = [
-            bindparam("row", type_=ARRAY(BigInteger())),
-            *(bindparam(f"new_{each}", type_=ARRAY(kind)) for each, kind in columns),
+            sa.bindparam("row", type_=sa.ARRAY(sa.BigInteger())),
+            *(sa.bindparam(f"new_{each}", type_=sa.ARRAY(kind)) for each, kind in columns),
         ]
-        rows = func.unnest(*lists).table_valued("row", *(column(each, kind) for each, kind in columns)).render_derived(name)
+        rows = (
+            sa.func.unnest(*lists).table_valued("row", *(sa.column(each, kind) for each, kind in columns)).render_derived(name)
+        )
         return row == rows.c.row, {each: rows.c[each] for each, _ in columns}

@@ -12,20 +12,10 @@ from typing import Final, NamedTuple
 
 from rmq_protocol.message import MessageExt, MessageQueue
 
-from .. import machine
+from .. import errors, machine
 from .._ordered import OrderedSet
 from .._text import printable
 from ..client import ClientInstance, end_in, has_master, next_offset_in, search_offset
-from ..errors import (
-    BrokerError,
-    BrokerNotFoundError,
-    FlowControlError,
-    FrameTooLargeError,
-    GoAwayError,
-    RocketMQError,
-    ServiceNotAvailableError,
-    SystemBusyError,
-)
 from ..results import PullResult, PullStatus
 from ..transport import Connection
 from .pull import PullRequest, pull_once
@@ -141,7 +131,7 @@ class Looks:
     async def _believe(self, queue: MessageQueue, offset: int) -> None:
         if not await has_master(self.instance, queue):
             shown = self.instance.names.shown_queue(queue)
-            raise BrokerNotFoundError(
+            raise errors.BrokerNotFoundError(
                 f"the broker of {printable(str(shown), 300)} has no master now, and its replica does not have the message at "
                 f"offset {offset}, which was there before; the queue is read on when it has a master",
                 broker=queue.broker_name,
@@ -177,7 +167,7 @@ class Looks:
         request = PullRequest(self._group, queue, offset, 1, "*", 0.0, self.instance.config.request_timeout)
         try:
             result = await pull_once(self.instance, request, OrderedSet())
-        except FrameTooLargeError as error:
+        except errors.FrameTooLargeError as error:
             after, end = next_offset_in(error), end_in(error)
             if after is None or end is None:
                 raise
@@ -187,7 +177,7 @@ class Looks:
         return next((message for message in result.messages if message.queue_offset == offset), None), result
 
 
-def is_refused(error: RocketMQError) -> bool:
+def is_refused(error: errors.RocketMQError) -> bool:
     """Return whether an error of a look says that the queue cannot be read, and not that its broker is busy or gives no answer."""
-    busy = SystemBusyError | FlowControlError | ServiceNotAvailableError | GoAwayError
-    return isinstance(error, BrokerError) and not isinstance(error, busy)
+    busy = errors.SystemBusyError | errors.FlowControlError | errors.ServiceNotAvailableError | errors.GoAwayError
+    return isinstance(error, errors.BrokerError) and not isinstance(error, busy)

@@ -19,28 +19,9 @@ from rmq_protocol.constants import DLQ_TOPIC_PREFIX, MASTER_ID, RETRY_TOPIC_PREF
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.validation import is_system_topic
 
-from .. import machine
+from .. import client, errors, machine
 from .._asyncio import for_each
 from .._text import printable
-from ..client import (
-    ClientInstance,
-    TopicRoute,
-    commit_offset,
-    look_at_clock,
-    max_offset,
-    min_offset,
-    search_offset,
-    store_time_ms,
-    until_readable,
-)
-from ..errors import (
-    AuthenticationError,
-    BrokerNotFoundError,
-    ConfigError,
-    RequestTimeoutError,
-    RocketMQError,
-    TopicNotFoundError,
-)
 from ..reading import may_pass
 from .options import ReadOptions
 from .positions import key_of
@@ -56,7 +37,7 @@ Offsets = dict[MessageQueue, int]
 class Find(Protocol):
     """A request about one queue; see ``rmq_async.client.offsets``."""
 
-    def __call__(self, instance: ClientInstance, queue: MessageQueue, *, any_replica: bool) -> Awaitable[int]: ...
+    def __call__(self, instance: client.ClientInstance, queue: MessageQueue, *, any_replica: bool) -> Awaitable[int]: ...
 
 
 class Extents(NamedTuple):
@@ -115,7 +96,7 @@ class Cluster:
             holders = await self._holders(reader, await self._queues(reader, True))
             if settled:
                 await self._settle(holders)
-            return Extents({}, await holders.each(max_offset), holders.proven)
+            return Extents({}, await holders.each(client.max_offset), holders.proven)
 
         return self._ask(newest, begun=True)
 
@@ -132,16 +113,16 @@ class Cluster:
             holders = await self._holders(reader, queues)
             if settled:
                 await self._settle(holders)
-            earliest = await holders.each(min_offset)
-            return Extents(earliest, await holders.each(max_offset), holders.proven)
+            earliest = await holders.each(client.min_offset)
+            return Extents(earliest, await holders.each(client.max_offset), holders.proven)
 
         return self._ask(extents)
 
     def earliest(self, queues: Iterable[MessageQueue]) -> Offsets:
-        return self._offsets(queues, min_offset)
+        return self._offsets(queues, client.min_offset)
 
     def latest(self, queues: Iterable[MessageQueue]) -> Offsets:
-        return self._offsets(queues, max_offset)
+        return self._offsets(queues, client.max_offset)
 
     def stored_at(self, moments: Mapping[MessageQueue, int]) -> Offsets:
         """Return the offsets of the first messages stored at these moments (milliseconds since 1970) or later.
@@ -153,8 +134,8 @@ class Cluster:
             holders = await self._holders(reader, moments)
             seconds = {holders.wired[queue]: moment / 1000 for queue, moment in moments.items()}
 
-            async def find(instance: ClientInstance, queue: MessageQueue, *, any_replica: bool) -> int:
-                return await search_offset(instance, queue, seconds[queue], any_replica=any_replica)
+            async def find(instance: client.ClientInstance, queue: MessageQueue, *, any_replica: bool) -> int:
+                return await client.search_offset(instance, queue, seconds[queue], any_replica=any_replica)
 
             return await holders.each(find)
 
@@ -171,19 +152,19 @@ class Cluster:
             found: dict[MessageQueue, int] = {}
 
             async def one(queue: MessageQueue) -> None:
-                with suppress(RocketMQError):
-                    moment = await store_time_ms(instance, instance.names.wire_queue(queue), offsets[queue], timeout)
+                with suppress(errors.RocketMQError):
+                    moment = await client.store_time_ms(instance, instance.names.wire_queue(queue), offsets[queue], timeout)
                     if moment > 0:
                         found[queue] = moment
 
             await for_each(offsets, one)
             clocks = instance.clocks
             doubtful = [queue for queue, moment in found.items() if clocks.wants_look(queue.broker_name, moment)]
-            await for_each(doubtful, lambda queue: look_at_clock(instance, instance.names.wire_queue(queue)))
+            await for_each(doubtful, lambda queue: client.look_at_clock(instance, instance.names.wire_queue(queue)))
             now_ms = machine.time() * 1000
             return {queue: round(now_ms - clocks.age(queue.broker_name, found[queue]) * 1000) for queue in found}
 
-        with suppress(RocketMQError):
+        with suppress(errors.RocketMQError):
             return self._ask(times, retries=0)
         return {}
 
@@ -200,16 +181,16 @@ class Cluster:
 
             async def one(queue: MessageQueue) -> None:
                 try:
-                    await commit_offset(reader.instance, names.wire(group), names.wire_queue(queue), offsets[queue])
-                except RocketMQError as error:
+                    await client.commit_offset(reader.instance, names.wire(group), names.wire_queue(queue), offsets[queue])
+                except errors.RocketMQError as error:
                     failed.append(error)
 
             await for_each(offsets, one)
 
-        failed: list[RocketMQError] = []
+        failed: list[errors.RocketMQError] = []
         try:
             self._ask(commit, retries=0)
-        except RocketMQError as error:
+        except errors.RocketMQError as error:
             failed.append(error)
         if failed:
             text = printable(failed[0])
@@ -234,8 +215,8 @@ class Cluster:
             while True:
                 try:
                     return await question(reader)
-                except RocketMQError as error:
-                    if not left or not (may_pass(error) or (begun and isinstance(error, TopicNotFoundError))):
+                except errors.RocketMQError as error:
+                    if not left or not (may_pass(error) or (begun and isinstance(error, errors.TopicNotFoundError))):
                         raise
                     logger.info("asking again in %.3g s: %s", options.fetch_interval, printable(error))
                 left -= 1
@@ -245,7 +226,7 @@ class Cluster:
         try:
             with here.using(reader := here.reader(options.access, options.group)):
                 return here.run(asking(reader))
-        except AuthenticationError:
+        except errors.AuthenticationError:
             if not forget(options.access):
                 raise
         with here.using(reader := here.reader(options.access, options.group)):  # with credentials that are newer
@@ -277,7 +258,7 @@ class Cluster:
         led -= await _acting(instance, led, set(topics.values()))
         alone = sorted(name for name in topics.keys() - led if routes.addresses_of(name))
         if alone and not self._options.replicas:
-            raise BrokerNotFoundError(
+            raise errors.BrokerNotFoundError(
                 f"broker {printable(alone[0])} has no master now, and its replicas may lack messages that were acknowledged; "
                 f"start the master, let reads wait longer for it (fetchOffset.numRetries, now {self._options.fetch_retries} tries, "
                 f"{self._options.fetch_interval:.3g} s apart), or set offsetsFromReplicas=true to plan with what a replica has",
@@ -291,7 +272,7 @@ class Cluster:
         patience = max(instance.config.request_timeout, options.fetch_retries * options.fetch_interval)
 
         async def settle(name: str) -> None:
-            if not await until_readable(instance, name, topics[name], any_replica=False, timeout=patience):
+            if not await client.until_readable(instance, name, topics[name], any_replica=False, timeout=patience):
                 raise _BehindError(
                     f"the queues of broker {printable(name)} have not caught up with its commit log in {patience:.3g} s, so "
                     "messages that it has acknowledged cannot be read yet; run again later, or raise fetchOffset.numRetries",
@@ -315,7 +296,7 @@ class Cluster:
         ]
         absent = [queue for queue in chosen if queue not in found[queue.topic]]
         if absent and not begun:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"option assign: {key_of(absent[0])} is no readable queue of topic {absent[0].topic}; leave it out"
             )
         return tuple(sorted(set(chosen).difference(absent)))
@@ -339,13 +320,15 @@ class Cluster:
         async def queues(topic: str) -> tuple[MessageQueue, ...]:
             try:
                 found = await reader.queues(topic)
-            except TopicNotFoundError:  # deleted a moment ago, or without queues
+            except errors.TopicNotFoundError:  # deleted a moment ago, or without queues
                 return ()
             return () if _is_of_servers(topic, reader.instance.routes.cached(reader.instance.names.wire(topic))) else found
 
         found = await for_each(topics, queues)
         if not any(found.values()) and not begun:
-            raise ConfigError(f"option subscribePattern: no readable topic matches {pattern!r}; change it, or create a topic")
+            raise errors.ConfigError(
+                f"option subscribePattern: no readable topic matches {pattern!r}; change it, or create a topic"
+            )
         return tuple(queue for topic in topics for queue in found[topic])
 
 
@@ -356,7 +339,7 @@ class _Holders(NamedTuple):
         led: Brokers whose master must answer; for the others a replica may.
     """
 
-    instance: ClientInstance
+    instance: client.ClientInstance
     wired: Mapping[MessageQueue, MessageQueue]
     brokers: Mapping[MessageQueue, str]
     led: frozenset[str]
@@ -372,7 +355,7 @@ class _Holders(NamedTuple):
         )
 
 
-async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
+async def _acting(instance: client.ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
     """Return the brokers of ``led`` that have no master: with ``enableSlaveActingMaster``, routes name a replica in its place.
 
     The list of the cluster's brokers (GET_BROKER_CLUSTER_INFO, 106) keeps the real broker ids.
@@ -387,7 +370,7 @@ async def _acting(instance: ClientInstance, led: frozenset[str], topics: Iterabl
     return {name for name in doubted if name not in known or MASTER_ID not in known[name].broker_addrs}
 
 
-def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
+def _is_of_servers(topic: str, route: client.TopicRoute | None) -> bool:
     """Return whether the topic is one that each broker creates at its start (Java's TopicConfigManager): it is named after the
     broker or its cluster, or is the cluster's topic of replies, <cluster>_REPLY_TOPIC.
     """
@@ -398,13 +381,13 @@ def _is_of_servers(topic: str, route: TopicRoute | None) -> bool:
 _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 
-class _BehindError(RequestTimeoutError):
+class _BehindError(errors.RequestTimeoutError):
     """The queues of a broker are still behind its commit log after the wait; the request is not repeated."""
 
     retriable = False
 
 
-class _MissingError(BrokerNotFoundError):
+class _MissingError(errors.BrokerNotFoundError):
     """A wanted queue is in no route.
 
     Args:

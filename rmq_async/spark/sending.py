@@ -24,17 +24,9 @@ from typing import Final, TypeVar
 
 from rmq_protocol.message import MessageQueue
 
+from .. import errors
 from .._backoff import Backoff
 from .._text import printable
-from ..errors import (
-    BrokerError,
-    BrokerNotFoundError,
-    QueueNotExistError,
-    RequestTimeoutError,
-    RocketMQError,
-    SendError,
-    TopicNotFoundError,
-)
 from ..producer import PreparedSend, Producer, compress_prepared, prepare, queues_instead, send_prepared
 from ..reading import may_pass
 from ..results import BatchSendResult, SendResult, SendStatus
@@ -221,10 +213,10 @@ class Sending:
         while True:
             try:
                 result = await self._patiently(send, deadline, request.queue)
-            except RequestTimeoutError as error:
+            except errors.RequestTimeoutError as error:
                 topic, seconds = request.outgoing.topic, f"{self._options.timeout:.3g} s"
                 text = f"topic {topic}: {request.messages} rows were not confirmed within {seconds}"
-                raise RequestTimeoutError(
+                raise errors.RequestTimeoutError(
                     f"{text} (option sendTimeoutMs); check the brokers, or raise the option: {error}",
                     maybe_stored=error.maybe_stored,
                     broker=error.broker,
@@ -236,7 +228,7 @@ class Sending:
             if monotonic() + rest > deadline or not self._options.retries:
                 until = f"until {self._options.timeout:.3g} s had passed (option sendTimeoutMs)"
                 until = until if self._options.retries else "at the only attempt (option sendRetries)"
-                raise RequestTimeoutError(
+                raise errors.RequestTimeoutError(
                     f"{key_of(result.queue)} stored {request.messages} rows and answered {result.status.value} {until}; "
                     "requireStatus=stored accepts that",
                     maybe_stored=True,
@@ -259,8 +251,8 @@ class Sending:
             left = deadline - monotonic()
             try:
                 return await request(max(left, 0.001))
-            except RocketMQError as error:
-                if queue is not None and isinstance(_newest(error), QueueNotExistError | BrokerNotFoundError):
+            except errors.RocketMQError as error:
+                if queue is not None and isinstance(_newest(error), errors.QueueNotExistError | errors.BrokerNotFoundError):
                     await self._check_queue(queue, error, monotonic() - began)
                 rest = backoff.next()
                 if not self._options.retries or not self._worth_waiting(error) or monotonic() + rest > deadline:
@@ -268,7 +260,7 @@ class Sending:
                 logger.info("sent again in %.3g s: %s", rest, printable(error))
             await asyncio.sleep(rest)
 
-    async def _check_queue(self, queue: MessageQueue, error: RocketMQError, waited: float) -> None:
+    async def _check_queue(self, queue: MessageQueue, error: errors.RocketMQError, waited: float) -> None:
         """Raise BrokerNotFoundError, caused by ``error``, if the queue does not exist.
 
         Args:
@@ -278,12 +270,12 @@ class Sending:
         try:
             timeout = self._producer.client_config.request_timeout
             others = await queues_instead(self._producer, queue, timeout, returning=returning)
-        except RocketMQError as failure:
+        except errors.RocketMQError as failure:
             logger.debug("whether %s exists is not known: %s", printable(key_of(queue)), printable(failure))
             return
         if others is not None:
             choices = printable(named_queues(others))
-            raise BrokerNotFoundError(
+            raise errors.BrokerNotFoundError(
                 f"there is no queue {printable(key_of(queue))} to write to: "
                 + (f"columns brokerName and queueId must name one of {choices}" if choices else "its topic has no queues now"),
                 broker=queue.broker_name,
@@ -298,7 +290,7 @@ class Sending:
             await asyncio.wait(self._running)
         self._check()
         if self.rows != self._handed:
-            raise RocketMQError(
+            raise errors.RocketMQError(
                 f"{self._handed} rows were handed over and {self.rows} of them acknowledged; run the write again"
             )
 
@@ -308,18 +300,18 @@ class Sending:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _worth_waiting(self, error: RocketMQError) -> bool:
+    def _worth_waiting(self, error: errors.RocketMQError) -> bool:
         """Return whether the same request may succeed later: not if a broker refused it for good, nor for a missing topic
         unless ``topic_known``.
         """
         last = _newest(error)
-        if isinstance(last, TopicNotFoundError):
+        if isinstance(last, errors.TopicNotFoundError):
             return self._topic_known
-        if isinstance(last, BrokerError) and last.backs_off:
+        if isinstance(last, errors.BrokerError) and last.backs_off:
             return True
-        return isinstance(last, RocketMQError) and may_pass(last)
+        return isinstance(last, errors.RocketMQError) and may_pass(last)
 
 
-def _newest(error: RocketMQError) -> BaseException | None:
+def _newest(error: errors.RocketMQError) -> BaseException | None:
     """Return the error of the newest attempt of a send."""
-    return error.__cause__ if isinstance(error, SendError) else error
+    return error.__cause__ if isinstance(error, errors.SendError) else error

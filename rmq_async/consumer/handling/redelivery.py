@@ -14,22 +14,11 @@ from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.message import MessageExt
 
-from ... import machine
+from ... import errors, machine
 from ..._functions import error_text
 from ..._text import printable
 from ...broker_answers import is_unreplicated
 from ...client import ClientInstance, broker_of_message, brokers_of, is_silent, retry_brokers, send_back, send_copy
-from ...errors import (
-    AuthenticationError,
-    BrokerError,
-    ConnectionLostError,
-    FlowControlError,
-    MessageIllegalError,
-    PermissionDeniedError,
-    RequestTimeoutError,
-    RocketMQError,
-    SystemBusyError,
-)
 from ..group import GroupLimits
 from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
@@ -84,15 +73,15 @@ _STATUS: Final = {
 SERVICE_NOT_AVAILABLE, a full disk's, and CREATE_MAPPED_FILE_FAILED."""
 
 
-def refusal_of(error: RocketMQError) -> Refusal:
+def refusal_of(error: errors.RocketMQError) -> Refusal:
     """Return the meaning of the error of a request."""
-    if isinstance(error, AuthenticationError | PermissionDeniedError):
+    if isinstance(error, errors.AuthenticationError | errors.PermissionDeniedError):
         return Refusal.FORBIDDEN
-    if isinstance(error, SystemBusyError | FlowControlError):
+    if isinstance(error, errors.SystemBusyError | errors.FlowControlError):
         return Refusal.BUSY
-    if isinstance(error, MessageIllegalError):
+    if isinstance(error, errors.MessageIllegalError):
         return Refusal.ILLEGAL
-    if isinstance(error, BrokerError):
+    if isinstance(error, errors.BrokerError):
         remark = error.remark or ""
         if error.code != 1:
             return Refusal.UNABLE
@@ -101,9 +90,9 @@ def refusal_of(error: RocketMQError) -> Refusal:
         if is_unreplicated(error.code, remark):
             return Refusal.UNSURE
         return _STATUS.get(remark, Refusal.UNABLE)
-    if isinstance(error, ConnectionLostError):
+    if isinstance(error, errors.ConnectionLostError):
         return Refusal.CUT
-    if isinstance(error, RequestTimeoutError):
+    if isinstance(error, errors.RequestTimeoutError):
         return Refusal.UNSURE if error.maybe_stored else Refusal.UNABLE
     return Refusal.UNSURE if isinstance(error, RemoteProtocolError) else Refusal.UNABLE
 
@@ -242,7 +231,7 @@ class Outcomes:
             else:
                 level = DEAD if back.is_recounted and dead else self._level_of(back)
                 await send_back(instance, group, back.topic, back.message, level=level, max_times=decision.max_times)
-        except RocketMQError as error:
+        except errors.RocketMQError as error:
             refusal = refusal_of(error)
             if refusal is not Refusal.STORED:
                 self._note(broker, back, refusal, error, breakers)
@@ -308,11 +297,11 @@ class Outcomes:
         return (breaker is None or breaker.open_until <= machine.monotonic()) and not is_silent(self._instance, broker)
 
     def _note(
-        self, broker: str, back: GiveBack, refusal: Refusal, error: RocketMQError, breakers: dict[str, CircuitBreaker]
+        self, broker: str, back: GiveBack, refusal: Refusal, error: errors.RocketMQError, breakers: dict[str, CircuitBreaker]
     ) -> None:
         """Note and log that a broker has not taken a message, or a copy of it."""
         text, message = printable(error, 500), back.message
-        if refusal is Refusal.UNSURE or (isinstance(error, ConnectionLostError) and error.maybe_stored):
+        if refusal is Refusal.UNSURE or (isinstance(error, errors.ConnectionLostError) and error.maybe_stored):
             self.unsure += 1
         if refusal is Refusal.GONE:
             logger.error(

@@ -15,19 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
+from rmq_protocol import headers
 from rmq_protocol.bodies import BatchAckMessageRequestBody, encode_body
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import CorruptMessageError, RemoteProtocolError
-from rmq_protocol.headers import (
-    AckMessageRequestHeader,
-    ChangeInvisibleTimeRequestHeader,
-    ChangeInvisibleTimeResponseHeader,
-    PopMessageRequestHeader,
-    PopMessageResponseHeader,
-    from_ext,
-    to_ext,
-)
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pop import ExtraInfo, build_extra_info, real_topic
 from rmq_protocol.pop_handles import changed_handle, find_handles, gather_acks, left_handles
@@ -182,7 +174,7 @@ class Requests:
         expression, kind = wanted.subscription.tags, TAG
         if wanted.subscription.sql is not None:
             expression, kind = wanted.subscription.sql, SQL92
-        header = PopMessageRequestHeader(
+        header = headers.PopMessageRequestHeader(
             consumerGroup=self._group,
             topic=wanted.topic,
             queueId=ANY_QUEUE,
@@ -196,7 +188,7 @@ class Requests:
             order=False,
         )
         timeout = wanted.poll_ms / 1000 + ANSWER_WITHIN
-        command = RemotingCommand(code=RequestCode.POP_MESSAGE, ext_fields={**to_ext(header)})
+        command = RemotingCommand(code=RequestCode.POP_MESSAGE, ext_fields={**headers.to_ext(header)})
         begun = machine.monotonic()
         try:
             response, address, sent = await self._ask(self.pool, wanted.broker, wanted.topic, command, timeout, long_poll=True)
@@ -207,7 +199,7 @@ class Requests:
             if response.code == ResponseCode.SUCCESS:
                 return await self._read(wanted, response, address, sent, arrived)
             if response.code in _NOTHING:
-                answer = from_ext(PopMessageResponseHeader, response.ext_fields)
+                answer = headers.from_ext(headers.PopMessageResponseHeader, response.ext_fields)
                 rest, refusal = max(answer.restNum, 0), response.remark or ""
                 return Popped((), (), (), (), False, rest, answer.popTime, 0, sent, arrived, refusal)
         except RemoteProtocolError as error:
@@ -219,7 +211,7 @@ class Requests:
         """Return what the header of an answer above ``max_frame_size`` says. Raise ``error`` if that is not enough."""
         arrived = machine.monotonic()
         try:
-            answer = from_ext(PopMessageResponseHeader, error.fields)
+            answer = headers.from_ext(headers.PopMessageResponseHeader, error.fields)
             handles = left_handles(answer, (), wanted.broker)
         except RemoteProtocolError:
             raise error from None
@@ -242,7 +234,7 @@ class Requests:
         return Popped((), (), (), handles, bool(handles), rest, *times, blocked=blocked)
 
     async def _read(self, wanted: Wanted, response: RemotingCommand, address: str, sent: float, arrived: float) -> Popped:
-        answer = from_ext(PopMessageResponseHeader, response.ext_fields)
+        answer = headers.from_ext(headers.PopMessageResponseHeader, response.ext_fields)
         instance, body = self._instance, response.body
         decode = partial(
             decode_messages,
@@ -299,14 +291,14 @@ class Requests:
 
     async def acknowledge_one(self, topic: str, handle: ExtraInfo, timeout: float) -> None:
         """Acknowledge a message that a batch cannot acknowledge. ``topic``, errors: as for ``acknowledge``."""
-        header = AckMessageRequestHeader(
+        header = headers.AckMessageRequestHeader(
             consumerGroup=self._group,
             topic=real_topic(handle.retry, topic, self._group),
             queueId=handle.queue_id,
             extraInfo=build_extra_info(handle),
             offset=handle.msg_queue_offset or 0,
         )
-        command = RemotingCommand(code=RequestCode.ACK_MESSAGE, ext_fields={**to_ext(header)})
+        command = RemotingCommand(code=RequestCode.ACK_MESSAGE, ext_fields={**headers.to_ext(header)})
         await self._succeed(handle.broker_name, topic, command, timeout)
 
     async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
@@ -323,7 +315,7 @@ class Requests:
             BrokerError: If the broker refuses.
             RemoteProtocolError: For an answer that cannot be read.
         """
-        header = ChangeInvisibleTimeRequestHeader(
+        header = headers.ChangeInvisibleTimeRequestHeader(
             consumerGroup=self._group,
             topic=real_topic(handle.retry, topic, self._group),
             queueId=handle.queue_id,
@@ -332,10 +324,10 @@ class Requests:
             invisibleTime=invisible_ms,
             suspend=suspend,
         )
-        command = RemotingCommand(code=RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields={**to_ext(header)})
+        command = RemotingCommand(code=RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields={**headers.to_ext(header)})
         response, sent = await self._succeed(handle.broker_name, topic, command, timeout)
         arrived = machine.monotonic()
-        changed = changed_handle(handle, from_ext(ChangeInvisibleTimeResponseHeader, response.ext_fields))
+        changed = changed_handle(handle, headers.from_ext(headers.ChangeInvisibleTimeResponseHeader, response.ext_fields))
         if changed.invisible_time <= 0:
             raise RemoteProtocolError(
                 f"a change to {invisible_ms} ms made the invisible time {changed.invisible_time} ms; it must be above 0 ms"
@@ -379,7 +371,7 @@ class Requests:
 
 
 def _unread(
-    answer: PopMessageResponseHeader, decoded: DecodedMessages, handles: Sequence[ExtraInfo | None], broker: str
+    answer: headers.PopMessageResponseHeader, decoded: DecodedMessages, handles: Sequence[ExtraInfo | None], broker: str
 ) -> list[ExtraInfo]:
     """Return the handles of records that were left out, without those of intact ones; empty if these cannot be determined."""
     is_partial = decoded.resume_at is not None
