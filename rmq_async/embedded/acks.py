@@ -26,7 +26,7 @@ from .ordered_pops import OrderedQueue, OrderedQueues
 from .pop_settings import PopFaults
 from .pops import ORDERED_REVIVE_QUEUE
 from .server import Connection
-from .service import Handler, Refused, fields_of, header_of
+from .service import Processor, Refused, fields_of, handles, header_of
 from .state import BrokerState
 from .topics import FAQ
 
@@ -34,7 +34,7 @@ _NO_REMARK: Final = "not set any response code"
 """Remark of the answer to a change that is not refused: Java creates its responses with it."""
 
 
-class AckProcessor:
+class AckProcessor(Processor):
     """The answers to acks and to changes of invisible times.
 
     Attributes:
@@ -50,13 +50,7 @@ class AckProcessor:
         self.changed: Callable[[], object] = lambda: None
         self.freed: Callable[[OrderedQueue], object] = lambda queue: None
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.ACK_MESSAGE: self.ack,
-            RequestCode.BATCH_ACK_MESSAGE: self.ack_batch,
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change,
-        }
-
+    @handles(RequestCode.ACK_MESSAGE)
     def ack(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(AckMessageRequestHeader, command)
         low, high = self._bounds(connection, header.topic, header.queueId)
@@ -69,6 +63,7 @@ class AckProcessor:
             self._ack(connection, handle, header.offset, info.revive_qid)
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.BATCH_ACK_MESSAGE)
     def ack_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Acknowledge many messages.
 
@@ -88,6 +83,7 @@ class AckProcessor:
             raise refusal
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
     def change(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(ChangeInvisibleTimeRequestHeader, command)
         empty = fields_of(ChangeInvisibleTimeResponseHeader())

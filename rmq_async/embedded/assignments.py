@@ -16,7 +16,7 @@ from rmq_protocol.message import MessageQueue
 
 from .held_pops import ANY_QUEUE
 from .server import Connection
-from .service import Handler, Refused
+from .service import Processor, Refused, handles
 from .state import BrokerState
 
 # The modes of consumption, pull or pop, of groups that ask the broker for their queues (400).
@@ -46,13 +46,11 @@ def mode_of(state: BrokerState, topic: str, group: str) -> RequestMode:
     return RequestMode(*state.disk.request_modes.get((topic, group), PULL))
 
 
-class RequestModeProcessor:
+class RequestModeProcessor(Processor):
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.SET_MESSAGE_REQUEST_MODE: self.set, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all}
-
+    @handles(RequestCode.SET_MESSAGE_REQUEST_MODE)
     def set(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         request = bodies.decode_body(bodies.SetMessageRequestModeRequestBody, command.body)
         topic, group, modes = request.topic, request.consumer_group, self._state.disk.request_modes
@@ -69,6 +67,7 @@ class RequestModeProcessor:
         modes[topic, group] = (POP if request.mode == POP else PULL.mode, request.pop_share_queue_num)
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         table: dict[str, dict[str, bodies.SetMessageRequestModeRequestBody]] = {}
         for (topic, group), (mode, share) in self._state.disk.request_modes.items():
@@ -83,13 +82,11 @@ _LEAVE_AS_IT_IS: Final = b"{}"
 _STRATEGIES: Final = {"AVG": allocate_averagely, "AVG_BY_CIRCLE": allocate_by_circle}
 
 
-class AssignmentProcessor:
+class AssignmentProcessor(Processor):
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.QUERY_ASSIGNMENT: self.assign}
-
+    @handles(RequestCode.QUERY_ASSIGNMENT)
     def assign(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         request = bodies.decode_body(bodies.QueryAssignmentRequestBody, command.body)
         mode, share = mode_of(self._state, request.topic, request.consumer_group)

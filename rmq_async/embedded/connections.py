@@ -25,12 +25,12 @@ from .calls import ClientCalls
 from .clients import Client
 from .filters import check_condition
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Processor, Refused, handles, header_of
 from .state import BrokerState
 from .topics import UNIT_SUBSCRIBED
 
 
-class ClientProcessor:
+class ClientProcessor(Processor):
     """Serves the requests of clients about groups.
 
     After any number of changes in one loop iteration, a group's members are notified once, unless the group's settings disable
@@ -47,16 +47,6 @@ class ClientProcessor:
         self._notify_handle: asyncio.Handle | None = None
         state.clients.changed = self._group_changed
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.HEART_BEAT: self.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: self.unregister,
-            RequestCode.CHECK_CLIENT_CONFIG: self.check_client,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
-        }
-
     def close(self) -> None:
         """Drop the notices that wait to be sent."""
         self._changed.clear()
@@ -64,6 +54,7 @@ class ClientProcessor:
             self._notify_handle.cancel()
             self._notify_handle = None
 
+    @handles(RequestCode.HEART_BEAT)
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         try:
             data = decode_heartbeat(command.body)
@@ -103,6 +94,7 @@ class ClientProcessor:
     def _client(self, data: HeartbeatData, connection: Connection, command: RemotingCommand) -> Client:
         return Client(data.client_id, connection, command.language, command.version)
 
+    @handles(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = headers.from_ext(headers.UnregisterClientRequestHeader, command.ext_fields, lenient=True)
         if header.producerGroup is not None:
@@ -111,6 +103,7 @@ class ClientProcessor:
             self._state.clients.remove_consumer(header.consumerGroup, header.clientID, connection)
         return make_response(command, ResponseCode.SUCCESS, None, {})
 
+    @handles(RequestCode.CHECK_CLIENT_CONFIG)
     def check_client(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.body:
             subscription = decode_body(CheckClientRequestBody, command.body).subscription_data
@@ -119,6 +112,7 @@ class ClientProcessor:
                 check_condition(subscription.sub_string or "", kind, property_filter=self._property_filter)
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_ids(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(headers.GetConsumerListByGroupRequestHeader, command).consumerGroup
         group = self._state.clients.consumers.get(name)
@@ -128,6 +122,7 @@ class ClientProcessor:
         body = bodies.GetConsumerListByGroupResponseBody(ids)
         return make_response(command, ResponseCode.SUCCESS, None, {}, encode_body(body))
 
+    @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(headers.GetConsumerConnectionListRequestHeader, command).consumerGroup
         group = self._state.clients.consumers.get(name)
@@ -142,6 +137,7 @@ class ClientProcessor:
         )
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(body))
 
+    @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(headers.GetProducerConnectionListRequestHeader, command).producerGroup
         members = self._state.clients.producers.get(name)

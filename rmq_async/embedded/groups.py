@@ -14,7 +14,7 @@ from rmq_protocol.validation import SYSTEM_GROUPS
 from .names import group_refusal
 from .offsets import OffsetTable
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Processor, Refused, handles, header_of
 from .topics import FAQ
 
 MAX_GROUPS: Final = 10_000
@@ -120,29 +120,23 @@ class SubscriptionGroups:
         self.changes += 1
 
 
-class GroupProcessor:
+class GroupProcessor(Processor):
     def __init__(self, groups: SubscriptionGroups, *offsets: OffsetTable) -> None:
         self._groups = groups
         self._offsets = offsets
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_list,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
-        }
-
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     def put(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.body:
             self._groups.put_all([bodies.decode_body(bodies.SubscriptionGroupConfig, command.body)])
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     def put_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         self._groups.put_all(bodies.decode_body(bodies.SubscriptionGroupList, command.body).group_config_list)
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         groups = self._groups
         table = bodies.SubscriptionGroupWrapper(groups.all(), {}, bodies.DataVersion(0, 0, groups.changes))
@@ -150,12 +144,14 @@ class GroupProcessor:
             command, ResponseCode.SUCCESS, None, {"totalGroupNum": str(len(groups))}, bodies.encode_body(table)
         )
 
+    @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def one(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         config = self._groups.find(header_of(GetSubscriptionGroupConfigRequestHeader, command).group)
         if config is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(config))
 
+    @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(DeleteSubscriptionGroupRequestHeader, command)
         self._groups.delete(header.groupName)

@@ -14,7 +14,7 @@ from rmq_protocol.message import MessageQueue
 
 from .. import machine
 from .server import Connection
-from .service import Handler, Refused
+from .service import Processor, Refused, handles
 
 LOCK_LIFE: Final = 60.0
 """Seconds that a lock lasts without renewal (``RebalanceLockManager``)."""
@@ -110,18 +110,17 @@ class QueueLocks:
         self._expire(machine.monotonic())
 
 
-class LockProcessor:
+class LockProcessor(Processor):
     def __init__(self, locks: QueueLocks) -> None:
         self._locks = locks
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
-
+    @handles(RequestCode.LOCK_BATCH_MQ)
     def lock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         body = _checked(decode_body(LockBatchRequestBody, command.body))
         taken = self._locks.lock(body.consumer_group, dict.fromkeys(body.mq_set), body.client_id)
         return make_response(command, ResponseCode.SUCCESS, body=encode_body(LockBatchResponseBody(tuple(taken))))
 
+    @handles(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         body = _checked(decode_body(UnlockBatchRequestBody, command.body))
         self._locks.unlock(body.consumer_group, body.mq_set, body.client_id)

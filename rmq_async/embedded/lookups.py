@@ -13,7 +13,7 @@ from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponse
 
 from .records import keys_of, stored_ms
 from .server import Connection
-from .service import Handler, Refused, header_of, without_content
+from .service import Processor, Refused, handles, header_of, without_content
 from .state import BrokerState
 from .store import key_hash
 
@@ -50,7 +50,7 @@ class _Query(NamedTuple):
     log_end: int
 
 
-class LookupProcessor:
+class LookupProcessor(Processor):
     """Answers queries.
 
     A look-up waits for those before it, and until the index contains the messages stored before it.
@@ -65,9 +65,6 @@ class LookupProcessor:
         self._waiting: deque[_Query] = deque()
         self._handle: asyncio.Handle | None = None
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.QUERY_MESSAGE: self.query}
-
     def close(self) -> None:
         """Drop the waiting queries."""
         self._waiting.clear()
@@ -75,6 +72,7 @@ class LookupProcessor:
             self._handle.cancel()
             self._handle = None
 
+    @handles(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(QueryMessageRequestHeader, command)
         if header.maxNum < 0:

@@ -22,7 +22,7 @@ from .ordered_pops import OrderedQueue, OrderedQueues
 from .pop_settings import PopFaults, PopSettings
 from .records import pack_record, physical_offset, queue_offset, read_record, stored_ms
 from .server import Connection
-from .service import Handler, Refused, fields_of, header_of, without_content
+from .service import Processor, Refused, fields_of, handles, header_of, without_content
 from .state import BrokerState
 from .store import Queue
 from .topics import FAQ, Topic
@@ -273,7 +273,7 @@ _FROM_OLDEST: Final = 0
 _READ: Final = int(Perm.READ)
 
 
-class PopProcessor:
+class PopProcessor(Processor):
     """The answers to pops.
 
     Attributes:
@@ -299,13 +299,7 @@ class PopProcessor:
         self.popped: Callable[[], object] = lambda: None
         held.serve = self._serve
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.POP_MESSAGE: self.pop,
-            RequestCode.NOTIFICATION: self.notification,
-            RequestCode.POLLING_INFO: self.polling_info,
-        }
-
+    @handles(RequestCode.POP_MESSAGE)
     def pop(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(headers.PopMessageRequestHeader, command)
         key = PopKey(header.topic, header.consumerGroup, max(header.queueId, -1))
@@ -323,6 +317,7 @@ class PopProcessor:
         pop.attempt = header.attemptId
         return self._begin(pop, command, header.exp or "", header.expType or TAG)
 
+    @handles(RequestCode.NOTIFICATION)
     def notification(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(headers.NotificationRequestHeader, command)
         key = PopKey(header.topic, header.consumerGroup, max(header.queueId, -1))
@@ -332,6 +327,7 @@ class PopProcessor:
         pop.deadline = (header.bornTime or self._clock.now_ms()) + header.pollTime if header.pollTime > 0 else 0
         return self._begin(pop, command, header.exp or "", header.expType or TAG)
 
+    @handles(RequestCode.POLLING_INFO)
     def polling_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.PollingInfoRequestHeader, command)
         number = self._held.number_of(PopKey(header.topic, header.consumerGroup, header.queueId))

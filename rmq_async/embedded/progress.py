@@ -10,11 +10,11 @@ from rmq_protocol.message import MessageQueue
 from .calls import ClientCalls
 from .faults import Gate
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Processor, Refused, handles, header_of
 from .state import BrokerState
 
 
-class ProgressProcessor:
+class ProgressProcessor(Processor):
     """The answers about offsets of groups.
 
     Args:
@@ -30,14 +30,7 @@ class ProgressProcessor:
         self._first = ("", "", -1)
         """Group and topic of the last commit that made a table of offsets, and the gate's turn in which it came."""
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
-            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
-        }
-
+    @handles(RequestCode.QUERY_CONSUMER_OFFSET)
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return the committed offset.
 
@@ -57,6 +50,7 @@ class ProgressProcessor:
             offset = 0
         return make_response(command, ResponseCode.SUCCESS, None, {"offset": str(offset)})
 
+    @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.UpdateConsumerOffsetRequestHeader, command)
         group, topic = header.consumerGroup, header.topic
@@ -82,10 +76,12 @@ class ProgressProcessor:
         is_new = self._state.offsets.find(group, topic, queue_id) < 0
         return is_new and self._first == this and self._gate.chance.random() < 0.5
 
+    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         body = bodies.encode_body(bodies.ConsumerOffsetSerializeWrapper(self._state.offsets.all()), standard=False)
         return make_response(command, ResponseCode.SUCCESS, body=body)
 
+    @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Reset the group's offsets: at this broker, or by its members."""
         header = header_of(headers.ResetOffsetRequestHeader, command)
@@ -156,7 +152,7 @@ class ProgressProcessor:
 # Serves queries of the offsets and times of queues (29-32), and of messages by physical offset (33).
 
 
-class QueryProcessor:
+class QueryProcessor(Processor):
     """Serves queries of offsets and messages.
 
     The offsets of a queue that was never used, or does not exist, are 0, as on a real broker.
@@ -165,15 +161,7 @@ class QueryProcessor:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
-            RequestCode.GET_MAX_OFFSET: self.max_offset,
-            RequestCode.GET_MIN_OFFSET: self.min_offset,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_store_time,
-            RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
-        }
-
+    @handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     def search_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.SearchOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
@@ -181,16 +169,19 @@ class QueryProcessor:
             return _offset(command, queue.min_offset if queue else 0)
         return _offset(command, queue.offset_at(header.timestamp, upper=header.boundaryType is headers.BoundaryType.UPPER))
 
+    @handles(RequestCode.GET_MAX_OFFSET)
     def max_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.GetMaxOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
         return _offset(command, queue.max_offset if queue else 0)
 
+    @handles(RequestCode.GET_MIN_OFFSET)
     def min_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.GetMinOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
         return _offset(command, queue.min_offset if queue else 0)
 
+    @handles(RequestCode.GET_EARLIEST_MSG_STORETIME)
     def earliest_store_time(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.GetMinOffsetRequestHeader, command)
         queue = self._state.topics.find_queue(header.topic, header.queueId)
@@ -198,6 +189,7 @@ class QueryProcessor:
         ext: dict[str, str | None] = {"timestamp": str(-1 if stored_ms is None else stored_ms)}
         return make_response(command, ResponseCode.SUCCESS, None, ext)
 
+    @handles(RequestCode.VIEW_MESSAGE_BY_ID)
     def view_message(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         offset = header_of(headers.ViewMessageRequestHeader, command).offset
         found = self._state.log.view(offset)

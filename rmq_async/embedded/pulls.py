@@ -21,7 +21,7 @@ from rmq_protocol.subscription import TAG
 
 from .filters import Filter, filter_of
 from .server import Connection
-from .service import Handler, Refused, header_of, without_content
+from .service import Processor, Refused, handles, header_of, without_content
 from .state import BrokerState
 from .store import Queue
 from .topics import FAQ
@@ -226,7 +226,7 @@ class HeldPulls:
             del self._by_queue[pull.queue]
 
 
-class PullMessageProcessor:
+class PullMessageProcessor(Processor):
     """The answers to pulls.
 
     Args:
@@ -239,9 +239,7 @@ class PullMessageProcessor:
         self._held = held
         held.judge = self._judge
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
-
+    @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(PullMessageRequestHeader, command)
         state, group, queue_id = self._state, header.consumerGroup, header.queueId

@@ -18,14 +18,14 @@ from rmq_protocol.message import MessageQueue
 
 from .calls import ClientCalls, Failure
 from .server import Connection
-from .service import ExtFields, Handler, Refused, Reply, header_of, without_content
+from .service import ExtFields, Processor, Refused, Reply, handles, header_of, without_content
 from .state import BrokerState
 
 _FIRST_VERSION: Final = 62
 """``MQVersion.V3_1_8_SNAPSHOT``: older clients do not know these requests."""
 
 
-class RelayProcessor:
+class RelayProcessor(Processor):
     """Relays requests to clients.
 
     A client's response to 307 and 309 is passed to the requester as it is, when it arrives; the responses to 221 are merged
@@ -37,17 +37,12 @@ class RelayProcessor:
         self._calls = calls
         self._reply = reply
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
-        }
-
+    @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def running_info(self, connection: Connection, command: RemotingCommand) -> None:
         header = header_of(headers.GetConsumerRunningInfoRequestHeader, command)
         self._pass_on(connection, command, header.consumerGroup, header.clientId, command.ext_fields or {}, command.body)
 
+    @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     def consume_directly(self, connection: Connection, command: RemotingCommand) -> None:
         header = header_of(headers.ConsumeMessageDirectlyResultRequestHeader, command)
         ext = {**(command.ext_fields or {}), "brokerName": self._state.name}
@@ -60,6 +55,7 @@ class RelayProcessor:
         record = self._record(header.msgId or "")
         self._pass_on(connection, command, header.consumerGroup, header.clientId or "", ext, record)
 
+    @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     def consumer_status(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Ask the members of the group, or the member that ``clientAddr`` names by its id, and merge their answers."""
         header = header_of(headers.GetConsumerStatusRequestHeader, command)

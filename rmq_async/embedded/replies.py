@@ -12,20 +12,18 @@ from rmq_protocol.properties import decode_properties, properties_text
 from .calls import ClientCalls, Failure
 from .sends import SendMessageProcessor
 from .server import Connection
-from .service import ExtFields, Handler, Reply, header_of, without_content
+from .service import ExtFields, Processor, Reply, handles, header_of, without_content
 from .state import REGION, BrokerState
 
 
-class ReplyProcessor:
+class ReplyProcessor(Processor):
     def __init__(self, state: BrokerState, calls: ClientCalls, sends: SendMessageProcessor, reply: Reply) -> None:
         self._state = state
         self._calls = calls
         self._sends = sends
         self._reply = reply
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.SEND_REPLY_MESSAGE: self.push, RequestCode.SEND_REPLY_MESSAGE_V2: self.push}
-
+    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Store the reply, then pushes it. A reply that cannot be stored is refused like any other send."""
         if command.code == RequestCode.SEND_REPLY_MESSAGE:

@@ -33,7 +33,7 @@ from .clock import Alarm, Clock
 from .disk import ScheduleProgress
 from .records import Draft, read_record
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Processor, Refused, handles, header_of
 from .state import REGION, BrokerState
 from .store import Queue
 from .writer import MessageWriter, Place
@@ -332,14 +332,12 @@ def recall_handle(topic: str, broker: str, out_ms: int, unique_id: str) -> str |
         return None
 
 
-class RecallProcessor:
+class RecallProcessor(Processor):
     def __init__(self, state: BrokerState, schedule: Schedule) -> None:
         self._state = state
         self._schedule = schedule
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.RECALL_MESSAGE: self.recall}
-
+    @handles(RequestCode.RECALL_MESSAGE)
     def recall(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(RecallMessageRequestHeader, command)
         ext: dict[str, str | None] = {"MSG_REGION": REGION}

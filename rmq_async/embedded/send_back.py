@@ -18,7 +18,7 @@ from .. import machine
 from .records import Draft, read_record
 from .schedule import Schedule
 from .server import Connection
-from .service import SENDS, Handler, Refused, header_of
+from .service import SENDS, Processor, Refused, handles, header_of
 from .state import BrokerState
 from .topics import FAQ, UNIT_SUBSCRIBED
 
@@ -28,7 +28,7 @@ _WRITE: Final = int(Perm.WRITE)
 _MAX_INT: Final = 0x7FFFFFFF
 
 
-class SendBackProcessor:
+class SendBackProcessor(Processor):
     def __init__(self, state: BrokerState, schedule: Schedule) -> None:
         self._state = state
         self._schedule = schedule
@@ -39,9 +39,7 @@ class SendBackProcessor:
         """Whether all is stored and not answered."""
         self.unanswered = 0
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
-
+    @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(ConsumerSendMsgBackRequestHeader, command)
         self._refuse()

@@ -40,7 +40,7 @@ from .records import Content, Draft
 from .schedule import DELAY_NAMES, TIMER_TOPIC, Schedule, recall_handle
 from .send_back import SendBackProcessor
 from .server import Connection
-from .service import ExtFields, Handler, Refused, header_of
+from .service import ExtFields, Processor, Refused, handles, header_of
 from .state import REGION, BrokerState
 from .topics import CLUSTER, Topic, describe
 from .transactions import Transactions
@@ -84,7 +84,7 @@ class _Stored(NamedTuple):
     recall_handle: str | None = None
 
 
-class SendMessageProcessor:
+class SendMessageProcessor(Processor):
     def __init__(
         self,
         state: BrokerState,
@@ -101,13 +101,6 @@ class SendMessageProcessor:
         self._id_prefix = ""
         self._unique_prefix = ""
         self._made = 0
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
-            RequestCode.SEND_BATCH_MESSAGE: self.send,
-        }
 
     def listening(self) -> None:
         """Prepare the prefixes of message ids, once the broker's address is known."""
@@ -133,6 +126,7 @@ class SendMessageProcessor:
             return None
         return request.code, None if flag & ONEWAY_FLAG else _reply(opaque, stored)
 
+    @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         if command.code == RequestCode.SEND_MESSAGE:
             header = headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))

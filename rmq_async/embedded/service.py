@@ -34,6 +34,7 @@ MAX_CODES: Final = 1024
 SENDS: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})
 
 H = TypeVar("H", bound=Header)
+Method = TypeVar("Method", bound=Callable[..., RemotingCommand | None])
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
@@ -71,6 +72,24 @@ def without_content(command: RemotingCommand) -> RemotingCommand:
 def not_supported(command: RemotingCommand) -> RemotingCommand:
     """Return the answer (3) to a request that is not served."""
     return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
+
+
+def handles(*codes: RequestCode) -> Callable[[Method], Method]:
+    """Mark a method of a ``Processor`` as the handler of the requests with these codes."""
+
+    def marked(method: Method) -> Method:
+        method.__dict__["codes"] = codes
+        return method
+
+    return marked
+
+
+class Processor:
+    """Handlers of requests: its methods that ``handles`` marks."""
+
+    def handlers(self) -> dict[int, Handler]:
+        methods = vars(type(self)).items()
+        return {code: getattr(self, name) for name, method in methods for code in getattr(method, "codes", ())}
 
 
 class BaseService:

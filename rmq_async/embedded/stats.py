@@ -12,7 +12,7 @@ from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Processor, Refused, handles, header_of
 from .state import BrokerState
 from .topics import Topic
 
@@ -20,7 +20,7 @@ MAX_QUEUES_SHOWN: Final = 65_536
 """Maximum number of queues in one answer."""
 
 
-class StatisticsProcessor:
+class StatisticsProcessor(Processor):
     """Serves statistics.
 
     Rates are not measured: they are always 0.
@@ -37,17 +37,7 @@ class StatisticsProcessor:
         self._now_ms = now_ms
         self._started_ms = now_ms()
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
-            RequestCode.GET_CONSUME_STATS: self.consume_stats,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
-            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
-            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            RequestCode.GET_BROKER_CONFIG: self.broker_config,
-        }
-
+    @handles(RequestCode.GET_TOPIC_STATS_INFO)
     def topic_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(headers.GetTopicStatsInfoRequestHeader, command).topic
         topic = self._state.topics.get(name)
@@ -57,6 +47,7 @@ class StatisticsProcessor:
         table = {MessageQueue(name, self._state.name, queue_id): _topic_offset(topic, queue_id) for queue_id in range(count)}
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.TopicStatsTable(table)))
 
+    @handles(RequestCode.GET_CONSUME_STATS)
     def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.GetConsumeStatsRequestHeader, command)
         topics = [topic for name in self._topics_to_show(header) if (topic := self._state.topics.get(name)) is not None]
@@ -101,16 +92,19 @@ class StatisticsProcessor:
             last_timestamp=(queue.stored_ms(committed - 1) or 0) if queue else 0,
         )
 
+    @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(headers.QueryTopicConsumeByWhoRequestHeader, command).topic
         groups = {*self._state.offsets.groups_of(name), *self._state.clients.groups_of_topic(name)}
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.GroupList(tuple(sorted(groups)))))
 
+    @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         topics = self._state.offsets.topics_of(header_of(headers.QueryTopicsByConsumerRequestHeader, command).group)
         body = bodies.TopicList(tuple(sorted(topics)), self._state.address)
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(body))
 
+    @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.QuerySubscriptionByConsumerRequestHeader, command)
         group, topic = self._state.clients.consumers.get(header.group), header.topic or ""
@@ -118,11 +112,13 @@ class StatisticsProcessor:
         body = bodies.QuerySubscriptionResponseBody(header.group, topic, subscription)
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(body))
 
+    @handles(RequestCode.GET_BROKER_CONFIG)
     def broker_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return the broker's name and ``config`` in the form of a properties file."""
         lines = [f"brokerName={self._state.name}", *(f"{name}={str(value).lower()}" for name, value in self._config.items())]
         return make_response(command, ResponseCode.SUCCESS, None, {"version": "{}"}, ("\n".join(lines) + "\n").encode())
 
+    @handles(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return the figures that admin tools read; 0 for figures that are not measured here, such as rates."""
         log = self._state.log

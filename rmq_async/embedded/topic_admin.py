@@ -11,30 +11,22 @@ from rmq_protocol.topics import TopicConfig, encode_topic_config
 from .popping import Popping
 from .pulls import HeldPulls
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Processor, Refused, handles, header_of
 from .state import BrokerState
 
 
-class TopicProcessor:
+class TopicProcessor(Processor):
     def __init__(self, state: BrokerState, held: HeldPulls, popping: Popping) -> None:
         self._state = state
         self._held = held
         self._popping = popping
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_AND_CREATE_TOPIC: self.create,
-            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_list,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
-            RequestCode.GET_TOPIC_CONFIG: self.one,
-            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
-        }
-
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
     def create(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         self._state.topics.create(header_of(CreateTopicRequestHeader, command))
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Create or change the topics of the list; none of them if ``TopicTable.check`` refuses one."""
         # attributes are checked one by one, as on a real broker (5.5.0: TopicConfigManager.updateTopicConfigList): the topics
@@ -47,12 +39,14 @@ class TopicProcessor:
             topics.put(config, _as_change(config))
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         topics = self._state.topics
         table = {topic.config.topic_name: topic.config for topic in topics}
         body = bodies.encode_body(bodies.TopicConfigSerializeWrapper(table, bodies.DataVersion(0, 0, topics.changes)))
         return make_response(command, ResponseCode.SUCCESS, None, {"totalTopicNum": str(len(topics))}, body)
 
+    @handles(RequestCode.GET_TOPIC_CONFIG)
     def one(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = header_of(GetTopicConfigRequestHeader, command).topic
         topic = self._state.topics.get(name)
@@ -60,6 +54,7 @@ class TopicProcessor:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name[:160]}")
         return make_response(command, ResponseCode.SUCCESS, body=encode_topic_config(topic.config))
 
+    @handles(RequestCode.DELETE_TOPIC_IN_BROKER)
     def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Delete a topic with its messages and committed offsets, and answer the pulls that wait for it."""
         name = header_of(DeleteTopicRequestHeader, command).topic
@@ -72,6 +67,7 @@ class TopicProcessor:
             self._held.dropped(queues)
         return make_response(command, ResponseCode.SUCCESS)
 
+    @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         body = bodies.encode_body(bodies.TopicList(tuple(self._state.topics.system_topics())))
         return make_response(command, ResponseCode.SUCCESS, body=body)

@@ -29,7 +29,7 @@ from .disk import TransactionProgress
 from .records import Draft, queue_offset, read_record, stored_ms
 from .schedule import Schedule
 from .server import Connection
-from .service import Handler, Refused, header_of
+from .service import Processor, Refused, handles, header_of
 from .state import BrokerState
 from .writer import MessageWriter, Place
 
@@ -61,7 +61,7 @@ class CheckSettings(NamedTuple):
     max_checks: int = 15
 
 
-class Transactions:
+class Transactions(Processor):
     def __init__(
         self,
         state: BrokerState,
@@ -116,9 +116,6 @@ class Transactions:
         if offset - self._open < len(self._ended):
             self._ended[offset - self._open] = 0
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.END_TRANSACTION: self.end}
-
     def start(self) -> None:
         self._began = self._clock.now_ms()
         self._alarm.start()
@@ -138,6 +135,7 @@ class Transactions:
         self._arm()
         return place
 
+    @handles(RequestCode.END_TRANSACTION)
     def end(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(EndTransactionRequestHeader, command)
         if header.commitOrRollback not in (_COMMIT, _ROLLBACK):
