@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..config import ClientConfig, name_servers
@@ -23,7 +23,7 @@ _NO_KEYS: Final[tuple[str | None, str | None, str | None]] = (None, None, None)
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The checked options of a connection, with what the environment gives.
+    """The options of a connection; ``access_of`` checks them and adds what the environment gives.
 
     Attributes:
         files: Authorities, certificate, its key, each a path or None.
@@ -32,7 +32,7 @@ class Access:
         request_timeout: Seconds for one request.
     """
 
-    name_servers: tuple[str, ...]
+    name_servers: tuple[str, ...] = ()
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
@@ -48,69 +48,41 @@ class Access:
     vip_channel: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class AccessOptions:
-    """The options of a connection as they were given.
-
-    Attributes:
-        tls_files: Paths of authorities, certificate, its key; None if not given.
-    """
-
-    nameserver: str | None
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
-    security_token: str | None = field(default=None, repr=False)
-    credentials_file: str | None = None
-    credentials_provider: str | None = None
-    tls: bool = False
-    tls_verify: bool = True
-    tls_files: tuple[str | None, str | None, str | None] = (None, None, None)
-    server_name: str | None = None
-    namespace: str | None = None
-    namespace_v2: str | None = None
-    request_timeout: float = 3.0
-    vip_channel: bool = False
-
-
-def access_of(options: AccessOptions) -> Access:
+def access_of(nameserver: str | None, options: Access) -> Access:
     """Add what the environment gives, and check what can be checked without opening a file.
+
+    Args:
+        nameserver: The option of that name.
+        options: The other options as they were given.
 
     Raises:
         ConfigError: For an invalid option or combination, and without a name server; one for all of them.
     """
     mistakes = Mistakes()
-    servers = mistakes.result(lambda: _name_servers(options), _NO_SERVERS)
+    servers = mistakes.result(lambda: _name_servers(nameserver), _NO_SERVERS)
     access_key, secret_key, security_token = mistakes.result(lambda: _credentials(options), _NO_KEYS)
     mistakes.result(lambda: _check_tls(options), None)
     mistakes.check()
-    access = Access(
+    access = replace(
+        options,
         name_servers=servers,
         access_key=access_key,
         secret_key=secret_key,
         security_token=security_token,
-        credentials_file=options.credentials_file,
-        credentials_provider=options.credentials_provider,
-        tls=options.tls or any(options.tls_files),
-        tls_verify=options.tls_verify,
-        files=options.tls_files,
-        server_name=options.server_name,
-        namespace=options.namespace,
-        namespace_v2=options.namespace_v2,
-        request_timeout=options.request_timeout,
-        vip_channel=options.vip_channel,
+        tls=options.tls or any(options.files),
     )
     client_config(access, with_files=False)
     return access
 
 
-def _name_servers(options: AccessOptions) -> tuple[str, ...]:
-    text = options.nameserver if options.nameserver is not None else os.environ.get(NAMESRV_ENVIRONMENT)
+def _name_servers(nameserver: str | None) -> tuple[str, ...]:
+    text = nameserver if nameserver is not None else os.environ.get(NAMESRV_ENVIRONMENT)
     if not text:
         raise ConfigError(f"no name server is known: give the option nameserver or set {NAMESRV_ENVIRONMENT}")
     return tuple(name_servers(text.replace(",", ";")))
 
 
-def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | None]:
+def _credentials(options: Access) -> tuple[str | None, str | None, str | None]:
     """Return access key, secret key and token, each from its option, else from the environment; None for all without an access
     key, and if they are read at each use.
     """
@@ -128,7 +100,7 @@ def _credentials(options: AccessOptions) -> tuple[str | None, str | None, str | 
     return access_key, secret_key, options.security_token or os.environ.get("RMQ_SECURITY_TOKEN") or None
 
 
-def _check_renewed(options: AccessOptions) -> None:
+def _check_renewed(options: Access) -> None:
     """Check the options of renewed credentials, without an import and without opening a file: tasks run on other machines."""
     if any((options.access_key, options.secret_key, options.security_token)):
         raise ConfigError(
@@ -141,13 +113,13 @@ def _check_renewed(options: AccessOptions) -> None:
         raise ConfigError(f"option credentialsProvider must be module:function, not {name!r}")
 
 
-def _check_tls(options: AccessOptions) -> None:
-    authorities, certificate, key = options.tls_files
+def _check_tls(options: Access) -> None:
+    authorities, certificate, key = options.files
     if key and not certificate:
         raise ConfigError("option tlsKeyFile is the key of tlsCertFile, which is missing; give both")
     if not options.tls_verify and authorities:
         raise ConfigError("option tlsCaFile verifies servers, tlsVerify=false turns verification off; give one of them")
-    if options.tls or any(options.tls_files):
+    if options.tls or any(options.files):
         return
     if not options.tls_verify:
         raise ConfigError("option tlsVerify needs tls=true; give both, or leave it out")

@@ -17,7 +17,7 @@ from rmq_protocol.stored import parse_tags
 from rmq_protocol.validation import check_group, check_topic
 
 from ..errors import ConfigError
-from .connection import Access, AccessOptions, access_of
+from .connection import Access, access_of
 from .kafka_names import option_of_kafka, read_column_of_kafka
 from .mistakes import Mistakes
 from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
@@ -459,8 +459,8 @@ def _named(given: OptionTexts, name: str, check: Callable[[str], object], value:
 
 def _access(given: OptionTexts) -> Access:
     given.only_one(("credentialsFile", "credentialsProvider"))
-    options = AccessOptions(
-        nameserver=given.text("nameserver"),
+    nameserver = given.text("nameserver")
+    options = Access(
         access_key=given.text("accessKey"),
         secret_key=given.text("secretKey"),
         security_token=given.text("securityToken"),
@@ -468,17 +468,16 @@ def _access(given: OptionTexts) -> Access:
         credentials_provider=given.text("credentialsProvider"),
         tls=given.flag("tls", False),
         tls_verify=given.flag("tlsVerify", True),
-        tls_files=(given.text("tlsCaFile"), given.text("tlsCertFile"), given.text("tlsKeyFile")),
+        files=(given.text("tlsCaFile"), given.text("tlsCertFile"), given.text("tlsKeyFile")),
         server_name=given.text("tlsServerName"),
         namespace=given.text("namespace"),
         namespace_v2=given.text("namespaceV2"),
         request_timeout=given.seconds("requestTimeoutMs", 3000),
         vip_channel=given.flag("vipChannel", False),
     )
-    access = Access(name_servers=())
     if not given.is_meant("nameserver") or "nameserver" in given:
-        return given.mistakes.result(lambda: access_of(options), access)
-    return access
+        return given.mistakes.result(lambda: access_of(nameserver, options), Access())
+    return Access()
 
 
 def _group_prefix(given: OptionTexts) -> str | None:

@@ -22,7 +22,7 @@ from rmq_async import Message, Producer
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.errors import ClientStateError, ConfigError, NameServerError
 from rmq_async.spark import worker as workers
-from rmq_async.spark.connection import Access, AccessOptions, access_of, client_config
+from rmq_async.spark.connection import Access, access_of, client_config
 from rmq_async.spark.options import read_options, write_options
 from rmq_async.spark.worker import worker
 from rmq_protocol.constants import RequestCode
@@ -34,13 +34,14 @@ from .scripted import worker_of_its_own
 HUSH = "hush-hush"
 BARE: dict[str, Any] = {
     "nameserver": "a:1", "access_key": None, "secret_key": None, "security_token": None, "tls": False, "tls_verify": True,
-    "tls_files": (None, None, None), "server_name": None, "namespace": None, "namespace_v2": None, "request_timeout": 3.0,
+    "files": (None, None, None), "server_name": None, "namespace": None, "namespace_v2": None, "request_timeout": 3.0,
     "vip_channel": False,
 }  # fmt: skip
 
 
 def access(**given: Any) -> Access:
-    return access_of(AccessOptions(**{**BARE, **given}))
+    options = {**BARE, **given}
+    return access_of(options.pop("nameserver"), Access(**options))
 
 
 class TestAccess:
@@ -67,11 +68,11 @@ class TestAccess:
         [
             ({"access_key": "k"}, "the access key needs its secret: give the option secretKey or set RMQ_SECRET_KEY"),
             ({"secret_key": "s"}, "options secretKey and securityToken need accessKey; give it too"),
-            ({"tls_files": (None, None, "key")}, "option tlsKeyFile is the key of tlsCertFile, which is missing"),
+            ({"files": (None, None, "key")}, "option tlsKeyFile is the key of tlsCertFile, which is missing"),
             ({"tls_verify": False}, "option tlsVerify needs tls=true; give both, or leave it out"),
             ({"server_name": "x"}, "option tlsServerName needs tls=true; give both, or leave it out"),
             (
-                {"tls_verify": False, "tls_files": ("ca", None, None)},
+                {"tls_verify": False, "files": ("ca", None, None)},
                 "option tlsCaFile verifies servers, tlsVerify=false",
             ),
             ({"nameserver": "nowhere"}, "a name server's address must be host:port, not 'nowhere'"),
@@ -83,7 +84,7 @@ class TestAccess:
             access(**given)
 
     def test_files_are_opened_where_they_are_used(self, tmp_path: Path) -> None:
-        missing = access(tls_files=(str(tmp_path / "ca.pem"), None, None))
+        missing = access(files=(str(tmp_path / "ca.pem"), None, None))
         assert missing.tls
         with pytest.raises(ConfigError, match=r"ca\.pem cannot be used: .*; TLS needs PEM files"):
             client_config(missing)
