@@ -48,4 +48,4 @@ def _class_data() -> ClassData | None:
     if spark is None or spark.origin is None or java is None:
         return None
     jars = sorted(str(jar) for jar in Path(spark.origin).with_name("jars").glob("*.jar"))
-    return ClassData(java, "org.apache.spark.deploy.SparkSubmit", os.pathsep.join(jars)) if jars else None
+    return ClassData(java, "org.apache.spark.deploy.SparkSubmit", os.pathsep.join(jars), static=False) if jars else None

@@ -35,27 +35,29 @@ def jcmd(jdk: Path, then: str) -> Path:
     return calls
 
 
-def data(jdk: Path) -> ClassData:
-    return ClassData(
-        str(jdk / "java"), "org.example.Start", os.pathsep.join(str(jdk / f"{name}.jar") for name in ("one", "two"))
-    )
+def data(jdk: Path, *, static: bool = True) -> ClassData:
+    jars = os.pathsep.join(str(jdk / f"{name}.jar") for name in ("one", "two"))
+    return ClassData(str(jdk / "java"), "org.example.Start", jars, static=static)
 
 
 def left(jdk: Path) -> set[str]:
     return {path.name for path in jdk.iterdir()} - {"java", "jcmd", "one.jar", "two.jar", "calls"}
 
 
-def test_it_is_written_once_and_then_used(jdk: Path) -> None:
+@pytest.mark.parametrize(
+    ("static", "option", "what"), [(True, (), "static_dump"), (False, ("-XX:+RecordDynamicDumpInfo",), "dynamic_dump")]
+)
+def test_it_is_written_once_and_then_used(jdk: Path, static: bool, option: tuple[str, ...], what: str) -> None:
     calls = jcmd(jdk, 'echo data > "$5"')
-    first = data(jdk)
-    assert (first.wanted, first.options()) == (True, ("-XX:+RecordDynamicDumpInfo",))
+    first = data(jdk, static=static)
+    assert (first.wanted, first.options()) == (True, option)
     first.write(4711)
     first.write(4711)
-    (option,) = data(jdk).options()
-    name, _, file = option.partition("=")
+    (used,) = data(jdk, static=static).options()
+    name, _, file = used.partition("=")
     assert (name, Path(file).read_text()) == ("-XX:SharedArchiveFile", "data\n")
     (call,) = calls.read_text().splitlines()
-    assert call.startswith("-J-XX:-UsePerfData 4711 VM.cds dynamic_dump /")
+    assert call.startswith(f"-J-XX:-UsePerfData 4711 VM.cds {what} /")
     assert left(jdk) == {Path(file).name, Path(file).with_suffix(".lock").name}
 
 

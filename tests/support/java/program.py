@@ -211,16 +211,17 @@ async def _conversation(namesrv: str) -> AsyncIterator[list[asyncio.Task[Message
 
 @contextlib.asynccontextmanager
 async def started(home: Path, main_class: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A JVM with a class of this folder, for as long as the block runs; its streams are pipes. ``home``: for its files."""
+    """A JVM with a class of this folder, for as long as the block runs; its streams are pipes. ``home``: its files and working
+    directory."""
     class_path, data = await asyncio.to_thread(_compiled)
     (home / "logback.xml").write_text(_LOGGING)
-    kept = data.options() if main_class == "Main" or not data.wanted else ()
     process = await asyncio.create_subprocess_exec(
         find_java() or "java",
         *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-XX:-UsePerfData", "-Dfile.encoding=UTF-8"),
         *(f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={home / 'logback.xml'}"),
-        *kept,
+        *data.options(),
         *("-cp", class_path, main_class, *arguments),
+        cwd=home,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
