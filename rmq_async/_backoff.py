@@ -21,7 +21,7 @@ def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) 
     Args:
         first: Seconds after one failure; each further failure doubles them.
         longest: Maximum seconds.
-        luck: From 0 to 1; 1 gives the full pause, 0 four fifths of it.
+        luck: Number from 0 to 1; 1 gives the full pause, 0 gives four fifths of it.
     """
     doubled: float = first * 2 ** min(failures - 1, MOST_DOUBLINGS)
     return min(longest, doubled) * (1 - SPREAD + SPREAD * luck)

@@ -52,7 +52,7 @@ def check_dialect(name: str, owner: str) -> None:
     """Raise ConfigError for a kind of database that is not supported.
 
     Args:
-        owner: For the error's text, such as "an outbox".
+        owner: Subject of the error's text, such as "an outbox".
     """
     if name not in DIALECTS:
         raise ConfigError(f"{owner} needs PostgreSQL or SQLite, not {shown(name)}")

@@ -90,7 +90,7 @@ class ThreadPool:
     Its methods may be called from any thread.
 
     Args:
-        name: Of the threads, with a number.
+        name: Name of the threads, to which a number is added.
         is_awaited: Whether the process waits at its exit for jobs that have begun. Where ``machine.executor`` is set, that one
             runs the jobs.
     """

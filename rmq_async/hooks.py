@@ -180,7 +180,7 @@ def _check_overrides(hook: object) -> None:
 
 
 def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
-    """Return the methods called ``name`` of the hooks that define one themselves; the empty ones of ``Hook`` are left out."""
+    """Return the methods called ``name`` of the hooks that define one themselves, without the empty methods of ``Hook``."""
     methods = [getattr(hook, name, None) for hook in hooks]
     inherited = getattr(Hook, name)
     return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)

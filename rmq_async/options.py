@@ -18,7 +18,7 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeError:
-    """Return the error for the keyword ``name`` of ``owner``; it suggests the one of ``known`` that is most like it, if any."""
+    """Return the error for the keyword ``name`` of ``owner``; it suggests the most similar name of ``known``, if any."""
     like: list[str] = []
     with suppress(ImportError, OSError):  # of a process that may open no more files
         from difflib import get_close_matches  # here, since it is only needed for errors

@@ -463,7 +463,7 @@ class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="came
     """Body of the request SET_MESSAGE_REQUEST_MODE.
 
     Attributes:
-        mode: PULL or POP.
+        mode: The mode, PULL or POP.
         pop_share_queue_num: Number of following members from whose queues a member of the group pops, in addition to its own
             queues. With 0 and below, and with the number of members - 1 and above, it pops from all queues; if there are more
             members than queues, other numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
@@ -533,7 +533,7 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
     """The state of one queue that a consumer pops from.
 
     Attributes:
-        last_pop_timestamp: Epoch ms.
+        last_pop_timestamp: Time of the last pop, epoch ms.
     """
 
     wait_ack_count: Int = 0

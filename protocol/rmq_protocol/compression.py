@@ -74,7 +74,7 @@ _ZLIB_LEVELS_ISAL_SERVES: Final = range(1, 7)
 def load() -> None:
     """Load what is installed, so that no later call opens a file.
 
-    What cannot be loaded is tried again when it is used, and raises LocalProtocolError then.
+    What cannot be loaded is tried again when it is used, which raises LocalProtocolError.
     """
     for module in (lz4_frame, zstandard):
         with suppress(LocalProtocolError):

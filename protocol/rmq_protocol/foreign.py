@@ -1,4 +1,6 @@
-"""Names what a peer speaks that is no RocketMQ server, by its first bytes: a port of something else was configured."""
+"""Recognizes the protocol of a peer that is not a RocketMQ server by its first bytes: the configured port belongs to other
+software.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class RpcRequestHeader(Header, kw_only=True):
     """The fields of requests that a broker may forward to another one.
 
     Attributes:
-        ns: namespace.
+        ns: The client's namespace.
         nsd: True if the request's names are in the namespace.
         bname: Name of the broker.
         oway: True for a one-way request.
@@ -380,8 +380,8 @@ class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
     Attributes:
         suspendTimeoutMillis: Ms for which the broker may hold the request while it has no message (with PullSysFlag.SUSPEND).
         commitOffset: Offset to commit (with PullSysFlag.COMMIT_OFFSET).
-        subVersion: Epoch ms.
-        expressionType: TAG or SQL92.
+        subVersion: Version of the subscription, epoch ms.
+        expressionType: Kind of the filter, TAG or SQL92.
     """
 
     consumerGroup: str
@@ -497,7 +497,7 @@ class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True
     body. The client consumes the message immediately and returns the result.
 
     Attributes:
-        msgId: Offset id.
+        msgId: Offset id of the message.
     """
 
     consumerGroup: str
@@ -746,7 +746,7 @@ class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of CHANGE_MESSAGE_INVISIBLETIME, with two more fields than an ack.
 
     Attributes:
-        invisibleTime: Ms from now.
+        invisibleTime: New invisible time, ms from now.
         suspend: True delivers the message again without counting an attempt. It has no effect for ordered messages, nor on
             brokers that do not know it (5.3.3).
     """
@@ -944,7 +944,7 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
 
     Attributes:
         topic: The broker's topic of half messages.
-        msgId: Unique id.
+        msgId: Unique id of the message.
         offsetMsgId: Offset id of the newest copy of the half message: brokers store it anew for each check.
     """
 

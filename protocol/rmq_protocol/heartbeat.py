@@ -71,8 +71,8 @@ class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         sub_string: ``*``, ``A || B`` or a condition in SQL92.
         code_set: ``java_hash`` of each tag.
-        sub_version: Epoch ms.
-        expression_type: TAG or SQL92.
+        sub_version: Version of the subscription, epoch ms.
+        expression_type: Kind of the filter, TAG or SQL92.
     """
 
     topic: str

@@ -65,7 +65,7 @@ class UniqueId(NamedTuple):
         An id has no month: the month of ``now_ms`` is assumed or, if that time would not be before ``now_ms``, the month before.
 
         Args:
-            now_ms: Epoch ms.
+            now_ms: Present time, epoch ms.
             zone: The sender's time zone.
         """
         return _nearly_time_ms(self.elapsed_ms, now_ms, zone)

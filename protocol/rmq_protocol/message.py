@@ -108,7 +108,7 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         tags: One tag.
         keys: A text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the wire.
         flag: Signed 32-bit number that brokers pass through.
-        delay_level: From 1 on, 0 for none; a stock broker has 18.
+        delay_level: Level of the delay, 1 or more; 0 for no delay. A stock broker has 18 levels.
         delay: Delay in seconds.
         deliver_at: Epoch seconds or an aware datetime.
         wait_store: False lets the broker answer before the message is flushed or replicated.

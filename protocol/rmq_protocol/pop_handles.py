@@ -47,7 +47,7 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
     the same.
 
     Args:
-        messages: As decoded, with the topics on the wire.
+        messages: Decoded messages, with topics on the wire.
         broker_name: Name of the broker of the pop.
 
     Raises:

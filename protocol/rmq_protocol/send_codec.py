@@ -119,7 +119,7 @@ class SendTemplate:
     """Builds the frames of sends to one queue by one producer group (``SendMessageRequestHeaderV2``, codes 310 and 320).
 
     Args:
-        queue_id: Below 0, the broker chooses the queue.
+        queue_id: Id of the queue; below 0 the broker chooses it.
         default_topic: The topic from whose settings a broker creates a missing topic.
         default_topic_queues: Number of queues of a topic that a broker creates.
         oneway: True asks for no reply.
@@ -200,7 +200,7 @@ class SendTemplate:
         without a copy.
 
         Args:
-            opaque: From FIRST_OPAQUE to LAST_OPAQUE.
+            opaque: Number of the request, from FIRST_OPAQUE to LAST_OPAQUE.
             born_ms: Epoch ms, thirteen digits.
             properties: The properties text.
 

@@ -59,7 +59,7 @@ def encode_stored(
     Args:
         body: Written as given; the caller compresses it if ``sys_flag`` says so.
         version: 1 or 2, by default 2 only for topics above 127 bytes.
-        body_crc: By default that of ``body``.
+        body_crc: CRC32 of the record; default: the CRC32 of ``body``.
 
     Raises:
         LocalProtocolError: For values that do not fit their fields.

@@ -54,7 +54,7 @@ class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         store_host: Address of the broker.
-        body_length: bytes.
+        body_length: Size of the body in bytes.
         transaction_state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW.
     """
 

@@ -448,7 +448,7 @@ class Admin(ClientUser):
         at most, by queue and offset. An empty tuple for a group without any.
 
         Raises:
-            CorruptMessageError: For a damaged one.
+            CorruptMessageError: For a damaged letter.
         """
         async with self._call() as instance:
             check_int("limit", limit, 1, _MAX_FOUND)
@@ -471,11 +471,11 @@ class Admin(ClientUser):
         Args:
             skip_topics: Topics, such as deleted ones, whose letters are passed over for good: they stay in ``%DLQ%<group>``,
                 but no later call sends them.
-            skip_damaged: True passes over damaged letters in the same way, and logs each one's place.
+            skip_damaged: True skips damaged letters in the same way, and logs the place of each.
 
         Raises:
             TopicNotFoundError: For a letter whose topic does not exist any more or cannot be written to.
-            CorruptMessageError: For a damaged one.
+            CorruptMessageError: For a damaged letter.
         """
         async with self._call() as instance:
             if limit is not None:

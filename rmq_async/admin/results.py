@@ -59,7 +59,7 @@ class ConsumerConnections(msgspec.Struct, frozen=True):
     """A consumer group: its ``connections``, and the contents of its members' heartbeats.
 
     Attributes:
-        subscriptions: By topic.
+        subscriptions: Subscriptions by topic.
         consume_type: CONSUME_ACTIVELY (pull), CONSUME_PASSIVELY (push) or CONSUME_POP.
         message_model: CLUSTERING or BROADCASTING.
         consume_from_where: Such as CONSUME_FROM_LAST_OFFSET.
@@ -91,7 +91,7 @@ class GroupMember(msgspec.Struct, frozen=True):
     Attributes:
         address: "ip:port" of one of its connections.
         brokers: Names of the brokers that it is connected to.
-        version: As in ClientConnection.
+        version: Number of the client's version, as in ClientConnection.
     """
 
     client_id: str
@@ -150,7 +150,7 @@ class OffsetChange(msgspec.Struct, frozen=True):
     """A change of a group's offset in a queue.
 
     Attributes:
-        before: None where the group had none.
+        before: The former offset; None if the group had none.
         verified: Whether the broker, asked afterwards, showed ``after`` or a later commit of a member. False in a dry run, and
             if members went back and passed the former offset again before the admin read it; ``Admin.group_lag`` then shows
             their progress.
@@ -205,7 +205,7 @@ class Overview(msgspec.Struct, frozen=True):
     """Brokers that a name server knows, and the topics and groups of the brokers that respond, by name.
 
     Attributes:
-        topics_unknown: By topic, the brokers that refused its offsets, as busy ones do; its queues on them are not in
+        topics_unknown: Topic -> brokers that refused its offsets, as busy brokers do; its queues on them are not in
             ``topics``.
     """
 

@@ -78,7 +78,7 @@ class Commands:
     """Runs the command for messages, and ends what still runs.
 
     Args:
-        stdout_to_stderr: True sends the command's standard output to stderr, since ours is for JSON objects only.
+        stdout_to_stderr: True sends the command's standard output to stderr, since standard output is for JSON objects only.
     """
 
     def __init__(self, command: str, *, stdout_to_stderr: bool) -> None:

@@ -42,10 +42,10 @@ BATCHES_AT_ONCE: Final = 8
 
 @dataclass
 class Mode:
-    """One way of sending, and what its calls met.
+    """One way of sending, and the outcomes of its calls.
 
     Attributes:
-        seconds: Of each call that succeeded, in mode async until ``on_success``, in mode batch of each batch.
+        seconds: Seconds of each successful call: until ``on_success`` in mode async, of each batch in mode batch.
     """
 
     name: str

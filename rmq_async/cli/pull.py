@@ -52,8 +52,8 @@ class _Range:
     """The part of a topic to print.
 
     Attributes:
-        queues: None for all.
-        end: None for no end.
+        queues: The queues to read; None for all.
+        end: The end of the reading; None for no end.
     """
 
     topic: str

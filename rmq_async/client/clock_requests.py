@@ -22,7 +22,7 @@ async def look_at_clock(instance: ClientInstance, queue: MessageQueue) -> None:
     """Read the clock of a queue's broker from its runtime information; do nothing where the broker does not answer that.
 
     Args:
-        queue: With names on the wire.
+        queue: A queue with names on the wire.
     """
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     broker, sent = instance.routes.broker_of(queue), machine.monotonic()

@@ -78,8 +78,8 @@ class FormerConnections:
         """Add a connection that takes no more requests.
 
         Args:
-            last_heartbeat: When (monotonic) the last heartbeat that the broker answered was sent on it; if none was answered,
-                when the last one was sent.
+            last_heartbeat: Monotonic time at which the last heartbeat that the broker answered was sent on it; if none was
+                answered, when the last one was sent.
         """
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:

@@ -33,7 +33,7 @@ async def body_as_stored(instance: ClientInstance, received: MessageExt, deadlin
     """Return the body of a copy and its flags: a body that was stored compressed is compressed again, if that makes it smaller.
 
     Args:
-        deadline: monotonic.
+        deadline: Monotonic time.
 
     Raises:
         RequestTimeoutError: If that takes longer.

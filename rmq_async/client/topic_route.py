@@ -38,7 +38,7 @@ class TopicRoute:
         addresses: Broker name -> broker id -> "host:port", without malformed ones.
         version: Grows with each change, over all topics of a client.
         provisional: The topic does not exist; the first send creates it on these brokers.
-        holders: For a static topic, whose queues all name a pseudo broker, queue -> name of the broker that holds it now.
+        holders: Queue -> name of the broker that holds it now, for a static topic, whose queues all name a pseudo broker.
     """
 
     topic: str

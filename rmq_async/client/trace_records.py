@@ -64,7 +64,7 @@ class TraceRecords:
     """The records of a message trace that wait to be sent.
 
     Args:
-        topic: As users name it.
+        topic: The trace topic as users name it.
         deliver: Sends one trace message by a monotonic deadline, and raises RocketMQError where it was not stored.
         owner: "producer" or "consumer".
 

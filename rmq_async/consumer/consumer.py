@@ -660,7 +660,7 @@ class Consumer(LifeCycle):
         """Put a message in hand into the group's dead-letter topic.
 
         Args:
-            reason: For the log. Otherwise as ``retry``.
+            reason: Text for the log. The other arguments are those of ``retry``.
         """
         room = self._room_of(message)
         return False if room is None else await room.give_back(message, DeadLetter(reason))

@@ -183,7 +183,7 @@ class HeldQueue:
     """A queue that this member holds.
 
     Args:
-        queue: With names as on the wire.
+        queue: The queue with names on the wire.
         subscription: None for the retry topic, whose messages are of all subscriptions.
 
     Attributes:

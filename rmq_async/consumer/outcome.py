@@ -55,9 +55,9 @@ class Outcome(Enum):
     """The outcome of a message.
 
     Attributes:
-        DONE: It was handled.
-        RETRIED: It is to be delivered again, or repeated in place.
-        DEAD_LETTERED: It was put into the group's dead-letter topic, or given up in broadcast.
+        DONE: The message was handled.
+        RETRIED: The message will be delivered again, or repeated in place.
+        DEAD_LETTERED: The message was put into the group's dead-letter topic, or given up in broadcast.
         ABANDONED: Before the message had another outcome, its queue was lost, given up or moved, or the consumer stopped; it is
             delivered again, unless its queue was moved beyond it.
     """
@@ -147,7 +147,7 @@ class Batch(Sequence[MessageExt]):
         """Mark a message to be put into the group's dead-letter topic.
 
         Args:
-            reason: For the log.
+            reason: Text for the log.
 
         Raises:
             ValueError, ClientStateError: As ``mark_retry`` does.

@@ -114,7 +114,7 @@ def stuck_problems(oldest: Call | None, after: float) -> list[Problem]:
 
 
 def hangs(delivery: Call) -> bool:
-    """Return whether a plain function has run for more than twice its time, extensions included, and runs on."""
+    """Return whether a plain function has run for more than twice its time, extensions included, and still runs."""
     deadline = delivery.deadline
     runs_on = delivery.state == "running" and not delivery.subscription.is_async
     return runs_on and deadline is not None and delivery.age > 2 * (deadline - delivery.began)

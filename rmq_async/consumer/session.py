@@ -123,7 +123,7 @@ class Attached:
                 callbacks.remove(each)
 
     async def end_traces(self, end: float) -> None:
-        """Send the gathered traces until ``end`` (monotonic), and drop traces that are left then."""
+        """Send the gathered traces until ``end`` (monotonic), and drop traces that are left at that time."""
         if self.tracer is not None:
             try:
                 await self.tracer.flush(end)
@@ -266,8 +266,8 @@ class MemberSession(ABC):
     """One member of a group, from its start to its stop.
 
     Args:
-        group: On the wire.
-        subscriptions: By topic on the wire.
+        group: Name of the group on the wire.
+        subscriptions: Subscriptions by topic on the wire.
         label: The subject of errors.
     """
 
@@ -344,7 +344,7 @@ class MemberSession(ABC):
         """Return the offset that is kept for the group; None if there is none.
 
         Args:
-            queue: On the wire.
+            queue: A queue with names on the wire.
         """
 
     @abstractmethod

@@ -120,7 +120,7 @@ class Subscription:
 
         Args:
             topic: Its name on the wire.
-            version: Epoch ms.
+            version: Version of the subscription, epoch ms.
         """
         if self.sql is not None:
             return build_subscription(topic, self.sql, SQL92, sub_version=version)

@@ -29,7 +29,7 @@ class Supervisor:
     """Runs the consumer's tasks.
 
     Attributes:
-        failures: By name of a restarted task, its last error and the monotonic time of that.
+        failures: Name of a restarted task -> its last error and the monotonic time of the error.
     """
 
     def __init__(self) -> None:

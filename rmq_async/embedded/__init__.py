@@ -475,10 +475,10 @@ class EmbeddedRocketMQ:
         One-way requests are dropped.
 
         Args:
-            request: Only requests of this RequestCode, at name server or brokers; None means any request to a broker except
-                heartbeats and unregistrations. A send that is answered with code 10, 11 or 12 is stored, because these codes
-                mean "stored". A send that ``throttle`` refuses counts as none of the ``n``. ``n`` = 0 cancels what earlier
-                calls with the same ``request`` have left.
+            request: Fail only requests of this RequestCode, at name server or brokers; None means any request to a broker
+                except heartbeats and unregistrations. A send that is answered with code 10, 11 or 12 is stored, because these
+                codes mean "stored". A send that ``throttle`` refuses counts as none of the ``n``. ``n`` = 0 cancels what
+                earlier calls with the same ``request`` have left.
         """
         self._failures.add(code, n, request)
 

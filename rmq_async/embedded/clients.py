@@ -52,9 +52,9 @@ class ConsumerGroup:
     """The members of a group.
 
     Attributes:
-        members: By client id and connection; a client with two connections, for example after a broken one, is listed twice, as
-            on a real broker.
-        subscriptions: By topic. The other settings are those of the last heartbeat.
+        members: Members by client id and connection; a client with two connections, for example after a broken one, is listed
+            twice, as on a real broker.
+        subscriptions: Subscriptions by topic. The other settings are as in the last heartbeat.
     """
 
     __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "size", "subscriptions")

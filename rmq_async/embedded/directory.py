@@ -22,7 +22,7 @@ class Registration(NamedTuple):
 
     Attributes:
         address: "ip:port" for clients.
-        topics: By name.
+        topics: Topics by name.
         broker_id: 0 for a master.
     """
 

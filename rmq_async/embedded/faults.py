@@ -31,7 +31,7 @@ class Failure:
     """One entry of a script: the next ``left`` requests are answered with ``code``.
 
     Args:
-        request: Only requests of this RequestCode; None for the requests that ``FailureScript.add`` describes.
+        request: RequestCode of the requests that fail; None for the requests that ``FailureScript.add`` describes.
     """
 
     __slots__ = ("code", "left", "request")
@@ -111,7 +111,7 @@ class FailureScript:
         served.
 
         Args:
-            named_only: Only failures that were added with this RequestCode apply.
+            named_only: True applies only failures that were added with this RequestCode.
         """
         for failure in self._failures:
             if failure.request == request or (failure.request is None and not named_only and request not in _NEVER_BY_DEFAULT):

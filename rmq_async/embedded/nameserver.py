@@ -40,7 +40,7 @@ class NameServer(BaseService):
     Args:
         directory: The brokers that it knows.
         failures: The script of requests that fail; by default a new one.
-        name: For log records.
+        name: Name for log records.
         order_conf: Whether routes carry the order of queues that ``create_topic(order=True)`` writes (``orderMessageEnable``).
         settings: The key-value settings, by namespace and key, as a name server's file has them; by default none. The docstring
             of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash, make a new object with a new directory,

@@ -67,7 +67,7 @@ class Taken:
         """Add the numbers of earlier deliveries of a queue's messages.
 
         Args:
-            counts: By offset, for messages that had any.
+            counts: Offset -> number of attempts, for messages that had any.
         """
         flag = retry_flag(queue.topic)
         self._counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]

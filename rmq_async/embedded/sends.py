@@ -150,7 +150,7 @@ class SendMessageProcessor(Processor):
         return {**headers.to_ext(reply), **_REPLY_FIELDS}
 
     def _put(self, connection: Connection, header: headers.SendMessageRequestHeaderV2, body: bytes) -> _Stored:
-        """Store the message or batch of a send. Raises Refused or ProtocolError; no message is stored then."""
+        """Store the message or batch of a send. Raises Refused or ProtocolError; then no message is stored."""
         topics = self._state.topics
         topic = topics.sendable(header.b) or topics.for_send(header.b, header.c, header.d, unit_mode=header.k)
         queue_id = self._queue_of_send(connection, topic, header.e)

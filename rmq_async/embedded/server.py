@@ -385,7 +385,7 @@ class Listener:
         """Listen on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one.
 
         Args:
-            second: Also listens on the port two below.
+            second: True also listens on the port two below.
 
         Raises:
             OSError: If the name cannot be resolved, or an address or port is not available.

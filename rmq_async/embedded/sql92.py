@@ -189,7 +189,7 @@ class Node(NamedTuple):
     """A part of a condition.
 
     Attributes:
-        value: Of a constant.
+        value: Value of a constant.
         depth: Number of nodes on the longest path down from this one, this one included.
         size: Number of all nodes in this part.
     """
@@ -430,7 +430,7 @@ class Word(NamedTuple):
     """One word of a condition.
 
     Attributes:
-        text: In capitals for reserved words, else as written.
+        text: The text of the word, reserved words in capitals.
         at: Place of its first character.
     """
 

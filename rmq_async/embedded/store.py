@@ -284,8 +284,8 @@ class CommitLog:
         """Store a message.
 
         Args:
-            code: Of the message's tags (``tag_code``).
-            stored_ms: From ``now``.
+            code: Hash code of the message's tags (``tag_code``).
+            stored_ms: Store time, the result of ``now``.
         """
         queue.append(record, code, stored_ms)
         self._records.append(record)

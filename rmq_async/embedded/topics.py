@@ -220,7 +220,7 @@ class TopicTable:
 
         Args:
             queues: Number of queues of the new topic, at most as many as ``default_topic`` has.
-            unit_mode: Of the sender; topicSysFlag of the new topic has it.
+            unit_mode: The sender's ``unit_mode``, for topicSysFlag of the new topic.
 
         Raises:
             Refused: 29 for an invalid name; 16 for a topic to which clients may not send; 17 for a topic that does not exist

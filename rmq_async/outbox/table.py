@@ -38,7 +38,7 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
     """Return the table of an outbox as part of ``metadata``, for Alembic or to create it with the tables of a service.
 
     Args:
-        name: At most 40 bytes in UTF-8, or "schema.name".
+        name: Name of at most 40 bytes in UTF-8, or "schema.name".
 
     Raises:
         ConfigError: For another name, and SQLAlchemy's InvalidRequestError if ``metadata`` has a table of that name already.

@@ -56,7 +56,7 @@ def begin(
     Args:
         sender: The run of the producer.
         mode: The ``mode`` of ``SendContext``.
-        message: As the caller gave it, not checked yet; the other arguments, too.
+        message: The caller's message, not checked yet, like the other arguments.
         queue: The caller's choice.
         selector: The caller's choice.
         key: The argument of the selector.

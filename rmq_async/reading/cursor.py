@@ -16,7 +16,7 @@ class Cursor:
     """The position of a reading in one queue.
 
     Args:
-        end: Exclusive; None for no end.
+        end: Offset before which the reading ends; None for no end.
         at_first: Whether to jump to the first message when this offset is deleted.
         wait_for_end: Whether to wait for messages until ``end`` is reached, however late they are stored.
         is_filtered: Whether brokers leave messages out of its pulls.

@@ -75,7 +75,7 @@ class _View(NamedTuple):
     """What one look shows of a queue that does not have what it should.
 
     Attributes:
-        seen: At the newest mark; None without marks.
+        seen: The result of the look at the newest mark; None without marks.
     """
 
     seen: Seen | None

@@ -57,10 +57,10 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
     """One pull.
 
     Attributes:
-        queue: With the topic as servers know it.
+        queue: The queue, with the topic's name on the wire.
         suspend: Seconds that the broker may hold the pull while it has no message.
         timeout: Seconds for request and response.
-        sql: A condition by which the broker filters; ``tags`` is "*" then.
+        sql: A condition by which the broker filters; with it ``tags`` is "*".
     """
 
     group: str

@@ -88,7 +88,7 @@ class Reader:
         opening: Makes the cursors, at the first step of the iteration.
         calls: Futures that end when the consumer stops.
         running: The consumer's readers between their first step and their end.
-        watch: A new one.
+        watch: A new Watch, of this reading.
     """
 
     def __init__(

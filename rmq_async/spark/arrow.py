@@ -224,7 +224,7 @@ def _split(raw: Any, joined: bytes) -> Any:
     may be missing).
 
     Args:
-        joined: All texts.
+        joined: All texts, joined.
     """
     # Names and values are cut by one separator: a second cut costs half as much again.
     ended = pc.sum(pc.ends_with(raw, b"\x02")).as_py()

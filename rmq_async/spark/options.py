@@ -326,7 +326,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mista
     """Return the checked options of a read.
 
     Args:
-        mistakes: Gets them instead; the result is of no use then.
+        mistakes: Collects the mistakes instead; with mistakes the result cannot be used.
 
     Raises:
         ConfigError: For options that are unknown, malformed, missing or contradict others, all in one error.
@@ -550,10 +550,10 @@ def _bound_by_queue(given: OptionTexts, side: str, default: Literal["earliest", 
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """Return the columns that the option names; all without it.
+    """Return the columns that the option names, or all columns without the option.
 
     Raises:
-        ConfigError: For one that does not exist or is named twice.
+        ConfigError: For a column that does not exist or is named twice.
     """
     if text is None:
         return tuple(SOURCE_COLUMNS)

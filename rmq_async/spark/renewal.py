@@ -80,7 +80,7 @@ class _Question:
         """Return the credentials, or the error because of which there are none.
 
         Args:
-            patient: True waits for them even if another caller has waited in vain.
+            patient: True waits for credentials even if another caller has waited without success.
         """
         if not self._over.wait(LONGEST if patient or not self.late else 0.0):
             self.late = True

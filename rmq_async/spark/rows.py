@@ -363,7 +363,7 @@ class _Reading:
         return [flag or 0 for flag in flags] if flags is not None and any(flags) else None
 
     def _queues(self) -> list[tuple[str, int] | None] | None:
-        """Return broker and queue of each row, None for a row without them; None if no row has them."""
+        """Return broker and queue of each row (None for a row without a queue), or None if no row has a queue."""
         column = self._columns.get("brokerName")
         if column is None:
             return None

@@ -135,7 +135,7 @@ class Server:
         Its connections close at once, except with the profile "go-away"; a broker ends some 16 s later (5.5.0).
 
         Raises:
-            ClusterError: When it has not ended after ``timeout`` seconds; the shutdown continues then.
+            ClusterError: When it has not ended after ``timeout`` seconds; the shutdown continues after that.
         """
         if not self.running and self._launched():
             return

@@ -120,7 +120,7 @@ async def first_of(
     ``drop`` is called with the results of other addresses.
 
     Args:
-        addresses: At least one.
+        addresses: One or more addresses.
         time: The caller's timeout in seconds, from which the head start is derived. If no address connects, raises OSError with
             the different texts of their errors. Any other exception of ``connect`` or ``prove`` is raised as it is, unless
             another address has passed in the same turn of the loop.

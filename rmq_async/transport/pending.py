@@ -41,7 +41,7 @@ class Pending(msgspec.Struct):
         owner: The object that may end all its requests together (``RequestTable.abandon``).
         sequence: Number in the order of writing; 0 while the frame is held back, -1 from when it got more time after a blocked
             loop.
-        opaque: Set for sends.
+        opaque: Number of the request; set for sends only.
         pull: True if the receiver gets a PullReply, if ``decode_pull_reply`` reads the answer.
     """
 

@@ -40,7 +40,7 @@ class LoadSettings:
 
     Attributes:
         messages: Number to send, or None to send for ``seconds``.
-        body: bytes.
+        body: Size of a body in bytes.
         warm_up: Seconds before the window.
     """
 

@@ -89,7 +89,7 @@ class Figures:
     """The figures of one interval.
 
     Attributes:
-        time_ms: When they were read, epoch ms.
+        time_ms: Time at which they were read, epoch ms.
         seconds: Between the two overviews, None for the first one.
         problem: The reason why newer figures could not be read, None if these are the newest.
     """
@@ -123,7 +123,7 @@ class Watch:
 
         Args:
             at: Monotonic seconds.
-            time_ms: Epoch ms.
+            time_ms: Time of the figures, epoch ms.
             patterns: Patterns of the groups to show; each matches the name of the group or of one of its topics.
         """
         last = self._last or Overview({}, {}, {})

@@ -100,7 +100,7 @@ class ByHand:
         owns: Returns whether this member may write the offset of a queue.
 
     Attributes:
-        running: By Call, the steps whose messages are in hand.
+        running: Call -> step whose messages are in hand.
     """
 
     concurrency: Final = 1
@@ -364,7 +364,7 @@ class ByHand:
         shared: BaseException | None,
         over: Callable[[bool], None] = _nothing,
     ) -> None:
-        """Begin to give messages back, which are no longer in hand then.
+        """Begin to give messages back; they are no longer in hand.
 
         Args:
             over: Called with whether all were taken.

@@ -82,7 +82,7 @@ class Commits:
     """Commits the offsets of this member's queues.
 
     Args:
-        group: On the wire.
+        group: Name of the group on the wire.
         held: Returns the queues to commit.
         owns: Returns whether this member may still write the offset of a queue.
     """

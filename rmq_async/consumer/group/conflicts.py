@@ -59,9 +59,9 @@ class _Listed:
 
     Attributes:
         at: Time of the newest answer.
-        strangers: By address, since when they are listed.
-        long_at: When some were listed for too long first; None if none is.
-        is_sure: Whether some still were at a later look.
+        strangers: Address -> time since which it is listed.
+        long_at: Time at which an address was first listed for too long; None if none is.
+        is_sure: True if some of them were still listed at a later look.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class Conflicts:
     Args:
         ours: The subscriptions in the heartbeats of this client.
         kept_for: Seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until the next comparison.
-        spread: By which share the times between two looks differ.
+        spread: Share by which the times between two looks differ.
     """
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, kept_for: float = UNTIL_NEXT, spread: float = 0.0) -> None:

@@ -102,7 +102,7 @@ async def find_holders(
     Raises no error.
 
     Args:
-        members: Client ids.
+        members: Client ids of the members.
         within: Seconds for all answers; a member that has not answered by then, or cannot be asked, is silent.
     """
     wanted = frozenset(queues)

@@ -153,7 +153,7 @@ class LockState:
             self.asked_at = None
 
     def owes(self, now: float) -> bool:
-        """Return whether to repeat the unlock; no lock outlives its time, nor does an unlock one that was granted again."""
+        """Return whether to repeat the unlock: not after the lock's time is over, and not after the lock was granted again."""
         if self.owed_since is not None and (self.is_held or now - self.owed_since >= LOCK_LIFE):
             self.owed_since = None
         return self.owed_since is not None

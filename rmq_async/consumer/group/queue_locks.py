@@ -278,8 +278,8 @@ class QueueLocks:
             return kept
 
     def _note_grant(self, broker_name: str, before: Connection | None, asked: frozenset[MessageQueue]) -> None:
-        """Note the connection over which a broker has answered: ``before``, the one before the request, unless there is another
-        one by now.
+        """Note the connection over which a broker has answered: ``before``, the connection before the request, unless there is
+        another one by now.
         """
         connection = self._instance.open_connection(broker_name, any_replica=False)
         if self._granted_by.get(broker_name, connection) is not connection:

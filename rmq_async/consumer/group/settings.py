@@ -101,7 +101,7 @@ class GroupLimits:
     """The settings of a group by broker, requested when they are needed.
 
     Args:
-        group: On the wire.
+        group: Name of the group on the wire.
     """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:

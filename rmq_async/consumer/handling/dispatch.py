@@ -151,7 +151,8 @@ class Dispatcher:
         """Remove the messages of a queue with an offset above ``above`` that wait, and return them.
 
         Args:
-            failed: Also messages that wait for another attempt; their attempts are counted anew when they are pulled again.
+            failed: True also drops messages that wait for another attempt; their attempts are counted from 0 when they are
+                pulled again.
         """
         return [item.message for item in self.drop_items(held, above, failed=failed)]
 
@@ -304,7 +305,7 @@ class Dispatcher:
         """Free the slot of a call, release the lines of its messages, and start the next call.
 
         Args:
-            taken: Its messages.
+            taken: The messages of the call.
             holds_lines: Whether the lines wait for ``release``, because messages have no outcome yet.
         """
         backlog = self._backlogs[subscription]

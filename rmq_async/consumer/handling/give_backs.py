@@ -167,7 +167,7 @@ class Requests(Protocol):
     """The requests that give messages back.
 
     Attributes:
-        breakers: By broker name.
+        breakers: Broker name -> circuit breaker.
         retried: Number of messages that have another attempt.
     """
 

@@ -77,8 +77,9 @@ class Line:
     """Messages with the same key.
 
     Attributes:
-        items: By offset, the messages behind one that is ready or in a call, or all messages while the line rests.
-        rests_until: Time of the next attempt of the first one; None unless the line rests.
+        items: Messages in the order of their offsets: all while the line rests, else the messages behind one that is ready or
+            in a call.
+        rests_until: Time of the next attempt of the first message; None unless the line rests.
     """
 
     __slots__ = ("again", "items", "key", "rests_until")
@@ -212,8 +213,8 @@ class Lines:
         """Remove messages that wait, with offsets above ``above``, and return them.
 
         Args:
-            failed: Also messages that wait for another attempt. Of each line only the last messages are removed, so that the order
-                holds when they are added again.
+            failed: True also drops messages that wait for another attempt. Of each line only the last messages are removed, so
+                that the order holds when they are added again.
         """
 
         def may_go(item: Waiting) -> bool:

@@ -39,11 +39,11 @@ class Refusal(Enum):
 
     Attributes:
         STORED: The broker has stored the copy, but not flushed or replicated it in time, which a send counts as stored too.
-        UNSURE: It may have stored the copy: there was no answer in time, or none that says so.
+        UNSURE: The broker may have stored the copy: it gave no clear answer in time.
         CUT: The connection was lost, which says little about the broker; it may have stored the copy if the request was
             written.
-        BUSY: It takes messages back again soon.
-        UNABLE: It takes no message back for the time being; another broker may.
+        BUSY: The broker will take messages back soon.
+        UNABLE: The broker takes no message back for some time; another broker may.
         FORBIDDEN: This client may not give messages of the group back, whichever broker it asks.
         ILLEGAL: This message cannot be stored again, as with properties that are too long now.
         GONE: The broker does not store the message any more.

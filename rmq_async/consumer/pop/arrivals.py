@@ -121,7 +121,7 @@ class Arrivals:
         """Give messages back for another member, as ``PopCore.nack_all`` does.
 
         Args:
-            suspend: True counts no attempt.
+            suspend: True if the broker should count no attempt.
         """
         if leases:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))

@@ -187,7 +187,7 @@ class PopCore:
         Return whether the broker has confirmed that.
 
         Args:
-            suspend: True counts no attempt.
+            suspend: True if the broker should count no attempt.
         """
         lease.group.pop(lease, None)
         while lease.changed is not None:

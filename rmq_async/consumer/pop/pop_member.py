@@ -111,9 +111,7 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
 
 
 async def _said_version(instance: ClientInstance, broker: str, topic: str, timeout: float) -> str | None:
-    """Return the version in a broker's runtime information, None without it: behind a proxy the answers may have the client's
-    version.
-    """
+    """Return the version in a broker's runtime information or None: behind a proxy the answers may have the client's version."""
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     try:
         response, _ = await instance.ask_broker(broker, topic, command, timeout)
@@ -132,7 +130,7 @@ class PopMember:
 
     Args:
         group: Its name on the wire.
-        subscriptions: By topic on the wire.
+        subscriptions: Subscriptions by topic on the wire.
 
     Attributes:
         topics: Names on the wire of the subscribed topics, and of the retry topic of members that pull.

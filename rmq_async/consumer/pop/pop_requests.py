@@ -309,7 +309,7 @@ class Requests:
 
         Args:
             topic: As for ``acknowledge``.
-            suspend: True counts no attempt.
+            suspend: True if the broker should count no attempt.
 
         Raises:
             BrokerError: If the broker refuses.

@@ -130,7 +130,7 @@ class Credits:
         """Measure the rate at which messages end.
 
         Args:
-            now: monotonic.
+            now: Monotonic time.
         """
         passed = now - self._measured_at
         if passed >= MEASURED_FOR:
@@ -165,7 +165,7 @@ class Source:
     """The messages of one topic at one broker.
 
     Args:
-        held: Their buffer.
+        held: The buffer of its messages.
         topic: Name on the wire.
         slots: Returns the maximum number of the subscription's messages in calls at a time.
         largest: Maximum messages of one pop.
@@ -242,7 +242,7 @@ class Source:
         From any thread.
 
         Args:
-            now: monotonic.
+            now: Monotonic time.
         """
         texts = [text for text, until in self._blocked.copy().items() if now < until]
         if (error := self.held.error) is not None:

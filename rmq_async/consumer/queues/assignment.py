@@ -54,7 +54,7 @@ class Pauses:
 
     Attributes:
         all: Whether everything is paused.
-        topics: On the wire, paused with all their queues, also queues that the member takes later.
+        topics: Topics (on the wire) that are paused with all their queues, also queues that the member takes later.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Assignment:
     """The queues that this member holds, and its share: the queues that it is to hold.
 
     Args:
-        subscriptions: By topic on the wire; the retry topic is not among them.
+        subscriptions: Subscriptions by topic on the wire, without the retry topic.
 
     Attributes:
         held: The held queues, by queue on the wire.

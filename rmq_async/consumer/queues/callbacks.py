@@ -55,7 +55,7 @@ class AssignmentCallbacks:
     """Calls the user's functions for queues that come and go.
 
     Args:
-        functions: By kind, None for none.
+        functions: Kind -> function, or None.
         seconds: Maximum time of one call.
         context: Each call runs in a copy of it.
         spawn: Starts a task that the end of the consumer cancels.
@@ -94,7 +94,7 @@ class AssignmentCallbacks:
         Join the last waiting call if that is of the same kind.
 
         Args:
-            queues: With the names that users see.
+            queues: Queues with the names that users see.
             until: Monotonic time at which the call is cancelled, even if its maximum time is not over.
 
         Returns:

@@ -42,7 +42,7 @@ class Intake:
     """Puts pulled messages into the buffers of their subscriptions.
 
     Args:
-        subscriptions: By topic on the wire.
+        subscriptions: Subscriptions by topic on the wire.
         orphan: Takes a redelivered message whose topic has no subscription here.
 
     Attributes:

@@ -75,7 +75,7 @@ class PullSession(MemberSession):
     Args:
         label: The subject of errors.
         context: Handlers and callbacks run in copies of it.
-        doubts: Of this session and the ones before.
+        doubts: Doubts of this session and of earlier ones.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class PullSession(MemberSession):
     async def open(self, starting: StopScope) -> None:
         """Join the group, and wait for the first share.
 
-        Raises the errors of the requests, too. No task and no registration is left then.
+        Raises the errors of the requests, too. After an error no task and no registration is left.
 
         Raises:
             ConfigError: If the client has a consumer of the group already; what ``check_filter`` and ``Conflicts.look_first``

@@ -41,9 +41,9 @@ class Clustering:
 
     Args:
         group: Its name on the wire.
-        subscriptions: By topic on the wire.
+        subscriptions: Subscriptions by topic on the wire.
         owned: Returns the queues whose positions this member commits.
-        doubts: The consumer's.
+        doubts: The doubts of the consumer.
 
     Attributes:
         topics: Names on the wire of all topics that are read.
@@ -103,7 +103,7 @@ class Clustering:
         Raise the errors of the request.
 
         Args:
-            queue: With names on the wire.
+            queue: A queue with names on the wire.
         """
         return await committed_offset(self._instance, self._group, queue)
 

@@ -34,9 +34,9 @@ class Call(msgspec.Struct, Generic[Result]):
             a message that is sent as it is encoded.
         choice: The caller's choice of a queue.
         size: Bytes of the bodies, for admission.
-        batchable: The message may leave in a batch with others.
-        ordered: It waits for its queue also without a ``choice``.
-        place: In a line, left as soon as batching keeps the order of the message; None if it has none.
+        batchable: True if the message may leave in a batch with others.
+        ordered: True if the call waits for its queue also without a ``choice``.
+        place: Its place in a line, left as soon as batching keeps the order of the message; None without a place.
         target: The queue of the first attempt, one of ``topic_queues`` or chosen by the caller; None until the call is
             admitted.
     """

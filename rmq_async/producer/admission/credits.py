@@ -43,7 +43,7 @@ class _Waiter:
     """A call that waits for credits.
 
     Attributes:
-        left: It was served or abandoned, and is accounted for.
+        left: True if the call was served or abandoned, and is accounted for.
     """
 
     __slots__ = ("future", "left", "number", "size")

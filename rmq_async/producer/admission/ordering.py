@@ -56,8 +56,8 @@ class Line:
 
     Attributes:
         places: The first one has the turn; of the others some may be abandoned.
-        aside: By broker name and queue id, the lines of queues with calls that wait for a broker.
-        busy: A call must join, because this line or one of ``aside`` has places.
+        aside: Broker name and queue id -> line of a queue with calls that wait for a broker.
+        busy: True if a call must join, because this line or one of ``aside`` has places.
     """
 
     __slots__ = ("_left", "aside", "busy", "places")

@@ -123,7 +123,7 @@ class Batcher:
         """Return the gathering of a topic and ``wait_store``, made if there is none.
 
         Args:
-            topic: As the user writes it, with or without the namespace.
+            topic: Topic as the user writes it, with or without the namespace.
         """
         gathering = self._in_turn.get((topic, wait_store))
         if gathering is None:
@@ -261,7 +261,7 @@ class Gathering(BatchOwner):
 
         Args:
             deadline: The caller's (monotonic): a message lingers for at most half of its time.
-            at_once: In the next loop iteration, without lingering.
+            at_once: True for the next loop iteration, without lingering.
         """
         batcher = self._batcher
         lingers = batcher.linger and not at_once
@@ -421,7 +421,7 @@ class TopicGathering(Gathering):
         Later messages have later deadlines, so only the first one of an iteration needs a check against the timer.
 
         Args:
-            plain: It has only a topic and a body.
+            plain: True if the message has only a topic and a body.
         """
         room, members = self._room - size, self.members
         if room < 0 or len(members) >= self._most:

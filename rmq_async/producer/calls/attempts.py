@@ -138,7 +138,7 @@ class Attempts:
     """The attempts of one call, in the order in which they began.
 
     Attributes:
-        made: Their number.
+        made: Number of attempts.
         repeated: How many went to a broker that had been tried before; both include dropped attempts.
         tried: The brokers of all attempts.
     """

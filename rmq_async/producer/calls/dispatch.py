@@ -30,7 +30,7 @@ class Dispatch:
     """The collaborators of a producer's calls.
 
     Attributes:
-        calls: Of each call in its retry loop, the function that ends it with ClientStateError, unless it has a result.
+        calls: For each call in its retry loop, the function that ends it with ClientStateError, unless it has a result.
         closed: The producer has stopped and no call makes a further attempt.
         submit: ``Frames.submit``, which queues one attempt on its connection.
         owner: Marks this producer's requests in the connections' tables.

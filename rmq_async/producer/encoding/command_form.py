@@ -33,7 +33,7 @@ def send_command(
     """Return the send request for ``target``.
 
     Args:
-        properties: encoded.
+        properties: Properties, encoded.
         born_ms: Milliseconds since the epoch.
 
     Raises:

@@ -53,8 +53,8 @@ class Frames:
         """Queue one attempt on the connection and return its pending request, whose response goes to ``receiver``.
 
         Args:
-            deadline: Of the attempt.
-            call_deadline: Of the call (``time.monotonic``).
+            deadline: Monotonic time at which the attempt ends.
+            call_deadline: Monotonic time at which the call ends.
             attempt: Given if hooks were already called for it.
 
         Raises:

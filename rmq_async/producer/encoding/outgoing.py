@@ -28,7 +28,7 @@ class Outgoing(msgspec.Struct, gc=False):
     """One encoded message or batch.
 
     Attributes:
-        properties: encoded.
+        properties: Properties, encoded.
         batch_ids: The unique ids of a batch's messages, None for a single message.
         code: Request code (V2), 0 for the usual ones.
         message: The argument of a selector that is called for each attempt; of a batch, its first message.
@@ -207,13 +207,13 @@ class Encoder:
     def encode_gathered(
         self, messages: Sequence[BatchItem], ids: Sequence[str] | None = None, *, plain: bool = False
     ) -> Outgoing:
-        """Return the message encoded if there is one, else a batch of all.
+        """Return the encoded message if there is only one, else a batch of all.
 
-        They are valid, and some may be encoded already.
+        The messages are valid, and some may be encoded already.
 
         Args:
-            ids: Their unique ids, if taken earlier.
-            plain: They have only topic and body, and bodies are ``bytes``.
+            ids: Unique ids of the messages, if they were taken earlier.
+            plain: True if the messages have only topic and body, and bodies are ``bytes``.
         """
         if len(messages) == 1:
             return self._encoded(messages[0], None if ids is None else ids[0])

@@ -71,7 +71,7 @@ class OnewayPacing:
         """Close a window.
 
         Args:
-            seconds: Until the broker stored its last message; None if it did not.
+            seconds: Seconds until the broker stored its last message; None if it did not.
             answers: Number of its messages if it was as large as it could be, else 0.
         """
         self.open -= 1

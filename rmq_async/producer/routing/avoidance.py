@@ -22,7 +22,7 @@ class Suspect:
     """The entry of one broker.
 
     Args:
-        address: Of its master when the entry was made. Times are of the caller's clock.
+        address: Address of its master when the entry was made. Times are of the caller's clock.
 
     Attributes:
         available_from: End of the time for which it is avoided.

@@ -190,7 +190,7 @@ class LatencyTable(Avoidance[FaultItem]):
         """Record an attempt that ended at ``now``.
 
         Args:
-            isolated: It counts as ``isolation`` seconds instead of ``latency``.
+            isolated: True counts the attempt as ``isolation`` seconds instead of ``latency``.
         """
         duration = self.table.duration(self.table.isolation if isolated else latency)
         self.note(broker, latency, duration, reachable=reachable, now=now)

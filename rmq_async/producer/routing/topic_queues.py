@@ -33,7 +33,7 @@ class MessageGatherer(Protocol):
         """Add a message with the producer's own timeout.
 
         Args:
-            plain: It has only topic and body; others are encoded.
+            plain: True if the message has only topic and body; other messages are encoded.
         """
 
     def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
@@ -166,7 +166,7 @@ class TopicQueues:
         keyed: Those among which keys and selectors choose: ``queues``, but with an order conf and for a static topic all that
             the route lists, so that no key moves while a broker is away.
         several: A retry may go to another broker.
-        addresses: Of the masters, by broker.
+        addresses: Broker -> address of its master.
         by_queue: The targets made so far.
         gathering: Gathers messages for ``next()`` into batches; None without batching.
 

@@ -46,7 +46,7 @@ class TopicTable:
         topics: Topics whose routes are fetched at the start (``warm_up``) and always kept.
 
     Attributes:
-        queues_by_topic: By the topic's name in the API; a plain dict, because each message looks it up.
+        queues_by_topic: Topic's name in the API -> its queues; a plain dict, because each message looks it up.
         resting: The entries without a send since the last poll. Both dicts stay the same objects.
         adopt: Called with the topic and each new entry.
         on_change: Called with each changed route.

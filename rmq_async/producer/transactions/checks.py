@@ -149,7 +149,7 @@ class Checks:
     """The checks of one producer, from start to stop.
 
     Args:
-        group: With its namespace.
+        group: Name of the group, with its namespace.
         limit: Maximum number of calls of ``check`` at a time; brokers that do not confirm the answers keep no other check
             waiting.
     """
@@ -282,7 +282,7 @@ class Checks:
         """Handle a check.
 
         Args:
-            message: As decoded, with the topic's namespace.
+            message: The decoded message, with the topic's namespace.
         """
         running = self._running(connection.address, message)
         if running is not None:

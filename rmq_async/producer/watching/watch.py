@@ -58,7 +58,7 @@ class Watchers:
     """The hooks of one producer, by the methods they define.
 
     Attributes:
-        active: At least one hook watches sends.
+        active: True if at least one hook watches sends.
         only_trace: The Tracer if it is the only hook, since it needs neither a SendContext nor the caller's context; else None.
     """
 
@@ -142,7 +142,7 @@ class Watch(CallWatch):
         plain: The message has only a topic and a body.
         scope: The caller's context (of ``contextvars``).
         attempts: Their number so far.
-        started: When the first attempt began (``time.monotonic``).
+        started: Monotonic time at which the first attempt began.
     """
 
     __slots__ = (

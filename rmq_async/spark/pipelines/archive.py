@@ -105,7 +105,7 @@ def archive(
         compacting: True afterwards rewrites the files below 32 MiB of each topic and date, where there are two or more, into
             files of about 128 MiB, as far as the newest ``.compact`` list of the archive names them (Spark writes one with
             every tenth micro-batch by default), and deletes its Parquet files older than a day that no list names.
-        options: Of format rocketmq.
+        options: Options of format rocketmq.
         progress: Called once per micro-batch.
 
     Raises:

@@ -99,11 +99,11 @@ def replay_dead_letters(
     Every group that reads a target topic gets the message, not only the group that failed.
 
     Args:
-        options: Of format rocketmq, for both directions.
+        options: Options of format rocketmq, for both directions.
         topic: The target of messages that do not name their original topic, or name a retry or dead-letter topic. ``since``
             (inclusive), ``until`` (exclusive): aware, the range of their store times as dead letters; None: no limit.
-        tags: "a || b".
-        key: Only messages with this key.
+        tags: Replay only messages with one of these tags, such as "a || b".
+        key: Replay only messages with this key.
         where: SQL on the columns of the source.
         max_replays: Maximum number of replays of one message in all runs, 1 or more.
         look: False sends without reading the messages of earlier runs from the target topics.

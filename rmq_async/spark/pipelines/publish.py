@@ -33,7 +33,7 @@ class PublishSummary:
 
     Attributes:
         messages: Rows sent and acknowledged; of a dry run: rows.
-        bytes: Of their bodies.
+        bytes: Size of their bodies.
         arrived: Growth of the topic, messages of other producers included; None of a dry run and where it could not be read.
     """
 
@@ -77,7 +77,7 @@ def publish(
         partitions: Number of tasks that send; None: as many as Spark makes; with a ``rate``, the maximum.
         rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
         dry_run: True counts the rows and sends nothing.
-        options: Of format rocketmq.
+        options: Options of format rocketmq.
         progress: Called while rows are sent.
 
     Raises:

@@ -121,7 +121,7 @@ def reconcile(
     Args:
         by: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the table
             may have a row for each message with that key; otherwise all rows with one identity count as one message.
-        options: Of format rocketmq.
+        options: Options of format rocketmq.
         table: The columns of ``sent``, ``SentTable()`` by default. ``since`` (inclusive), ``until`` (exclusive): aware, the
             range of store times, and of the table's ``time`` if there is one; None: no limit. ``slack`` extends this range on
             both sides, if the table has a ``time``, for messages sent on one side of an edge and stored on the other. What is

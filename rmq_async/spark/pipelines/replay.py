@@ -88,11 +88,11 @@ class ReplaySummary:
 
     Attributes:
         found: Messages in the window.
-        messages: Sent and acknowledged.
-        bytes: Of their bodies.
+        messages: Number of messages that were sent and acknowledged.
+        bytes: Size of their bodies.
         arrived: Growth of the topics, with the messages of other producers; None of a dry run, if nothing was found, and where
             it could not be read.
-        queues: By queue of the archive, the number of its messages and their target.
+        queues: Queue of the archive -> number of its messages, and their target.
     """
 
     path: str
@@ -138,9 +138,9 @@ def replay(
         end: Store time before which messages are sent, naive times are UTC; None: no limit.
         where: An SQL condition on the columns of the archive.
         rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
-        exact_queues: True allows no other queue of the target than that of the same broker and number.
+        exact_queues: True allows only the queue of the target with the same broker and number.
         dry_run: True counts and sends nothing.
-        options: Of format rocketmq.
+        options: Options of format rocketmq.
         progress: Called with the counts, then while messages are sent. Body, keys, tags, flag, sharding key and the user's
             properties that are not blank are kept; properties of the system are not. ``RMQ_SPARK_ID`` is
             topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.

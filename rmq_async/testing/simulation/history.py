@@ -36,7 +36,7 @@ class Event:
         time: Seconds since the beginning of the simulation.
         machine: Name of its machine.
         what: A method of a producer ("send"), or an event of the machine ("crash", "restart").
-        details: Of a call "topic", "ended" (its time, None without an end), "results" and "error"; of an event its arguments.
+        details: For a call "topic", "ended" (the time, or None), "results" and "error"; for an event its arguments.
     """
 
     time: float

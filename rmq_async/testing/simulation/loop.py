@@ -70,7 +70,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
 
     Args:
         name: Name of the process, for errors.
-        chance: Draws delays.
+        chance: Random generator for delays.
         clock: Clock of its machine, by which its timers run.
         network: None for a loop without a network.
     """

@@ -301,7 +301,8 @@ class Machine:
         return 0 if self._executor is None else self._executor.refusals
 
     def move(self, address: str) -> None:
-        """Give the machine another IPv4 address, to which its name resolves then; connections of the old one fall silent.
+        """Give the machine another IPv4 address, to which its name resolves from now on; connections of the old address fall
+        silent.
 
         Raises:
             SimulationError: For an address that is malformed, local or taken.

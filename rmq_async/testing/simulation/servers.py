@@ -87,7 +87,9 @@ class _RegisteringNameServer(NameServer):
 
 
 class NameServerMachine(ServerMachine):
-    """The machine of a name server; a new process of it knows no broker, and has the key-value settings of the one before."""
+    """The machine of a name server; a new process of it knows no broker, and has the key-value settings of the former
+    process.
+    """
 
     def __init__(self, name: str, world: World, host: Host) -> None:
         super().__init__(name, world, host)
@@ -126,13 +128,13 @@ class BrokerMachine(ServerMachine):
     """The machine of a broker, and its disk.
 
     Args:
-        name_servers: Their names.
+        name_servers: Names of the name servers.
 
     Attributes:
         lost: Unique ids of messages that power losses and new masters removed.
         deleted: Unique ids of messages that were deleted because of their age.
         losses: Queues that have lost messages.
-        taken: By queue, the highest offset that was lost.
+        taken: Queue -> highest offset that was lost.
         settings: Settings of each process that starts.
         registered: Names of the name servers that have accepted a registration of the present process.
     """

@@ -194,7 +194,7 @@ class Link:
         """Lose the requests for new connections, as a firewall does; existing streams continue.
 
         Args:
-            on: False ends it.
+            on: False ends the fault.
         """
         self.hanging = on
 
@@ -202,7 +202,7 @@ class Link:
         """Answer requests for new connections with a reset (ECONNREFUSED); existing streams continue.
 
         Args:
-            on: False ends it.
+            on: False ends the fault.
         """
         self.refusing = on
 
@@ -210,7 +210,7 @@ class Link:
         """End new connections as soon as they are accepted, as a balancer without a backend does; existing streams continue.
 
         Args:
-            on: False ends it.
+            on: False ends the fault.
         """
         self.closing = on
 
