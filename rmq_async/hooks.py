@@ -104,9 +104,9 @@ class Hook:
     def before_send(self, context: SendContext) -> None:
         """Run before each attempt (``SendMessageHook.sendMessageBefore``).
 
-        Properties that it puts into ``context.properties`` are sent with this attempt, and replace the message's own of the same
-        name. Invalid ones are left out and go to the loop's exception handler as an error; those for which a batch has no room are
-        left out and logged.
+        Properties that it puts into ``context.properties`` are sent with this attempt, and replace properties of the message
+        with the same name. Invalid properties are left out and reported to the loop's exception handler; properties for which a
+        batch has no room are left out and logged.
         """
 
     def after_send(self, context: SendContext) -> None:

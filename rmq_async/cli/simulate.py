@@ -160,7 +160,7 @@ def _scenario(name: str) -> SeedRun:
     """Return the function that runs a seed of one of the library's scenarios.
 
     Raises:
-        UsageError: There is no such scenario, or this is no checkout.
+        UsageError: For an unknown scenario, and outside of a checkout of the library.
     """
     try:
         library = import_module("tests.simulation")

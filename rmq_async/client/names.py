@@ -18,7 +18,7 @@ class Names:
     """The names of topics and groups as users and as brokers write them.
 
     Args:
-        namespace: None or empty for none; then names are not changed.
+        namespace: The namespace; without one (None or empty) names are not changed.
     """
 
     __slots__ = ("namespace",)

@@ -160,7 +160,7 @@ class QueueState(Enum):
 
     Attributes:
         TAKEN: Held, and not pulled before ``on_assigned`` has ended.
-        DRAINING: Is being given up, or the consumer stops.
+        DRAINING: Being given up, or held while the consumer stops.
         STOPPED: Held, and not pulled, because of ``out_of_range`` or ``above_end``.
         LOST: Another member may read it already.
     """

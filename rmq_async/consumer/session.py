@@ -91,7 +91,7 @@ class Attached:
 
     @property
     def blocked(self) -> Block | None:
-        """The newest function of the user that has blocked the event loop; None if there is none. From any thread."""
+        """The newest function of the user that has blocked the event loop, or None. May be read from any thread."""
         return None if self._watch is None else self._watch.newest(self._blocking)
 
     def begin(self, listener: GroupListener) -> None:

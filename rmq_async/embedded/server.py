@@ -241,7 +241,9 @@ class Connection(asyncio.Protocol):
             self.work()
 
     def work(self) -> None:
-        """Serve the frames that have arrived, as far as the peer takes the answers; with ``shuffle`` some at a time, at random."""
+        """Serve the frames that have arrived, as far as the peer takes the answers; with ``shuffle`` a random part of them at a
+        time.
+        """
         gate = self._listener.gate
         if gate.chance is None:
             self._serve(self._frames)

@@ -168,7 +168,7 @@ class _Sums:
 
 
 def _together(one: TopicLag, other: TopicLag) -> TopicLag:
-    """Return the sum for a topic that two sources of a query read; what one of them does not know is not known."""
+    """Return the sum for a topic that two sources of a query read; a figure is None if one of them does not know it."""
     moments = [each.oldest for each in (one, other) if each.oldest is not None]
     known = all(each.oldest is not None for each in (one, other) if each.behind != 0)
     behind = None if one.behind is None or other.behind is None else one.behind + other.behind

@@ -308,8 +308,8 @@ class ConnectionPool:
     async def look_again(self, address: str, timeout: float) -> bool:
         """Look up the host name of an open connection again, unless that was done a moment ago.
 
-        Where it leads elsewhere now, give the connection up; return whether it was given up. False for an IP address, without a
-        connection, and if the look-up fails or lasts too long.
+        If it leads elsewhere now, give the connection up; return whether it was given up. Return False for an IP address,
+        without a connection, and if the look-up fails or lasts too long.
         """
         connection, host, now = self.open.get(address), _host_of(address), machine.monotonic()
         if connection is None or self._resolver.age(host) < LOOK_SPACING or is_ip(host):

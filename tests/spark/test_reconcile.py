@@ -89,7 +89,7 @@ def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
     [
         ("body", (), pipeline.SentTable(), "by must be id, key, spark-id or property:NAME, not 'body'"),
         ("property:", (), pipeline.SentTable(), "by must be"),
-        ("id", ("lost",), pipeline.SentTable(), "fail_on must be some of missing,"),
+        ("id", ("lost",), pipeline.SentTable(), "fail_on must name only missing,"),
         (
             "key",
             (),

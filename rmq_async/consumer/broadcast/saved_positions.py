@@ -1,7 +1,7 @@
 """Positions of a broadcast member: loaded from the user's store at the start, saved while it runs and at its end.
 
 Without a store they are kept in memory until the consumer stops, for queues that leave the route and return. Saves run one at a
-time, each with all positions of its moment, so that an older state does not replace a newer one.
+time, each with all positions at its start, so that an older state does not replace a newer one.
 """
 
 # A stored position, or this member's position when the queue left the route, is used if there is one. A topic without any

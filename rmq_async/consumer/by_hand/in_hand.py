@@ -284,7 +284,7 @@ class ByHand:
         return any(hand.task is task and hand.iterated and hand.left for hand in self.running.values())
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Return a name for the iteration of which ``task`` has messages in hand; None if there is none. From any thread."""
+        """Return a name for the iteration of which ``task`` has messages in hand, or None. May be called from any thread."""
         for hand in list(self.running.values()):
             if hand.task is task and hand.iterated and hand.left:
                 return f"the iteration over topic {hand.delivery.topic} in task {task.get_name()}"

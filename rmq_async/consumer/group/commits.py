@@ -252,9 +252,9 @@ class Commits:
                 await self._send(held)
 
     async def _look(self, held: HeldQueue, limit: float | None) -> bool:
-        """Look at a queue; return whether that has ended.
+        """Look at a queue; return whether the look has ended.
 
-        After ``limit`` seconds, None for no limit, the look goes on, and the next call waits for it.
+        After ``limit`` seconds (None: no limit) return False: the look continues, and the next call waits for it.
         """
         look = self._looks.get(held)
         if look is None:
@@ -281,7 +281,7 @@ class Commits:
             look.set_result(False)
 
     async def _send(self, held: HeldQueue) -> bool:
-        """Commit the watermark; return False, and do not, if the queue has left this member during the wait for this."""
+        """Commit the watermark; return False without a commit if the queue has left this member during the wait."""
         if not self._may(held):
             return False
         offset, connection = held.progress.watermark, self.connection(held)

@@ -218,7 +218,7 @@ class HandlerCalls:
             return pace
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Call a handler outside of the slots, and settle nothing; return its error, None where it returned."""
+        """Call a handler outside of the slots, and settle nothing; return its error or None."""
         marks = None if subscription.batch_size is None else Marks()
         delivery = call_of(subscription, (message,), message.reconsume_times + 1, marks)
         delivery.lend(asyncio.current_task())
@@ -242,8 +242,8 @@ class HandlerCalls:
         return any(delivery.task is task for delivery in self.running)
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Return the name of the handler that runs in ``task``; None if there is none, and in ``call_once``. From any
-        thread.
+        """Return the name of the handler that runs in ``task``; None without a handler, and in ``call_once``. May be called
+        from any thread.
         """
         for delivery in list(self.running):
             if delivery.task is task and delivery.state == "running":

@@ -106,7 +106,7 @@ class LoopWatch:
                 self._thread.join()
 
     def newest(self, find: Find) -> Block | None:
-        """Return the newest block that ``find`` has named; None if there is none. From any thread."""
+        """Return the newest block that ``find`` has named, or None. May be called from any thread."""
         return self._blocks.get(find)
 
     def _start(self) -> None:

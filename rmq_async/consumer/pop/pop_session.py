@@ -524,7 +524,7 @@ class PopSession(MemberSession):
             self._changed.set()
 
     async def _is_stored(self, back: GiveBack) -> bool:
-        """Return whether a broker has a popped message where it was popped: its store may be another one meanwhile."""
+        """Return whether a broker has a popped message where it was popped: the broker may have another store by now."""
         lease = back.item
         assert isinstance(lease, Lease)
         queue = MessageQueue(back.topic, lease.handle.broker_name, lease.handle.queue_id)

@@ -1,9 +1,9 @@
 """The queues that this member holds, from the takeover to the release or the loss.
 
-A queue that is assigned is pulled when ``on_assigned`` has ended. A queue that leaves this member is drained: its pulls end, the
-messages above all those with a call or an outcome are dropped, ``on_revoked`` is called, running handlers get
-``handover_timeout`` to end (that of ``on_revoked`` included), the watermark is committed, then the lock is released, and
-``on_released`` follows. Of an ordered queue, a message whose call does not end stays uncommitted, and the lock is kept.
+A queue that is assigned is pulled when ``on_assigned`` has ended. A queue that leaves this member is drained: its pulls end,
+the messages after the last one with a call or an outcome are dropped, ``on_revoked`` is called, running handlers and
+``on_revoked`` get ``handover_timeout`` to end, the watermark is committed, the lock is released, and ``on_released`` is called.
+If a call of an ordered queue does not end, its message stays uncommitted, and the lock is kept.
 """
 
 from __future__ import annotations
@@ -425,7 +425,9 @@ class Assignment:
             self._unfinished.append(held)
 
     def quiesce(self) -> None:
-        """End the pulls, and drop the messages above all those with a call or an outcome, at once; running calls continue."""
+        """End the pulls, and drop the messages after the last one with a call or an outcome, at once; running calls
+        continue.
+        """
         self.closing = True
         for held in self.held.values():
             self._quiesce(held)

@@ -229,7 +229,7 @@ class PullSession(MemberSession):
             raise
 
     def quiesce(self) -> None:
-        """Begin to stop: end the pulls, and drop the messages above all those with a call or an outcome."""
+        """Begin to stop: end the pulls, and drop the messages after the last one with a call or an outcome."""
         if self.by_hand is not None:
             self.by_hand.quiesce()
         self.assignment.quiesce()

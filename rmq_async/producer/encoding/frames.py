@@ -55,7 +55,7 @@ class Frames:
         Args:
             deadline: Monotonic time at which the attempt ends.
             call_deadline: Monotonic time at which the call ends.
-            attempt: Given if hooks were already called for it.
+            attempt: The attempt, if hooks were already called for it; else None.
 
         Raises:
             RocketMQError: If the connection is closed, a hook refuses the attempt or the request cannot be encoded; hooks that

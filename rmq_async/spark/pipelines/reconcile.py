@@ -201,7 +201,7 @@ def _check_by(by: str, fail_on: Collection[str]) -> None:
     if by not in ("id", "key", "spark-id") and not (by.startswith("property:") and by != "property:"):
         raise ConfigError(f"by must be id, key, spark-id or property:NAME, not {by!r}")
     if wrong := sorted(set(fail_on) - set(KINDS)):
-        raise ConfigError(f"fail_on must be some of {', '.join(KINDS)}, not {wrong[0]!r}")
+        raise ConfigError(f"fail_on must name only {', '.join(KINDS)}, not {wrong[0]!r}")
 
 
 def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:

@@ -134,7 +134,7 @@ class Host(Network):
         return SimulatedServer(loop, factory, (address, port), self.wakes, self.ports)
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolve a name after a drawn delay, as ``getaddrinfo`` does; an address without a delay.
+        """Resolve a name, as ``getaddrinfo`` does, after a drawn delay; an address is returned without a delay.
 
         Raises socket.gaierror for an unknown name.
         """
