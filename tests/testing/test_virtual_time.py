@@ -14,6 +14,7 @@ import pytest
 from rmq_async import Message, Producer, machine
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import SimulationError
+from rmq_async.testing.simulation.standard_library import bound_names, replaceable_modules
 
 from ..support.virtual_time import KnownNames
 
@@ -77,3 +78,7 @@ def test_known_names_are_those_of_new_modules_and_of_old_ones_that_still_have_th
     monkeypatch.setitem(sys.modules, "later", later)
     found = [*names(replaced)]
     assert [each for each in found if each[0] in (first, later)] == [(first, "clock", "new"), (later, "clock", "new")]
+    every = [*bound_names(replaceable_modules(sys.modules), replaced)]
+    assert sorted((module.__name__, name) for module, name, _ in found) == sorted(
+        (module.__name__, name) for module, name, _ in every
+    )

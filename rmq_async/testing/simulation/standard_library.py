@@ -53,20 +53,9 @@ class StandardLibrary:
 
     Inside, ``Thread.start``, ``socket.socket``, ``subprocess.Popen``, ``os.fork`` and, without a ``sleep`` in its place,
     ``time.sleep`` raise SimulationError.
-
-    Args:
-        clocks: Clocks and random sources of the process whose code runs.
-        sleep: Replaces ``time.sleep``.
-        names: Returns all names of modules that are bound to an object with one of these ids, with the mapping's value for it.
     """
 
-    def __init__(
-        self,
-        clocks: Clocks,
-        sleep: Callable[[float], None] | None = None,
-        names: Callable[[Mapping[int, Any]], Names] = lambda by_id: bound_names(replaceable_modules(sys.modules), by_id),
-    ) -> None:
-        self._names = names
+    def __init__(self, clocks: Clocks, sleep: Callable[[float], None] | None = None) -> None:
         date, moment = _datetime_classes(clocks)
         self._replaced = {
             **_clock_functions(clocks),
@@ -88,7 +77,7 @@ class StandardLibrary:
         functions = {place: new for place, new in self._replaced.items() if isinstance(place[0], ModuleType)}
         self._originals = {id(new): getattr(*place) for place, new in functions.items()}
         self._loaded = set(sys.modules)
-        bound = list(self._names({id(getattr(*place)): new for place, new in functions.items()}))
+        bound = list(all_bound_names({id(getattr(*place)): new for place, new in functions.items()}))
         for (owner, name), new in self._replaced.items():
             self._set(owner, name, new)
         for module, name, new in bound:
@@ -110,6 +99,11 @@ class StandardLibrary:
     def _set(self, owner: Any, name: str, new: Any) -> None:
         self._before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, new)
+
+
+def all_bound_names(by_id: Mapping[int, Any]) -> Names:
+    """Return ``bound_names`` of all replaceable modules."""
+    return bound_names(replaceable_modules(sys.modules), by_id)
 
 
 def bound_names(modules: Iterable[ModuleType], by_id: Mapping[int, Any]) -> Names:
