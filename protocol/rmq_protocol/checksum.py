@@ -12,8 +12,6 @@ from typing import Final
 
 from .constants import PropertyName
 
-__all__ = ["ISAL_FROM", "crc32", "crc_property", "isal_crc32", "zlib_crc32"]
-
 ISAL_FROM: Final = 512
 zlib_crc32: Final = zlib.crc32
 isal_crc32: Callable[[bytes | bytearray | memoryview], int]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["build_client_id", "build_instance_name"]
-
 
 def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *, stream: bool = False) -> str:
     """Return the id of a client: ``ip@instance``, then ``@unit`` unless ``unit_name`` is None or blank, then ``@STREAM`` if

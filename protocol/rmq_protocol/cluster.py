@@ -7,8 +7,6 @@ import msgspec
 from .json_body import decode_body, encode_body
 from .route import BrokerData
 
-__all__ = ["ClusterInfo", "decode_cluster_info", "encode_cluster_info"]
-
 
 class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
     """The brokers of all clusters that a name server knows.

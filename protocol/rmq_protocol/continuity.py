@@ -17,8 +17,6 @@ from .message import MessageQueue
 from .stored_layout import FIXED, FIXED_V4, HOSTS_V6, MIN_RECORD
 from .topics import LogicQueueMappingItem
 
-__all__ = ["first_queue_offset", "gaps_of_mapping", "missing_offsets", "ranges_text", "without_ranges"]
-
 
 def missing_offsets(
     first: int, end: int, found: Iterable[int], corrupt: Sequence[CorruptMessageError] = ()

@@ -24,8 +24,6 @@ from .constants import MAX_FRAME_SIZE, MAX_HEADER_SIZE, SerializeType
 from .errors import FrameTooLargeError, LocalProtocolError, RemoteProtocolError
 from .foreign import foreign_peer
 
-__all__ = ["CutFrame", "Frame", "FrameDecoder", "encode_frame"]
-
 _WORDS = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
 _HEAD = 64

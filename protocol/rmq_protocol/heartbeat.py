@@ -12,23 +12,7 @@ from .errors import LocalProtocolError
 from .java_types import Int, Long, utf16
 from .json_body import decode_body, encode_body
 
-__all__ = [
-    "IS_SUB_CHANGE",
-    "IS_SUPPORT_HEART_BEAT_V2",
-    "ConsumeFromWhere",
-    "ConsumeType",
-    "ConsumerData",
-    "HeartbeatData",
-    "MessageModel",
-    "ProducerData",
-    "SubscriptionData",
-    "decode_heartbeat",
-    "encode_heartbeat",
-    "heartbeat_fingerprint",
-    "java_hash",
-]
-
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
 """extField of the response: "true" if the broker compares fingerprints, so that subscriptions may be left out of further
@@ -155,7 +139,7 @@ def heartbeat_fingerprint(data: HeartbeatData) -> int:
     return java_hash(_text(plain).decode()) or 1
 
 
-def _sorted(items: Iterable[T]) -> tuple[T, ...]:
+def _sorted(items: Iterable[_T]) -> tuple[_T, ...]:
     return tuple(sorted(items, key=_text))
 
 

@@ -17,18 +17,6 @@ from typing import Final, NamedTuple
 
 from .errors import LocalProtocolError, shown
 
-__all__ = [
-    "OffsetId",
-    "UniqueId",
-    "format_host",
-    "pack_host",
-    "pack_offset_id",
-    "pack_unique_id",
-    "unique_id_prefix",
-    "unpack_offset_id",
-    "unpack_unique_id",
-]
-
 _MAPPED_PREFIX: Final = bytes(10) + b"\xff\xff"
 _PORT_AND_OFFSET: Final = struct.Struct(">iq")
 _UNIQUE_TAIL: Final = struct.Struct(">HIIH")

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["Double", "Int", "Long", "utf16"]
-
 Int = Annotated[int, msgspec.Meta(ge=-0x80000000, le=0x7FFFFFFF)]
 """Type of Java's ``int`` and ``Integer``: 32 bits, signed."""
 

@@ -8,8 +8,6 @@ from typing import Final
 
 from .constants import PropertyName
 
-__all__ = ["TopicMessageType", "topic_message_type"]
-
 
 class TopicMessageType(StrEnum):
     UNSPECIFIED = "UNSPECIFIED"

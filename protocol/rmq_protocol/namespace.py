@@ -11,17 +11,6 @@ from typing import Final
 from .constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from .validation import is_system_topic
 
-__all__ = [
-    "has_namespace",
-    "is_dlq_topic",
-    "is_retry_topic",
-    "namespace_of",
-    "with_namespace",
-    "with_namespace_and_retry",
-    "without_namespace",
-    "without_retry_and_dlq",
-]
-
 _SEPARATOR: Final = "%"
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 

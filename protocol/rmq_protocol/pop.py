@@ -16,23 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 from .constants import RETRY_TOPIC_PREFIX
 from .errors import LocalProtocolError, RemoteProtocolError, shown
 
-__all__ = [
-    "ExtraInfo",
-    "build_extra_info",
-    "build_info",
-    "info_key",
-    "order_info_key",
-    "parse_extra_info",
-    "parse_msg_offset_info",
-    "parse_order_count_info",
-    "parse_start_offset_info",
-    "pop_retry_topic",
-    "pop_retry_topic_v1",
-    "real_topic",
-    "retry_flag",
-]
-
-V = TypeVar("V")
+_V = TypeVar("_V")
 
 _number = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
 _short_numbers = re.compile(r"[0-9]{1,18}(?:,[0-9]{1,18})*").fullmatch
@@ -165,8 +149,8 @@ def build_info(values: Mapping[str, int | Sequence[int]]) -> str:
     )
 
 
-def _parse(what: str, text: str | None, read: Callable[[str, str, str], V]) -> dict[str, V]:
-    found: dict[str, V] = {}
+def _parse(what: str, text: str | None, read: Callable[[str, str, str], _V]) -> dict[str, _V]:
+    found: dict[str, _V] = {}
     for item in text.rstrip(";").split(";") if text else ():
         parts = item.split(" ")
         if len(parts) != 3:

@@ -27,8 +27,6 @@ from .pop import (
     retry_flag,
 )
 
-__all__ = ["MAX_POP_SIZE", "can_be_gathered", "changed_handle", "find_handles", "gather_acks", "left_handles", "plain_topic"]
-
 MAX_POP_SIZE: Final = 32
 """Maximum number of messages that one pop may request; a broker refuses more."""
 _MAX_INT: Final = 0x7FFFFFFF

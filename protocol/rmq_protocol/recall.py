@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 
 from .errors import LocalProtocolError, RemoteProtocolError, shown
 
-__all__ = ["RecallHandle", "decode_recall_handle", "encode_recall_handle"]
-
 _VERSION: Final = "v1"
 _base64 = re.compile(r"[A-Za-z0-9_-]+={0,2}").fullmatch
 

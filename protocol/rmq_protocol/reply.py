@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 from .constants import PropertyName
 from .errors import LocalProtocolError
 
-__all__ = ["CREATE_REPLY_MESSAGE", "REPLY_MESSAGE_TYPE", "REPLY_TOPIC_SUFFIX", "Reply", "create_reply"]
-
 REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
 REPLY_MESSAGE_TYPE: Final = "reply"
 """Value of property MSG_TYPE of a reply, which is sent to the broker with SEND_REPLY_MESSAGE and forwarded to the requester."""

@@ -21,26 +21,6 @@ from .java_types import Int, Long, utf16
 from .json_body import decode_body, encode_body
 from .message import MessageQueue
 
-__all__ = [
-    "MAX_ROUTE_QUEUES",
-    "NO_BROKER",
-    "BrokerData",
-    "QueueData",
-    "TopicQueueMapping",
-    "TopicRouteData",
-    "broker_address",
-    "decode_route",
-    "encode_route",
-    "is_address",
-    "master_address",
-    "master_addresses",
-    "publish_queues",
-    "route_fingerprint",
-    "split_address",
-    "static_topic_endpoints",
-    "subscribe_queues",
-]
-
 MAX_ROUTE_QUEUES: Final = 65_536
 """Maximum number of queues of one topic on all its brokers that a route may have; the largest topics have a few thousand."""
 

@@ -24,8 +24,6 @@ from .send_codec import (
 )
 from .signing import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, SessionCredentials
 
-__all__ = ["SignedSendTemplate"]
-
 _BLOCK: Final = 64
 _INNER: Final = bytes([byte ^ 0x36 for byte in range(256)])
 _OUTER: Final = bytes([byte ^ 0x5C for byte in range(256)])

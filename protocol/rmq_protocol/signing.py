@@ -17,18 +17,6 @@ import msgspec
 from .errors import LocalProtocolError
 from .java_types import utf16
 
-__all__ = [
-    "ACCESS_KEY",
-    "HIDDEN",
-    "SECURITY_TOKEN",
-    "SIGNATURE",
-    "SessionCredentials",
-    "shown_fields",
-    "sign",
-    "signature",
-    "signed_content",
-]
-
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the field's name
 SIGNATURE: Final = "Signature"

@@ -26,8 +26,6 @@ from .properties import decode_properties
 from .stored_layout import FIXED, FIXED_V4, HOSTS_V6, MAX_PORT, MIN_RECORD
 from .subscription import parse_tags
 
-__all__ = ["Fields", "RecordBlock"]
-
 _COMPRESSED: Final = int(SysFlag.COMPRESSED)
 _INNER_BATCH: Final = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
 _HEAD: Final = struct.Struct(">ii")

@@ -16,8 +16,6 @@ from .constants import MAGIC_CODE_V1, MAGIC_CODE_V2, MAX_TOPIC_LENGTH, SysFlag
 from .errors import LocalProtocolError
 from .ids import pack_host
 
-__all__ = ["FIXED", "FIXED_V4", "HOSTS_V6", "MAX_PORT", "MIN_RECORD", "encode_stored"]
-
 HOSTS_V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 FIXED: Final = {
     0: struct.Struct(">iiiiiqqiq4siq4siiqi"),

@@ -8,8 +8,6 @@ from .errors import LocalProtocolError
 from .heartbeat import SubscriptionData, java_hash
 from .message import BLANKS
 
-__all__ = ["SQL92", "SUB_ALL", "TAG", "build_subscription", "parse_tags", "split_tags"]
-
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 SUB_ALL: Final = "*"

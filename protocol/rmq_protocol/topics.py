@@ -8,15 +8,6 @@ from .constants import Perm
 from .java_types import Int, Long
 from .json_body import decode_body, encode_body
 
-__all__ = [
-    "LogicQueueMappingItem",
-    "TopicConfig",
-    "TopicConfigAndQueueMapping",
-    "TopicQueueMappingDetail",
-    "decode_topic_config",
-    "encode_topic_config",
-]
-
 
 class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
     """The settings of a topic.

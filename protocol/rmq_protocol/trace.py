@@ -15,17 +15,6 @@ import msgspec
 from .errors import LocalProtocolError, RemoteProtocolError
 from .java_types import Int, Long
 
-__all__ = [
-    "TRACE_TOPIC",
-    "MessageType",
-    "TraceBean",
-    "TraceContext",
-    "TraceType",
-    "decode_trace",
-    "encode_trace",
-    "trace_keys",
-]
-
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 
 _FIELD: Final = "\x01"

@@ -22,21 +22,6 @@ from .constants import (
 from .errors import InvalidMessageError
 from .message import is_blank
 
-__all__ = [
-    "NOT_ALLOWED_SEND_TOPICS",
-    "SYSTEM_GROUPS",
-    "SYSTEM_TOPICS",
-    "broker_group_remark",
-    "broker_topic_remark",
-    "check_group",
-    "check_message",
-    "check_topic",
-    "is_not_allowed_send_topic",
-    "is_system_group",
-    "is_system_topic",
-    "plain",
-]
-
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _ALLOWED: Final = "only a-z, A-Z, 0-9 and % | _ - are allowed"
 _PATH_SEPARATOR: Final = "/"
