@@ -67,8 +67,6 @@ class FreeThread:
     pool.
     """
 
-    __slots__ = ("_room",)
-
     def __init__(self, room: _Room) -> None:
         self._room = room
 

@@ -38,8 +38,6 @@ class Client:
         seen: ``machine.monotonic`` of its last heartbeat.
     """
 
-    __slots__ = ("client_id", "connection", "language", "seen", "version")
-
     def __init__(self, client_id: str, connection: Connection, language: LanguageCode | None, version: int) -> None:
         self.client_id = client_id
         self.connection = connection
@@ -56,8 +54,6 @@ class ConsumerGroup:
             twice, as on a real broker.
         subscriptions: Subscriptions by topic. The other settings are as in the last heartbeat.
     """
-
-    __slots__ = ("consume_from_where", "consume_type", "members", "message_model", "size", "subscriptions")
 
     def __init__(self) -> None:
         self.members: dict[tuple[str, Connection], Client] = {}

@@ -34,8 +34,6 @@ class Failure:
         request: RequestCode of the requests that fail; None for the requests that ``FailureScript.add`` describes.
     """
 
-    __slots__ = ("code", "left", "request")
-
     def __init__(self, code: int, left: int, request: int | None) -> None:
         self.code = code
         self.left = left

@@ -60,8 +60,6 @@ class PopFaults:
         copies: Number of copies of each such message.
     """
 
-    __slots__ = ("copies", "empty", "late_ms", "lost_acks")
-
     def __init__(self) -> None:
         self.empty = 0
         self.lost_acks = 0

@@ -136,21 +136,6 @@ class Connection(asyncio.Protocol):
         unfinished: Bytes of an incomplete frame.
     """
 
-    __slots__ = (
-        "_decoder",
-        "_frames",
-        "_listener",
-        "_paused",
-        "_service",
-        "_sliced",
-        "_transport",
-        "last_active",
-        "local_ip",
-        "remote",
-        "second",
-        "unfinished",
-    )
-
     def __init__(self, listener: Listener, *, second: bool = False) -> None:
         self._listener = listener
         self.second = second

@@ -464,8 +464,6 @@ class Lexer:
         at: Index of the character after the last word.
     """
 
-    __slots__ = ("_text", "at")
-
     def __init__(self, text: str) -> None:
         self._text = text
         self.at = 0

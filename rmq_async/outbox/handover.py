@@ -20,8 +20,6 @@ _KEY: Final = "rmq_async.outbox"
 class Additions:
     """The rows that one session has added to outboxes and has not committed yet."""
 
-    __slots__ = ("_added",)
-
     def __init__(self, session: Session) -> None:
         self._added: list[tuple[Callable[[list[Held]], None], Held, SessionTransaction | None]] = []
         event.listen(session, "after_commit", self._committed)

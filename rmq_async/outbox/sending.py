@@ -47,8 +47,6 @@ class KeyOrder:
         broken: Whether it takes no more rows.
     """
 
-    __slots__ = ("broken", "busy", "in_hand", "key", "waiting")
-
     def __init__(self, key: Key) -> None:
         self.key = key
         self.waiting: deque[Held] = deque()

@@ -63,8 +63,6 @@ class Doubts:
     commit is still under way.
     """
 
-    __slots__ = ("_since",)
-
     def __init__(self) -> None:
         self._since: dict[MessageQueue, float] = {}
 

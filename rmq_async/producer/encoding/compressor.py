@@ -26,8 +26,6 @@ class Compressor:
         above: Bytes from which on a body is compressed (``compress_over``).
     """
 
-    __slots__ = ("_encoder", "_threads", "_unless_stopped", "above")
-
     def __init__(self, encoder: Encoder, threads: Threads, unless_stopped: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
         self.above = encoder.compress_over
         self._encoder = encoder

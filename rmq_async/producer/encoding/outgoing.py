@@ -139,8 +139,6 @@ class Encoder:
         outgoing: The class that is made, ``Watched`` if calls have hooks.
     """
 
-    __slots__ = ("_instance_text", "_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")
-
     def __init__(self, config: ProducerConfig, ids: UniqueIds, namespace: str = "") -> None:
         self.compress_over = config.compress_over
         self.max_size = config.max_message_size

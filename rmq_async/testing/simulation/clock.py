@@ -13,8 +13,6 @@ class MonotonicClock:
         drift: Seconds that it gains in each second.
     """
 
-    __slots__ = ("_base", "_pace", "_scheduler", "_since", "drift")
-
     def __init__(self, scheduler: Scheduler, *, booted: float = 0.0, drift: float = 0.0) -> None:
         self.drift = drift
         self._scheduler = scheduler

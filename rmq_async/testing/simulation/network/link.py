@@ -47,8 +47,6 @@ class Way:
         name: "sender->receiver".
     """
 
-    __slots__ = ("_busy_until", "_chance", "_local", "_scheduler", "carried", "cut", "extra", "held", "name")
-
     def __init__(self, name: str, scheduler: Scheduler, chance: Random, *, local: bool = False) -> None:
         self.name = name
         self.cut = False
