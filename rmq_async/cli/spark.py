@@ -10,8 +10,7 @@ from typing import Final
 
 import click
 
-from .extras import is_installed, needs_extra
-from .options import needs_command
+from .options import is_installed, needs_command, needs_extra
 
 PIPELINES: Final = {
     "archive": "A topic into partitioned Parquet, exactly once.",

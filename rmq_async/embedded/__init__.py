@@ -46,11 +46,10 @@ from .directory import Registrations as Registrations
 from .disk import BrokerDisk as BrokerDisk
 from .disk import DiskLog as DiskLog
 from .faults import FailureScript as FailureScript
-from .faults import check_code
-from .live import LiveBrokers
+from .faults import PopSettings as PopSettings
+from .faults import PopStore, check_code, checked_settings
+from .nameserver import LiveBrokers
 from .nameserver import NameServer as NameServer
-from .pop_settings import PopSettings as PopSettings
-from .pop_settings import PopStore, checked_settings
 from .schedule import DELAY_LEVELS
 from .server import Connection as Connection
 from .server import Listener

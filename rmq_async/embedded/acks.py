@@ -22,8 +22,8 @@ from rmq_protocol.pop import ExtraInfo, parse_extra_info, real_topic
 
 from .check_points import MAX_IN_FLIGHT, Handle
 from .clock import Clock
+from .faults import PopFaults
 from .ordered_pops import OrderedQueue, OrderedQueues
-from .pop_settings import PopFaults
 from .pops import ORDERED_REVIVE_QUEUE
 from .server import Connection
 from .service import Processor, Refused, fields_of, handles, header_of

@@ -20,11 +20,10 @@ from .clock import Clock, SystemClock
 from .connections import ClientProcessor
 from .directory import Registration
 from .disk import BrokerDisk
-from .faults import LONGEST_WAIT, THROTTLED, FailureScript, SendQueue
+from .faults import LONGEST_WAIT, NO_POPS, THROTTLED, FailureScript, PopSettings, SendQueue
 from .groups import GroupProcessor
 from .locks import LockProcessor
 from .lookups import LookupProcessor
-from .pop_settings import NO_POPS, PopSettings
 from .popping import Popping
 from .progress import ProgressProcessor, QueryProcessor
 from .pulls import HeldPulls, PullMessageProcessor

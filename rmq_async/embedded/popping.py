@@ -13,9 +13,9 @@ from rmq_protocol.stored import decode_messages
 from .acks import AckProcessor
 from .assignments import RequestModeProcessor
 from .clock import Clock
+from .faults import PopFaults, PopSettings
 from .held_pops import ANY_QUEUE, HeldPops, PopKey
 from .ordered_pops import OrderedQueue, OrderedQueues
-from .pop_settings import PopFaults, PopSettings
 from .pops import PopProcessor, PopReader
 from .revival import Revival
 from .server import Connection

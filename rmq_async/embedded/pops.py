@@ -15,11 +15,11 @@ from rmq_protocol.subscription import TAG
 
 from .check_points import MAX_IN_FLIGHT, Handle
 from .clock import Clock
+from .faults import PopFaults, PopSettings
 from .filters import Filter, check_condition, filter_of
 from .held_pops import HeldPops, Pop, PopKey
 from .offsets import OffsetTable
 from .ordered_pops import OrderedQueue, OrderedQueues
-from .pop_settings import PopFaults, PopSettings
 from .records import pack_record, physical_offset, queue_offset, read_record, stored_ms
 from .server import Connection
 from .service import Processor, Refused, fields_of, handles, header_of, without_content

@@ -13,7 +13,7 @@ from rmq_protocol.pop_handles import plain_topic
 
 from .check_points import CheckPoint, Handle
 from .clock import Alarm, Clock
-from .pop_settings import PopFaults, PopSettings
+from .faults import PopFaults, PopSettings
 from .records import read_record
 from .service import Refused
 from .state import BrokerState

@@ -17,9 +17,8 @@ from rmq_protocol.stored import parse_tags
 from rmq_protocol.validation import check_group, check_topic
 
 from ..errors import ConfigError
-from .connection import Access, access_of
+from .connection import Access, Mistakes, access_of
 from .kafka_names import option_of_kafka, read_column_of_kafka
-from .mistakes import Mistakes
 from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
 

@@ -17,8 +17,8 @@ import pyspark
 from pyspark.sql.datasource import DataSource
 
 from ..errors import ConfigError, RocketMQError
+from .connection import Mistakes
 from .kafka_names import read_column_of_kafka
-from .mistakes import Mistakes
 from .options import ReadOptions, read_options, read_options_of_either, write_options
 from .schema import SOURCE_COLUMNS, source_schema
 from .short_errors import short_errors

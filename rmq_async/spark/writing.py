@@ -27,9 +27,8 @@ from rmq_protocol.validation import check_message
 
 from ..errors import ConfigError, InvalidMessageError
 from ..producer import Producer
-from .connection import client_config
+from .connection import Mistakes, client_config
 from .kafka_names import sink_column_of_kafka
-from .mistakes import Mistakes
 from .options import WriteOptions
 from .renewal import current
 from .rows import ID_PROPERTY, blocks_of

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from rmq_async.cli.lines import lines_of
 from rmq_async.cli.output import Printer
+from rmq_async.cli.send import lines_of
 from rmq_async.errors import ClientStateError
 
 

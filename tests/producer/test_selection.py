@@ -15,8 +15,7 @@ import pytest
 from rmq_async import FaultTable, Message, MessageQueue, errors, select_best, select_by_machine_room
 from rmq_async.producer.routing.fault_table import LatencyTable
 from rmq_async.producer.routing.queue_selection import Overdue, QueueSelection
-from rmq_async.producer.routing.round_robin import QUEUES_KEPT, TOPICS_KEPT, RoundRobin
-from rmq_async.producer.routing.selectors import picking
+from rmq_async.producer.routing.selectors import QUEUES_KEPT, TOPICS_KEPT, RoundRobin, picking
 
 from .support import seeded, topic_queues_of
 

@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 from rmq_async import machine as library
 from rmq_async.testing.simulation import Scheduler, SimulatedLoop, standard_library
-from rmq_async.testing.simulation.clock import MonotonicClock
 from rmq_async.testing.simulation.machines import EPOCH, LoopExecutor
 from rmq_async.testing.simulation.network import SimulatedNetwork
 from rmq_async.testing.simulation.running import drive
-from rmq_async.testing.simulation.scheduler import nanoseconds
+from rmq_async.testing.simulation.scheduler import MonotonicClock, nanoseconds
 from rmq_async.testing.simulation.standard_library import StandardLibrary, bound_names, replaceable_modules
 
 T = TypeVar("T")

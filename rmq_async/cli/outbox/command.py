@@ -12,10 +12,20 @@ import click
 import rmq_async
 from rmq_async.config import check_group
 
-from ..extras import needs_extra
-from ..options import AGE, FAILED, Seconds, client_config, client_options, json_option, needs_command, pass_options, run
+from ..options import (
+    AGE,
+    FAILED,
+    Seconds,
+    client_config,
+    client_options,
+    json_option,
+    needs_command,
+    needs_extra,
+    pass_options,
+    run,
+)
 from ..output import Output
-from .settings import RelayOptions
+from .relay import RelayOptions
 
 if TYPE_CHECKING:
     from rmq_async.outbox import Store

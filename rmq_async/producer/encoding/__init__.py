@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .compressor import Compressor
 from .frames import SEND, Frames
-from .outgoing import AttemptWatch, BatchItem, CallWatch, Encoder, Outgoing, Watched, notify_failed
+from .outgoing import AttemptWatch, BatchItem, CallWatch, Compressor, Encoder, Outgoing, Watched, notify_failed
 from .response import SEND_OK, is_unclear, reply_error, stored, stored_batch, stored_message

@@ -25,8 +25,7 @@ from ..._text import printable
 from ...transport import Connection, ConnectionPool
 from .broker_probe import BrokerProbe
 from .fault_table import LatencyTable
-from .round_robin import RoundRobin
-from .selectors import Pick, Selector, ask, awaited, one_of, picking, select_best, select_by_hash
+from .selectors import Pick, RoundRobin, Selector, ask, awaited, one_of, picking, select_best, select_by_hash
 from .suspects import FailureTable
 from .topic_queues import Target, TopicQueues
 

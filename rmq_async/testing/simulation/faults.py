@@ -15,9 +15,27 @@ from math import inf
 from random import Random
 from typing import Final, Protocol, Self
 
-from .chance import exponential
 from .errors import SimulationError
 from .scheduler import Scheduler, nanoseconds
+
+
+def exponential(chance: Random, mean: float) -> float:
+    """Draw from an exponential distribution, after von Neumann.
+
+    Comparisons, one addition and one multiplication are exact or rounded in one way everywhere; ``Random.expovariate`` takes a
+    logarithm, whose last bit depends on the C library.
+    """
+    whole = 0
+    while True:
+        first = last = chance.random()
+        odd = True
+        while (number := chance.random()) < last:  # the length of a falling row is odd with a probability of exp(-first)
+            last = number
+            odd = not odd
+        if odd:
+            return mean * (whole + first)
+        whole += 1
+
 
 KINDS: Final = (
     "broker-busy", "broker-crash", "broker-delay", "broker-disorder", "broker-error", "broker-expire", "broker-jitter",

@@ -11,10 +11,9 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from ... import machine as library
-from .clock import MonotonicClock
 from .errors import SimulationError
 from .loop import Network, SimulatedLoop
-from .scheduler import Scheduler, nanoseconds
+from .scheduler import MonotonicClock, Scheduler, nanoseconds
 
 EPOCH: Final = 1_750_000_000.0
 """Seconds since the epoch at which each simulation begins."""

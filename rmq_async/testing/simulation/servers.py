@@ -10,19 +10,65 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.frame import FrameDecoder
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.stored import decode_messages
 
-from ...embedded import Broker, BrokerDisk, BrokerSettings, Connection, DiskLog, NameServer, Registration
+from ...embedded import Broker, BrokerDisk, BrokerSettings, Connection, DiskLog, Holder, NameServer, Registration, Registrations
 from .checkers import Stored
-from .directory import DoubtfulRegistrations
 from .history import digest
 from .machines import Host, Machine, World
+
+
+class DoubtfulRegistrations(Registrations):
+    """Registrations of a name server that may forget brokers, and disagree with them about the number of queues.
+
+    Attributes:
+        forgotten: Names of brokers that it does not know and whose registrations it drops.
+        more: Number of queues that it reports for a topic in addition to the registered ones; below 0 for fewer, but at least
+            one is left.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: dict[str, None] = {}
+        self.more = 0
+        self.differences = 0
+        """Number of answers about topics and brokers that were not what brokers had registered."""
+
+    def register(self, registration: Registration) -> None:
+        if registration.broker_name not in self.forgotten:
+            super().register(registration)
+
+    def knows(self, broker_name: str, address: str) -> bool:
+        """Return whether a broker is listed under its address as a master; a forgotten one is not."""
+        entry = None if broker_name in self.forgotten else self._entries.get(broker_name)
+        return entry is not None and entry.address == address and entry.broker_id == MASTER_ID
+
+    def holders(self, topic: str, connection: Connection) -> list[Holder]:
+        known = super().holders(topic, connection)
+        shown = [self._shown(holder) for holder in known if holder.broker_name not in self.forgotten]
+        self.differences += shown != known
+        return shown
+
+    def brokers(self, connection: Connection) -> dict[str, dict[int, str]]:
+        known = super().brokers(connection)
+        shown = {name: addresses for name, addresses in known.items() if name not in self.forgotten}
+        self.differences += shown != known
+        return shown
+
+    def _shown(self, holder: Holder) -> Holder:
+        if not self.more:
+            return holder
+        config = holder.config
+        read, write = (max(1, number + self.more) for number in (config.read_queue_nums, config.write_queue_nums))
+        return holder._replace(config=replace(config, read_queue_nums=read, write_queue_nums=write))
+
 
 BROKER_PORT: Final = 10911
 NAME_SERVER_PORT: Final = 9876

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from rmq_async.consumer import Batch, Consumer, Retry
 from rmq_async.errors import RocketMQError
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 from rmq_protocol.message import Message, MessageExt
 
 from ..cluster import Cluster

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from rmq_async.consumer import Consumer, Retry
 from rmq_async.errors import RocketMQError
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 from rmq_async.testing.simulation.servers import Loss
 from rmq_protocol.message import MessageExt, MessageQueue
 

@@ -12,7 +12,7 @@ from math import inf
 from random import Random
 from typing import Final
 
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 
 from ..cluster import Cluster
 from .groups import LOOK_EVERY, Crew

@@ -15,7 +15,7 @@ from rmq_async.admin import Admin
 from rmq_async.consumer import Consumer, DeadLetter, Retry, RetryLater
 from rmq_async.errors import RocketMQError
 from rmq_async.producer import Producer
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 from rmq_protocol.message import Message, MessageExt
 
 from ..cluster import Cluster

@@ -13,7 +13,7 @@ from rmq_async.admin import Admin
 from rmq_async.consumer import PullConsumer
 from rmq_async.errors import OffsetRangeError, RocketMQError
 from rmq_async.producer import Batching, Producer
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 from rmq_protocol.message import Message, MessageQueue
 
 from ..cluster import Cluster

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from rmq_async.consumer import Consumer, Retry
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 from rmq_protocol.message import MessageExt
 
 from ..cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rmq_async.errors import RocketMQError
 from rmq_async.producer import Producer
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 from rmq_protocol.message import Message
 
 from ..cluster import Cluster

@@ -15,7 +15,7 @@ from rmq_async.consumer import PullConsumer
 from rmq_async.errors import QueueNotExistError, ReplyTimeoutError, RocketMQError, TopicNotFoundError
 from rmq_async.producer import Batching, Producer, TransactionProducer
 from rmq_async.results import SendResult, TransactionStatus
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 from rmq_protocol.message import Message, MessageQueue
 
 from ..cluster import CallbackError, Cluster

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Self, cast
 
 from rmq_async._loops import close_servers
-from rmq_async.testing._link import Link as ServerLink
+from rmq_async.testing.scripted import Link as ServerLink
 from rmq_async.testing.simulation import SimulatedLoop
 from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import RESPONSE_FLAG, SerializeType

@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 import rmq_async
-from rmq_async.testing.simulation.chance import exponential
+from rmq_async.testing.simulation.faults import exponential
 
 SIMULATED = ("admin", "client", "consumer", "embedded", "producer", "reading", "testing/simulation", "transport")
 INEXACT = frozenset({

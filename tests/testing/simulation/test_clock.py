@@ -13,8 +13,8 @@ import pytest
 from rmq_async import Message, Producer
 from rmq_async.errors import RocketMQError
 from rmq_async.testing.simulation import Faults, Scheduler, Simulation, SimulationError
-from rmq_async.testing.simulation.clock import MonotonicClock
 from rmq_async.testing.simulation.machines import USUAL_DRIFT
+from rmq_async.testing.simulation.scheduler import MonotonicClock
 
 from .worlds import Processes
 

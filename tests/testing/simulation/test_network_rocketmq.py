@@ -13,7 +13,7 @@ import pytest
 from rmq_async import Message, Producer, machine
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import SimulatedLoop
-from rmq_async.testing.simulation.clock import MonotonicClock
+from rmq_async.testing.simulation.scheduler import MonotonicClock
 from rmq_async.transport.connection import unread
 
 from .networks import Hosts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from rmq_async.testing.simulation.waiting import place_of
+from rmq_async.testing.simulation.running import place_of
 
 
 async def inner(event: asyncio.Event) -> None:

@@ -7,7 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from rmq_async.testing.simulation import Scheduler, SimulatedLoop, run_task
-from rmq_async.testing.simulation.clock import MonotonicClock
+from rmq_async.testing.simulation.scheduler import MonotonicClock
 
 T = TypeVar("T")
 

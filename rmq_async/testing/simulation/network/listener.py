@@ -9,9 +9,8 @@ from contextvars import copy_context
 from typing import Final
 
 from ..loop import SimulatedLoop
-from .sockets import SimulatedSocket
 from .stream import End, Place, Wakes
-from .transport import SimulatedTransport, Streams
+from .transport import SimulatedSocket, SimulatedTransport, Streams
 
 BACKLOG: Final = 100
 """Connections that a kernel keeps for a process that does not accept them; more requests get no answer."""
