@@ -35,7 +35,7 @@ def alembic(place: Path, *commands: tuple[str, ...]) -> str:
     """Runs the commands one after the other, in one process: each would spend 0.8 s of the processor on imports."""
     program = f"from alembic.config import main\nfor command in {commands!r}:\n    main(command)"
     command = [sys.executable, "-W", "error", "-c", program]
-    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

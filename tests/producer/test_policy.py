@@ -197,12 +197,11 @@ def test_the_own_cap_of_attempts_replaces_the_share() -> None:
     assert decide(silent("a"), silent("b"), attempt_timeout=0.1).cap is None
 
 
-@pytest.mark.parametrize("code", list(ResponseCode))
-def test_the_configured_codes_decide_about_answers(code: ResponseCode) -> None:
-    error = broker_error(code, "no")
-    assert is_retriable(error, RETRY_CODES) is (code in {1, 2, 14, 16, 17, 204, 205, 1500})
-    assert is_retriable(error, frozenset({int(code)}))
-    assert not is_retriable(error, frozenset())
+def test_the_configured_codes_decide_about_answers() -> None:
+    answers = {int(code): broker_error(code, "no") for code in ResponseCode}
+    assert {code for code, error in answers.items() if is_retriable(error, RETRY_CODES)} == {1, 2, 14, 16, 17, 204, 205, 1500}
+    assert [code for code, error in answers.items() if not is_retriable(error, frozenset({code}))] == []
+    assert [code for code, error in answers.items() if is_retriable(error, frozenset())] == []
 
 
 @pytest.mark.parametrize(

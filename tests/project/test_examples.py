@@ -81,7 +81,7 @@ def test_an_example_runs_and_says_what_it_should(name: str) -> None:
         environment.pop("PYTHONSAFEPATH", None)  # its parts are beside it
     pytest_or_not = ["-m", "pytest"] if name.startswith("test_") else []
     command = [sys.executable, "-W", "error", *pytest_or_not, str(EXAMPLES / name)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert (SAYS[name] == ended.stdout) if SAYS[name].endswith("\n") else (SAYS[name] in ended.stdout)
     assert "Traceback" not in ended.stderr
