@@ -3,8 +3,6 @@
 ``__all__`` has the public names; the Spark source also imports ``cluster_info``, the command line ``is_wanted``.
 """
 
-from __future__ import annotations
-
 from .admin import Admin
 from .requests import cluster_info as cluster_info
 from .results import (

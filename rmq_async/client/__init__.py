@@ -1,7 +1,5 @@
 """The client instance, which producers, consumers and admins with an equal config share on one event loop."""
 
-from __future__ import annotations
-
 from .broker_clock import BrokerClocks, broker_time_in
 from .clock_requests import look_at_clock
 from .condition import brokers_of, is_silent, last_success_age, loop_problem, name_server_problem

@@ -1,7 +1,5 @@
 """Consuming: group consumers, and reading by queue and offset."""
 
-from __future__ import annotations
-
 from ..reading import PullConsumer
 from .config import ConsumerConfig, Positions, Retry
 from .consumer import Consumer

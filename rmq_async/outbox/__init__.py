@@ -9,8 +9,6 @@ Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg). The names in ``__
 others.
 """
 
-from __future__ import annotations
-
 try:
     import sqlalchemy.ext.asyncio  # noqa: F401
 except ImportError as missing:

@@ -3,8 +3,6 @@
 ``__all__`` lists the public names; the others are for the outbox and the Spark sink.
 """
 
-from __future__ import annotations
-
 from ..hooks import Hook, SendContext
 from .config import Batching, ProducerConfig
 from .health import ProducerHealth, ProducerState

@@ -3,8 +3,6 @@
 Pulls, and looks at messages that queues have lost, serve the group consumer, too.
 """
 
-from __future__ import annotations
-
 from .backoff import may_pass
 from .illegal_offset import REPLACED, Asked, Cause, Move, find_move
 from .looks import CLOCKS_DIFFER, FirstLook, Looks, Seen, is_at, is_refused, place_of

@@ -1,7 +1,5 @@
 """Errors of the test kit."""
 
-from __future__ import annotations
-
 from rmq_protocol.errors import RocketMQError
 
 

@@ -1,7 +1,5 @@
 """TCP connections to servers for requests and responses, and a pool of connections."""
 
-from __future__ import annotations
-
 from .connection import Connection, ConnectionSettings, RequestHandler
 from .loop_errors import raise_soon, report
 from .oneway_control import send_control

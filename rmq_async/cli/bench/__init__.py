@@ -2,8 +2,6 @@
 message.
 """
 
-from __future__ import annotations
-
 from .command import bench
 
 __all__ = ["bench"]

@@ -4,7 +4,5 @@ The modules replace parts of a group consumer (``..group``, commits, outcomes) t
 brokers: here are no locks, no allocation, no committed offsets, and no retry topic.
 """
 
-from __future__ import annotations
-
 from .broadcast_member import Broadcasting
 from .saved_positions import SavedPositions

@@ -1,6 +1,4 @@
 """Reading without handlers: the messages that iterators and ``receive()`` have handed out."""
 
-from __future__ import annotations
-
 from .in_hand import ByHand, HandDispatcher
 from .iterators import BatchIterator, MessageIterator

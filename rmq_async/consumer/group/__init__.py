@@ -1,7 +1,5 @@
 """The consumer group: its members, this member's share of the queues, and the handover of queues between members."""
 
-from __future__ import annotations
-
 from .closed_queues import ClosedQueues
 from .commits import Commits, Doubts
 from .conflicts import Conflicts

@@ -2,8 +2,6 @@
 back.
 """
 
-from __future__ import annotations
-
 from .ack import Settled, SettledLog, Settling
 from .calls import CallDeadlines, HandlerCalls
 from .decision import DEAD, Decision

@@ -4,6 +4,4 @@
 consumer.
 """
 
-from __future__ import annotations
-
 from .pop_session import PopSession

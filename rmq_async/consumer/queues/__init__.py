@@ -1,5 +1,3 @@
 """Members that pull: the queues that a member holds, from the assignment to the release, and their pulls."""
 
-from __future__ import annotations
-
 from .pull_session import PullSession

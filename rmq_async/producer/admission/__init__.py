@@ -1,7 +1,5 @@
 """Admission of calls: what a call is and holds, credits, lines of ordered calls, and the wait for both."""
 
-from __future__ import annotations
-
 from .admission import Admission
 from .call import Call, ReadReply, Result
 from .credits import Credits, Epoch, finished

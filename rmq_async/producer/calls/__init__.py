@@ -1,7 +1,5 @@
 """Send calls: their attempts, the retry policy, and their results and errors."""
 
-from __future__ import annotations
-
 from ..admission import Call, Result
 from .delivery import deliver_unconnected
 from .dispatch import Dispatch, stopped

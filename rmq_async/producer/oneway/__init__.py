@@ -1,6 +1,4 @@
 """One-way sends, and their pacing for brokers that drop messages when they are overloaded."""
 
-from __future__ import annotations
-
 from .oneway import Oneway
 from .pacing import MAX_OPEN, OnewayPacing

@@ -1,7 +1,5 @@
 """Routing of messages: the queues of each topic, the choice of a queue per attempt, and the brokers to avoid."""
 
-from __future__ import annotations
-
 from .broker_probe import BrokerProbe
 from .fault_table import FaultTable, GivenUpError, LatencyTable
 from .queue_selection import Overdue, QueueSelection

@@ -1,6 +1,4 @@
 """Transactional messages, which consumers see only after a local transaction has been committed."""
 
-from __future__ import annotations
-
 from .checks import Checks
 from .producer import TransactionProducer

@@ -1,7 +1,5 @@
 """A cluster of RocketMQ, its clients and the network between them in one thread, under virtual time: one seed gives one run."""
 
-from __future__ import annotations
-
 from .errors import SimulationError as SimulationError
 from .faults import GROUP_KINDS as GROUP_KINDS
 from .faults import KINDS as KINDS

@@ -1,7 +1,5 @@
 """Errors of a simulation."""
 
-from __future__ import annotations
-
 
 class SimulationError(RuntimeError):
     """A simulation cannot continue, was used in a wrong way, or violates a property that a checker demands.

@@ -1,7 +1,5 @@
 """A network of simulated machines: streams as TCP provides them, and their faults."""
 
-from __future__ import annotations
-
 from .host import Host as Host
 from .link import Link as Link
 from .network import SimulatedNetwork as SimulatedNetwork
