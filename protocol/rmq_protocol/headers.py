@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, get_arg
 
 import msgspec
 
+from .command import RemotingCommand
 from .constants import RequestCode
 from .errors import LocalProtocolError, RemoteProtocolError, shown
 from .java_types import Int, Long
@@ -157,6 +158,16 @@ def to_ext(header: Header) -> dict[str, str]:
         else:
             ext[name] = str(value)
     return ext
+
+
+def request_of(header: Header, body: bytes = b"", remark: str | None = None) -> RemotingCommand:
+    """Return the request that ``header`` belongs to, with the first code of those that have it.
+
+    Raises:
+        LocalProtocolError: As of ``to_ext``.
+    """
+    assert header.request_code is not None
+    return RemotingCommand(code=header.request_code, remark=remark, ext_fields={**to_ext(header)}, body=body)
 
 
 def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:

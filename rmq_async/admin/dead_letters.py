@@ -15,11 +15,10 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import (
     AUTO_CREATE_TOPIC_KEY,
     DLQ_TOPIC_PREFIX,
-    RequestCode,
     ResponseCode,
 )
 from rmq_protocol.forwarding import original_topic
-from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, to_ext
+from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, request_of
 from rmq_protocol.heartbeat import java_hash
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.properties import message_properties
@@ -250,7 +249,7 @@ async def _answer(
     while True:
         asked = sizes.limit(queue, size)
         header = pull_header(client.TOOLS_GROUP, queue.topic, queue.queue_id, queue.broker_name, "*", 0, offset, asked)
-        command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)})
+        command = request_of(header)
         timeout = max(deadline - machine.monotonic(), 0.0)
         try:
             response, address = await instance.ask_broker(queue.broker_name, queue.topic, command, timeout, any_replica=True)
@@ -289,7 +288,7 @@ async def _send(instance: client.ClientInstance, group: str, received: MessageEx
         a=group, b=message.topic, c=AUTO_CREATE_TOPIC_KEY, d=4, e=queue_id, f=sys_flag, g=round(machine.time() * 1000),
         h=message.flag, i=properties, j=0, k=False, l=None, m=False, n=broker,
     )  # fmt: skip
-    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
+    command = request_of(header, body=body)
     response, address = await instance.ask_broker(holder, message.topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="SEND_MESSAGE_V2", broker=broker, address=address)

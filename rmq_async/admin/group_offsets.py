@@ -103,8 +103,7 @@ async def _consume_stats(
     code = RequestCode.GET_CONSUME_STATS
     found: dict[MessageQueue, QueueLag] = {}
     for each in asked:
-        header = headers.GetConsumeStatsRequestHeader(consumerGroup=group, topic=each)
-        command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
+        command = headers.request_of(headers.GetConsumeStatsRequestHeader(consumerGroup=group, topic=each))
         for name, response in (await everywhere(instance, brokers, command, deadline)).items():
             check(response, code, name, brokers[name])
             for queue, offsets in decode_body(ConsumeStats, response.body).offset_table.items():
@@ -160,8 +159,7 @@ async def _closed_retry_queues(
 
 async def _retry_queues(instance: client.ClientInstance, group: str, broker: str, topic: str, deadline: float) -> int:
     """Return ``retryQueueNums`` of a group at a broker; 0 if the broker does not return it."""
-    header = headers.GetSubscriptionGroupConfigRequestHeader(group=group)
-    command = RemotingCommand(code=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext_fields={**headers.to_ext(header)})
+    command = headers.request_of(headers.GetSubscriptionGroupConfigRequestHeader(group=group))
     response, _ = await instance.ask_broker(broker, topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code == ResponseCode.SUCCESS:
         return decode_body(SubscriptionGroupConfig, response.body).retry_queue_nums
@@ -326,7 +324,7 @@ class _Reset:
         header = headers.ResetOffsetRequestHeader(
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
         )
-        command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
+        command = headers.request_of(header)
         response = await ask_at(self._instance, broker, address, command, self._deadline())
         if response.code == ResponseCode.CONSUMER_NOT_ONLINE or _NO_OFFSET in (response.remark or ""):
             return False

@@ -232,8 +232,7 @@ async def running_info(instance: ClientInstance, group: str, client_id: str, dea
     """Implement ``Admin.consumer_status``."""
     broker, address = await _broker_of_member(instance, group, client_id, deadline)
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
-    header = headers.GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id)
-    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
+    command = headers.request_of(headers.GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id))
     response = await ask_at(instance, broker, address, command, deadline)
     check(response, code, broker, address)
     return decode_body(bodies.ConsumerRunningInfo, response.body)
@@ -256,7 +255,7 @@ async def consume_directly(
     header = headers.ConsumeMessageDirectlyResultRequestHeader(
         consumerGroup=group, clientId=client_id, msgId=message.offset_msg_id, brokerName=broker, topic=queue.topic
     )
-    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
+    command = headers.request_of(header)
     response = await ask_at(instance, broker, address, command, deadline)
     check(response, code, broker, address)
     return decode_body(bodies.ConsumeMessageDirectlyResult, response.body)

@@ -19,10 +19,9 @@ from typing import Final
 import msgspec
 
 from rmq_protocol.cluster import ClusterInfo
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import BLANK_MAGIC_CODE, MAGIC_CODE_V1, MAGIC_CODE_V2, RequestCode, ResponseCode
+from rmq_protocol.constants import BLANK_MAGIC_CODE, MAGIC_CODE_V1, MAGIC_CODE_V2, ResponseCode
 from rmq_protocol.errors import LocalProtocolError
-from rmq_protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader, to_ext
+from rmq_protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader, request_of
 from rmq_protocol.ids import OffsetId, unpack_offset_id
 from rmq_protocol.message import MessageExt
 from rmq_protocol.stored import DecodedMessages, decode_messages
@@ -124,9 +123,7 @@ async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str
 async def _at(
     instance: ClientInstance, topic: str, msg_id: str, offset: int, broker: str, address: str, deadline: float
 ) -> MessageExt:
-    command = RemotingCommand(
-        code=RequestCode.VIEW_MESSAGE_BY_ID, ext_fields={**to_ext(ViewMessageRequestHeader(topic=topic, offset=offset))}
-    )
+    command = request_of(ViewMessageRequestHeader(topic=topic, offset=offset))
     response = await ask_at(instance, broker, address, command, deadline)
     not_found = partial(QueryNotFoundError, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
     if response.code != ResponseCode.SUCCESS:
@@ -224,7 +221,7 @@ async def _query_at(
 async def _part(
     instance: ClientInstance, broker: str, address: str, query: QueryMessageRequestHeader, deadline: float
 ) -> tuple[MessageExt, ...]:
-    command = RemotingCommand(code=RequestCode.QUERY_MESSAGE, ext_fields={**to_ext(query)})
+    command = request_of(query)
     response = await ask_at(instance, broker, address, command, deadline)
     if response.code == ResponseCode.QUERY_NOT_FOUND:
         return ()

@@ -138,8 +138,7 @@ async def delete(instance: ClientInstance, topic: str, cluster: str | None, dead
     masters = masters_of(await cluster_info(instance, deadline), cluster)
     await delete_at(instance, topic, masters, deadline, cluster)
     if cluster is None:
-        header = headers.DeleteKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
-        command = RemotingCommand(code=RequestCode.DELETE_KV_CONFIG, ext_fields={**headers.to_ext(header)})
+        command = headers.request_of(headers.DeleteKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic))
         await ask_every_name_server(instance, command, deadline)
 
 
@@ -167,7 +166,7 @@ async def _create_at(
     Raises RequestTimeoutError, which names the brokers without an answer at ``deadline``, unless a broker has another error.
     """
     code = RequestCode.UPDATE_AND_CREATE_TOPIC
-    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(header)})
+    command = headers.request_of(header)
     silent = []
     for name, outcome in (await outcomes(instance, masters, command, deadline)).items():
         if isinstance(outcome, RequestTimeoutError):
@@ -236,9 +235,7 @@ async def _put_order(
         key=header.topic,
         value=";".join(f"{name}:{count}" for name, count in sorted(counts.items())),
     )
-    await ask_every_name_server(
-        instance, RemotingCommand(code=RequestCode.PUT_KV_CONFIG, ext_fields={**headers.to_ext(put)}), deadline
-    )
+    await ask_every_name_server(instance, headers.request_of(put), deadline)
 
 
 async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> str:
@@ -251,7 +248,7 @@ async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> st
         check(response, code, None, address)
         return headers.from_ext(headers.GetKVConfigResponseHeader, response.ext_fields).value or ""
 
-    command = RemotingCommand(code=code, ext_fields={**headers.to_ext(get)})
+    command = headers.request_of(get)
     return await instance.name_servers.fullest(command, max(deadline - machine.monotonic(), 0.0), read, len)
 
 

@@ -21,7 +21,7 @@ from rmq_protocol.cluster import decode_cluster_info
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
-from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
+from rmq_protocol.headers import GetRouteInfoRequestHeader, request_of
 
 from .. import machine
 from .._backoff import Backoff
@@ -129,8 +129,7 @@ def _cluster_request() -> RemotingCommand:
 
 
 def _route_request() -> RemotingCommand:
-    header = GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True)
-    return RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
+    return request_of(GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True))
 
 
 def _check_for_broker(response: RemotingCommand, address: str) -> RemotingCommand:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rmq_protocol.bodies import GetConsumerListByGroupResponseBody
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode, ResponseCode
-from rmq_protocol.headers import GetConsumerListByGroupRequestHeader, to_ext
+from rmq_protocol.constants import ResponseCode
+from rmq_protocol.headers import GetConsumerListByGroupRequestHeader, request_of
 from rmq_protocol.json_body import decode_body
 
 from ..broker_answers import broker_error
@@ -26,8 +25,7 @@ async def group_members(instance: ClientInstance, group: str, broker_name: str, 
         BrokerError: If the broker refuses the request.
         RemoteProtocolError: For a body that cannot be read.
     """
-    header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
-    command = RemotingCommand(code=RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields={**to_ext(header)})
+    command = request_of(GetConsumerListByGroupRequestHeader(consumerGroup=group))
     response, address = await instance.ask_broker(broker_name, topic, command, instance.config.request_timeout)
     if has_no_members(response.code, response.remark):
         return ()

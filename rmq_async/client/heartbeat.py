@@ -23,7 +23,7 @@ from typing import Final
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
-from rmq_protocol.headers import UnregisterClientRequestHeader, to_ext
+from rmq_protocol.headers import UnregisterClientRequestHeader, request_of
 from rmq_protocol.heartbeat import ConsumerData, HeartbeatData, ProducerData, encode_heartbeat
 
 from .. import machine
@@ -450,8 +450,7 @@ class Heartbeats:
         The next heartbeat then has a group that is new to the broker, which restores the client's id.
         """
         times = state.drops
-        header = UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=min(self._producers))
-        command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
+        command = request_of(UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=min(self._producers)))
         await connection.request(command, self._timeout)
         state.restored_drops = times
 
@@ -515,7 +514,7 @@ class Heartbeats:
         pending = [state.task for state in self._states.values() if state.task is not None and not state.task.done()]
         if pending and timeout > 0:  # a broker may handle a heartbeat after a later unregistration
             await asyncio.wait(pending, timeout=timeout / 2)
-        command = RemotingCommand(code=RequestCode.UNREGISTER_CLIENT, ext_fields={**to_ext(header)})
+        command = request_of(header)
         producer = header.producerGroup is not None
         leaving = [
             self._spawn(

@@ -10,7 +10,7 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
 from rmq_protocol.continuity import gaps_of_mapping, without_ranges
 from rmq_protocol.errors import RemoteProtocolError, RocketMQError
-from rmq_protocol.headers import GetRouteInfoRequestHeader, GetTopicConfigRequestHeader, to_ext
+from rmq_protocol.headers import GetRouteInfoRequestHeader, GetTopicConfigRequestHeader, request_of
 from rmq_protocol.json_body import decode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import decode_route
@@ -52,8 +52,7 @@ async def is_masterless(instance: ClientInstance, broker_name: str, topic: str, 
     One name server is no witness: it may have been restarted, or be separated from the master as this client is. One that does
     not answer may know a master.
     """
-    header = GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True)
-    command = RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
+    command = request_of(GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True))
     try:
         answers = await instance.name_servers.each(command, timeout)
         return all(_lists_only_replicas(answer, broker_name) for answer in answers.values())
@@ -135,8 +134,7 @@ async def _settings(
     timeout: float,
     calls: OrderedSet[asyncio.Future[RemotingCommand]] | None,
 ) -> TopicConfigAndQueueMapping:
-    header = GetTopicConfigRequestHeader(topic=topic, lo=True)
-    command = RemotingCommand(code=RequestCode.GET_TOPIC_CONFIG, ext_fields={**to_ext(header)})
+    command = request_of(GetTopicConfigRequestHeader(topic=topic, lo=True))
     response, address = await instance.ask_broker(broker_name, topic, command, timeout, any_replica=True, calls=calls)
     if response.code in _UNKNOWN_THERE:
         return _NO_SETTINGS

@@ -441,7 +441,7 @@ async def store_time_ms(
         expressionType="TAG",
         bname=queue.broker_name,
     )
-    command = RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**headers.to_ext(header)})
+    command = headers.request_of(header)
     response, address = await instance.ask_broker(
         instance.routes.broker_of(queue), queue.topic, command, timeout, any_replica=any_replica
     )

@@ -16,7 +16,7 @@ from typing import Final
 from rmq_protocol import constants
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.compression import compress, compression_type
-from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2, to_ext
+from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2, request_of
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
 
@@ -92,7 +92,7 @@ async def send_back(
         maxReconsumeTimes=max_times,
         bname=(broker_name := broker_of_message(instance, topic, message)),
     )
-    command = RemotingCommand(code=constants.RequestCode.CONSUMER_SEND_MSG_BACK, ext_fields={**to_ext(header)})
+    command = request_of(header)
     await _ask(instance, broker_name, topic, command)
 
 
@@ -135,7 +135,7 @@ async def send_copy(
         m=False,
         n=broker,
     )
-    command = RemotingCommand(code=constants.RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=body)
+    command = request_of(header, body=body)
     await _ask(instance, broker, retry_topic, command, constants.STORED_CODES)
 
 

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.constants import MASTER_ID, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
-from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
+from rmq_protocol.headers import GetRouteInfoRequestHeader, request_of
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.route import decode_route, route_fingerprint
 
@@ -694,8 +694,7 @@ def _moved(old: TopicRoute, new: TopicRoute) -> list[tuple[str, Mapping[int, str
 
 
 def _question(topic: str) -> RemotingCommand:
-    header = GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True)
-    return RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
+    return request_of(GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True))
 
 
 def _left(deadline: float) -> float:

@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable, Collection
 from contextvars import Context
 from typing import Final, NamedTuple
 
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, STORED_CODES, RequestCode
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, STORED_CODES
 from rmq_protocol.errors import LocalProtocolError, RocketMQError
-from rmq_protocol.headers import SendMessageRequestHeaderV2, to_ext
+from rmq_protocol.headers import SendMessageRequestHeaderV2, request_of
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.trace import TraceContext, encode_trace, trace_keys
@@ -284,7 +283,7 @@ async def _send(
         m=False,
         n=broker_name,
     )
-    command = RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, ext_fields={**to_ext(header)}, body=message.body)
+    command = request_of(header, body=message.body)
     left = max(deadline - machine.monotonic(), 0.0)
     response, address = await instance.ask_broker(broker_name, queue.topic, command, left)
     if response.code not in STORED_CODES:

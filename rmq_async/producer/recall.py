@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import InvalidMessageError, RemoteProtocolError
-from rmq_protocol.headers import RecallMessageRequestHeader, RecallMessageResponseHeader, from_ext, to_ext
+from rmq_protocol.headers import RecallMessageRequestHeader, RecallMessageResponseHeader, from_ext, request_of
 from rmq_protocol.namespace import is_dlq_topic, is_retry_topic
 from rmq_protocol.recall import decode_recall_handle
 from rmq_protocol.validation import check_topic
@@ -46,7 +46,7 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
     header = RecallMessageRequestHeader(
         producerGroup=sender.producer_group, topic=wire_topic, recallHandle=recall_handle, bname=handle.broker_name
     )
-    command = RemotingCommand(code=RequestCode.RECALL_MESSAGE, ext_fields={**to_ext(header)})
+    command = request_of(header)
     epoch = await sender.credits.take(1, 0, deadline)
     try:
         response, broker, address = await sender.unless_stopped(_ask(sender, handle.broker_name, wire_topic, command, deadline))

@@ -20,10 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import LMQ_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.constants import LMQ_PREFIX, ResponseCode
 from rmq_protocol.continuity import first_queue_offset, missing_offsets
 from rmq_protocol.errors import CorruptMessageError, LocalProtocolError, RemoteProtocolError
-from rmq_protocol.headers import PullMessageResponseHeader, from_ext, to_ext
+from rmq_protocol.headers import PullMessageResponseHeader, from_ext, request_of
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pull_codec import PullReply, PullTemplate, pull_header
 from rmq_protocol.stored import DecodedMessages, decode_pull
@@ -365,7 +365,7 @@ async def _ask(
     return await instance.ask_broker(
         holder,
         queue.topic,
-        RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields={**to_ext(header)}),
+        request_of(header),
         max(deadline - machine.monotonic(), 0.0),
         any_replica=True,
         long_poll=request.suspend > 0,

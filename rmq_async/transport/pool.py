@@ -17,7 +17,7 @@ from typing import Any, Final, TypedDict
 
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, RequestCode, ResponseCode
-from rmq_protocol.headers import GetRouteInfoRequestHeader, to_ext
+from rmq_protocol.headers import GetRouteInfoRequestHeader, request_of
 from rmq_protocol.heartbeat import HeartbeatData, encode_heartbeat
 
 from .. import machine
@@ -600,8 +600,7 @@ def _host_of(address: str) -> str:
 def _question(name_server: bool) -> RemotingCommand:
     """Return a request that changes nothing: for a route, or a heartbeat without groups."""
     if name_server:
-        header = GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True)
-        return RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={**to_ext(header)})
+        return request_of(GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True))
     return RemotingCommand(code=RequestCode.HEART_BEAT, body=encode_heartbeat(HeartbeatData("rmq_async")))
 
 

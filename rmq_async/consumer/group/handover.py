@@ -30,10 +30,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rmq_protocol.bodies import ConsumerRunningInfo, decode_body
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode, ResponseCode
+from rmq_protocol.constants import ResponseCode
 from rmq_protocol.errors import ProtocolError
-from rmq_protocol.headers import GetConsumerRunningInfoRequestHeader, to_ext
+from rmq_protocol.headers import GetConsumerRunningInfoRequestHeader, request_of
 from rmq_protocol.message import MessageQueue
 
 from ... import machine
@@ -115,7 +114,7 @@ async def find_holders(
             timeout = min(instance.config.request_timeout, deadline - machine.monotonic())
             if timeout <= 0:
                 break
-            command = RemotingCommand(code=RequestCode.GET_CONSUMER_RUNNING_INFO, ext_fields={**to_ext(header)})
+            command = request_of(header)
             try:
                 response, _ = await instance.ask_broker(broker_name, topic, command, timeout)
                 if response.code == ResponseCode.SUCCESS:

@@ -10,7 +10,7 @@ from typing import Final
 from rmq_protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper, decode_body
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
-from rmq_protocol.headers import GetSubscriptionGroupConfigRequestHeader, to_ext
+from rmq_protocol.headers import GetSubscriptionGroupConfigRequestHeader, request_of
 
 from ... import machine
 from ..._text import printable, without_faq
@@ -71,7 +71,7 @@ async def _ask(
     Neither after another answer or error.
     """
     header, code = GetSubscriptionGroupConfigRequestHeader(group=group), RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
-    command = RemotingCommand(code=code, ext_fields={**to_ext(header)})
+    command = request_of(header)
     try:
         response, address = await instance.ask_broker(broker, topic, command, timeout)
         if response.code == ResponseCode.SUCCESS:

@@ -188,7 +188,7 @@ class Requests:
             order=False,
         )
         timeout = wanted.poll_ms / 1000 + ANSWER_WITHIN
-        command = RemotingCommand(code=RequestCode.POP_MESSAGE, ext_fields={**headers.to_ext(header)})
+        command = headers.request_of(header)
         begun = machine.monotonic()
         try:
             response, address, sent = await self._ask(self.pool, wanted.broker, wanted.topic, command, timeout, long_poll=True)
@@ -298,7 +298,7 @@ class Requests:
             extraInfo=build_extra_info(handle),
             offset=handle.msg_queue_offset or 0,
         )
-        command = RemotingCommand(code=RequestCode.ACK_MESSAGE, ext_fields={**headers.to_ext(header)})
+        command = headers.request_of(header)
         await self._succeed(handle.broker_name, topic, command, timeout)
 
     async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
@@ -324,7 +324,7 @@ class Requests:
             invisibleTime=invisible_ms,
             suspend=suspend,
         )
-        command = RemotingCommand(code=RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext_fields={**headers.to_ext(header)})
+        command = headers.request_of(header)
         response, sent = await self._succeed(handle.broker_name, topic, command, timeout)
         arrived = machine.monotonic()
         changed = changed_handle(handle, headers.from_ext(headers.ChangeInvisibleTimeResponseHeader, response.ext_fields))

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Final
 
-from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
-from rmq_protocol.headers import GetMaxOffsetRequestHeader, to_ext
+from rmq_protocol.headers import GetMaxOffsetRequestHeader, request_of
 
 from ... import machine
 from ..._text import printable
@@ -63,8 +61,7 @@ class BrokerProbe:
         address = self._instance.routes.address_of(broker)
         if topic is None or address is None:
             return
-        header = GetMaxOffsetRequestHeader(topic=topic, queueId=0, bname=broker)
-        command = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={**to_ext(header)})
+        command = request_of(GetMaxOffsetRequestHeader(topic=topic, queueId=0, bname=broker))
         deadline, pool = machine.monotonic() + TIMEOUT, self._instance.pool
         try:
             connection = pool.get(address) or await pool.connect(address, TIMEOUT)

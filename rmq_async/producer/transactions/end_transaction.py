@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode, SysFlag
+from rmq_protocol.constants import SysFlag
 from rmq_protocol.errors import ProtocolError
-from rmq_protocol.headers import EndTransactionRequestHeader, to_ext
+from rmq_protocol.headers import EndTransactionRequestHeader, request_of
 from rmq_protocol.ids import unpack_offset_id
 from rmq_protocol.message import Message, MessageExt
 from rmq_protocol.send_codec import SendReply
@@ -99,7 +99,7 @@ def end_command(end: End, status: TransactionStatus, remark: str | None = None) 
         bname=end.broker,
     )
     shortened = printable(remark, _LONGEST_REMARK) if remark is not None else None
-    return RemotingCommand(code=RequestCode.END_TRANSACTION, remark=shortened, ext_fields={**to_ext(header)})
+    return request_of(header, remark=shortened)
 
 
 def trace_end(
