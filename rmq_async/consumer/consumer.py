@@ -33,7 +33,7 @@ from .pop import PopSession
 from .queues import PullSession
 from .reports import ConsumerHealth, ConsumerStats, Lag
 from .session import MemberSession
-from .subscription import MAX_BATCH, Handler, Subscription, by_hand
+from .subscription import MAX_BATCH, Handler, Subscription, by_hand, set_retries_here
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class Consumer(LifeCycle):
         return subscription
 
     def _add(self, subscription: Subscription) -> None:
-        subscription.retries_here = self.config.broadcast is not False
+        set_retries_here(subscription, self.config.broadcast is not False)
         topic, wire = subscription.topic, self._names.wire(subscription.topic)
         if wire in self._subscriptions:
             other = self._subscriptions[wire]

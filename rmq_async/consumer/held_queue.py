@@ -22,7 +22,7 @@ from .. import machine
 from ..reading import is_at, place_of
 from ..transport import Connection
 from .delivery import Call
-from .subscription import Subscription
+from .subscription import Subscription, has_lines
 
 
 class Progress:
@@ -277,7 +277,7 @@ class HeldQueue:
         """Whether its subscription has lines, in which this member itself repeats failed attempts; False for the retry
         topic.
         """
-        return self.subscription is not None and self.subscription.has_lines
+        return self.subscription is not None and has_lines(self.subscription)
 
     @property
     def is_filtered(self) -> bool:

@@ -51,8 +51,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "_changed", "_concurrency", "_rate", "batch_size", "batch_wait", "dead_letter_on", "group", "handler", "is_async", "key",
-        "name", "namespace", "order", "retries_here", "retry", "sql", "tags", "task_name", "timeout", "topic",
+        "_changed", "_concurrency", "_rate", "_retries_here", "_task_name", "batch_size", "batch_wait", "dead_letter_on", "group",
+        "handler", "is_async", "key", "name", "namespace", "order", "retry", "sql", "tags", "timeout", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,7 @@ class Subscription:
         self.group = self.namespace = ""
         """The group of the consumer without the namespace, and the namespace, "" for none."""
         self.topic = _checked_topic(topic)
-        self.task_name = f"rmq_async {self.topic}"
+        self._task_name = f"rmq_async {self.topic}"
         """Name of all tasks of its calls: making a name for each message would take as long as settling the message."""
         self.tags = checked_tags(tags)
         self.sql = _checked_sql(sql, self.tags)
@@ -90,7 +90,7 @@ class Subscription:
         self.name = "by hand" if handler is by_hand else handler_name(handler)
         self.is_async = is_async(handler)
         self.order = _checked_order(order)
-        self.retries_here = False
+        self._retries_here = False
         """Whether this member itself repeats failed messages, those without an order too: in broadcast, no broker takes them
         back."""
         self.key = _checked_key(key, order)
@@ -109,48 +109,6 @@ class Subscription:
 
     def __repr__(self) -> str:
         return f"<Subscription {self.topic} {self.sql or self.tags!r} to {self.name}>"
-
-    @property
-    def has_lines(self) -> bool:
-        """Whether messages wait in lines (``Lines``): with an order, and in broadcast."""
-        return self.order is not None or self.retries_here
-
-    def data(self, topic: str, version: int) -> SubscriptionData:
-        """Return the entry of the subscription in heartbeats (Java's ``SubscriptionData``).
-
-        Args:
-            topic: Its name on the wire.
-            version: Version of the subscription, epoch ms.
-        """
-        if self.sql is not None:
-            return build_subscription(topic, self.sql, SQL92, sub_version=version)
-        return build_subscription(topic, self.tags, sub_version=version)
-
-    def key_of(self, message: MessageExt) -> Hashable | None:
-        """Return the sharding key of a message, else what ``key`` returns for it: None for a message without an order.
-
-        Return "" for a message without a key: such messages of a queue share one line.
-
-        Raises what ``key`` raises, and TypeError for a key that cannot be hashed, and for one that is never equal to another one.
-        """
-        if message.sharding_key or self.key is None:
-            return message.sharding_key or NO_KEY
-        key = self.key(message)
-        try:
-            hash(key)
-        except TypeError:
-            raise TypeError(
-                f"key of subscription {self.topic} returned {type(key).__name__}, which cannot be hashed; "
-                "return a str, a number or a tuple of such"
-            ) from None
-        if isinstance(key, Awaitable | Iterator) or key != key:
-            if isinstance(key, Coroutine):
-                key.close()  # it will not run, and a warning would say so once more
-            raise TypeError(
-                f"key of subscription {self.topic} returned {shown(key)}, which is equal to no other key, so that no message would "
-                "wait for another one; return a str, a number or a tuple of such"
-            )
-        return NO_KEY if isinstance(key, str) and not key else key
 
     @property
     def is_by_hand(self) -> bool:
@@ -197,9 +155,70 @@ _FIXED: Final = frozenset(
 )
 
 
+# ruff: noqa: SLF001 - the functions below read what users of a subscription do not see
+
+
 def on_change(subscription: Subscription, function: Callable[[], None] | None) -> None:
     """Have ``function`` called when ``concurrency`` or ``rate`` changes; None for no function."""
-    subscription._changed = _nothing if function is None else function  # noqa: SLF001 - of this module; users do not see it
+    subscription._changed = _nothing if function is None else function
+
+
+def task_name(subscription: Subscription) -> str:
+    """Return the name of all tasks of its calls."""
+    return subscription._task_name
+
+
+def set_retries_here(subscription: Subscription, here: bool) -> None:
+    """Set whether this member itself repeats failed messages."""
+    subscription._retries_here = here
+
+
+def retries_here(subscription: Subscription) -> bool:
+    return subscription._retries_here
+
+
+def has_lines(subscription: Subscription) -> bool:
+    """Return whether messages wait in lines (``Lines``): with an order, and in broadcast."""
+    return subscription.order is not None or subscription._retries_here
+
+
+def subscription_data(subscription: Subscription, topic: str, version: int) -> SubscriptionData:
+    """Return the entry of a subscription in heartbeats (Java's ``SubscriptionData``).
+
+    Args:
+        topic: Its name on the wire.
+        version: Version of the subscription, epoch ms.
+    """
+    if subscription.sql is not None:
+        return build_subscription(topic, subscription.sql, SQL92, sub_version=version)
+    return build_subscription(topic, subscription.tags, sub_version=version)
+
+
+def key_of(subscription: Subscription, message: MessageExt) -> Hashable | None:
+    """Return the sharding key of a message, else what ``key`` returns for it: None for a message without an order.
+
+    Return "" for a message without a key: such messages of a queue share one line.
+
+    Raises what ``key`` raises, and TypeError for a key that cannot be hashed, and for one that is never equal to another one.
+    """
+    if message.sharding_key or subscription.key is None:
+        return message.sharding_key or NO_KEY
+    key = subscription.key(message)
+    try:
+        hash(key)
+    except TypeError:
+        raise TypeError(
+            f"key of subscription {subscription.topic} returned {type(key).__name__}, which cannot be hashed; "
+            "return a str, a number or a tuple of such"
+        ) from None
+    if isinstance(key, Awaitable | Iterator) or key != key:
+        if isinstance(key, Coroutine):
+            key.close()  # it will not run, and a warning would say so once more
+        raise TypeError(
+            f"key of subscription {subscription.topic} returned {shown(key)}, which is equal to no other key, so that no message "
+            "would wait for another one; return a str, a number or a tuple of such"
+        )
+    return NO_KEY if isinstance(key, str) and not key else key
 
 
 async def by_hand(_: MessageExt) -> None:

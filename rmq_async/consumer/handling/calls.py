@@ -31,7 +31,7 @@ from ...tracebacks import drop_frames
 from ..delivery import CURRENT, Call, call_of
 from ..held_queue import Waiting
 from ..outcome import Batch, Marks, Outcome, check_returned, outcome_in
-from ..subscription import Handler, Subscription
+from ..subscription import Handler, Subscription, has_lines, task_name
 from .ack import Settling
 from .dispatch import Dispatcher
 from .hooks import CallHooks
@@ -170,7 +170,7 @@ class HandlerCalls:
         self._start(call, delivery, taken)
 
     def _start(self, call: Coroutine[Any, Any, None], delivery: Call, taken: tuple[Waiting, ...]) -> None:
-        task = self._loop.create_task(call, name=delivery.subscription.task_name, context=self._context.copy())
+        task = self._loop.create_task(call, name=task_name(delivery.subscription), context=self._context.copy())
         task.add_done_callback(partial(self._begin_again, delivery, taken))
 
     def _begin_again(self, delivery: Call, taken: tuple[Waiting, ...], _: object) -> None:
@@ -212,7 +212,7 @@ class HandlerCalls:
         try:
             return self._paces[subscription]
         except KeyError:
-            may_share = subscription.is_async and subscription.batch_size is None and not subscription.has_lines
+            may_share = subscription.is_async and subscription.batch_size is None and not has_lines(subscription)
             pace = self._paces[subscription] = Pace() if may_share else None
             return pace
 

@@ -20,7 +20,7 @@ from rmq_protocol.message import MessageExt
 
 from ... import machine
 from ..held_queue import HeldQueue, Waiting
-from ..subscription import NO_KEY, Subscription
+from ..subscription import NO_KEY, Subscription, has_lines, key_of, retries_here
 from .lines import KeylessMessages, Line, Lines, Rests
 
 BURST: Final = 0.1
@@ -88,7 +88,7 @@ class Backlog:
         self.is_held = False
         """Whether no call begins, because one that has begun takes the messages (``Dispatcher.hold``)."""
         self.is_ordered = subscription.order is not None
-        self.has_lines = subscription.has_lines
+        self.has_lines = has_lines(subscription)
         self.size = subscription.batch_size or 1
         self.wait = subscription.batch_wait
         self.rate = subscription.rate
@@ -508,12 +508,12 @@ class Dispatcher:
             return WHOLE_QUEUE
         key: Hashable | None = None
         try:
-            key = subscription.key_of(item.message) if subscription.order == "key" else None
+            key = key_of(subscription, item.message) if subscription.order == "key" else None
         except Exception as error:  # noqa: BLE001 - a function of the user
             item.error = error
         if key is NO_KEY:
             self.keyless.add(subscription, item.message)
-        return Single() if key is None and subscription.retries_here else key
+        return Single() if key is None and retries_here(subscription) else key
 
     def _lines_of(self, held: HeldQueue) -> list[Lines]:
         return [lines for backlog in self._backlogs.values() if (lines := backlog.lines.get(held)) is not None]

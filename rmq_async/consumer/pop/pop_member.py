@@ -27,7 +27,7 @@ from ...client import ClientInstance, committed_offset
 from ...errors import ConfigError, RocketMQError, SubscriptionGroupNotExistError, TopicNotFoundError
 from ..config import ConsumerConfig
 from ..group import Conflicts, check_filter, first_positions, joined_settings, missing_group, settings_at, store_positions
-from ..subscription import Subscription
+from ..subscription import Subscription, subscription_data
 from .pop_redelivery import USUAL_LIMIT
 from .sources import Source
 
@@ -154,7 +154,7 @@ class PopMember:
             group_name=group,
             consume_type=ConsumeType.CONSUME_POP,
             subscription_data_set=(
-                *(each.data(topic, version) for topic, each in subscriptions.items()),
+                *(subscription_data(each, topic, version) for topic, each in subscriptions.items()),
                 build_subscription(self._retry_topic, sub_version=version),
             ),
             unit_mode=instance.config.unit_mode,

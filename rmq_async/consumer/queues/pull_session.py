@@ -33,7 +33,7 @@ from ..held_queue import HeldQueue, Waiting
 from ..outcome import Outcome
 from ..reports import ConsumerStats, Lag
 from ..session import Attached, MemberSession
-from ..subscription import Subscription, on_change
+from ..subscription import Subscription, on_change, subscription_data
 from .assignment import UNLOCK_RESERVE, Assignment
 from .callbacks import AssignmentCallbacks
 from .intake import Intake
@@ -403,7 +403,7 @@ class PullSession(MemberSession):
             consume_type=ConsumeType.CONSUME_PASSIVELY,
             message_model=self.member.model,
             subscription_data_set=tuple(
-                self.subscriptions[topic].data(topic, version)
+                subscription_data(self.subscriptions[topic], topic, version)
                 if topic in self.subscriptions
                 else build_subscription(topic, sub_version=version)
                 for topic in self.topics

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from rmq_async import Consumer, DeadLetter, Message, MessageExt, MessageQueue, Producer, Retry, RetryLater, current_delivery
+from rmq_async.consumer.subscription import key_of
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
@@ -222,8 +223,8 @@ async def test_key_of_an_empty_text_is_no_key() -> None:
     empty = msgspec.structs.replace(message, properties={**message.properties, "__SHARDINGKEY": ""})
     given = ordered("127.0.0.1:1", Ordered(), order="key", key=lambda message: message.body).subscriptions[0]
     bare = ordered("127.0.0.1:1", Ordered(), order="key").subscriptions[0]
-    assert given.key_of(empty) == b"0"
-    assert bare.key_of(empty) == bare.key_of(message) == ""
+    assert key_of(given, empty) == b"0"
+    assert key_of(bare, empty) == key_of(bare, message) == ""
 
 
 def test_key_missing_ends_ten_minutes_after_the_last_such_message() -> None:
