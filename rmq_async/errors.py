@@ -136,7 +136,7 @@ class NameServerError(_LastingError):
     """No name server is configured, or none gave a usable answer in time (10004).
 
     For calls that all name servers must answer: at least one did not. ``permanent``: True if later calls fail too, because all
-    addresses are those of brokers.
+    addresses belong to brokers.
     """
 
     code = 10004
@@ -433,7 +433,7 @@ class TransactionError(RocketMQError):
 
     Args:
         result: The TransactionSendResult, with ``local_status``.
-        maybe_ended: True if the broker may have ended the transaction nevertheless. ``code`` and ``remark``: those of the
+        maybe_ended: True if the broker may have ended the transaction nevertheless. ``code`` and ``remark`` are from the
             refusal; None and "" if there was no refusal.
         maybe_stored: True if the outcome was COMMIT: consumers may see the message now, or after ``check`` has returned COMMIT.
     """
@@ -493,7 +493,7 @@ class SendError(RocketMQError):
 
     Args:
         attempts: The first eight and the newest eight attempts, or all if there are at most 16.
-        made: The number of all attempts, including those left out.
+        made: The number of all attempts, including attempts that ``attempts`` leaves out.
         maybe_stored: True if at least one attempt may have been stored.
     """
 

@@ -136,7 +136,7 @@ class Hook:
         """Run before each request is signed and written (``RPCHook.doBeforeRequest``).
 
         It may change ``command.ext_fields``: names are str, values str or None, all of them encodable in UTF-8; otherwise its
-        changes to ``ext_fields`` are undone, as are those to any other attribute, and the loop's exception handler is called.
+        changes to ``ext_fields`` are undone, like changes to any other attribute, and the loop's exception handler is called.
         """
 
     def after_request(

@@ -59,7 +59,7 @@ class FrameDecoder:
             default every frame above ``max_frame_size`` is broken, as every larger one is.
 
     Raises:
-        LocalProtocolError: For one below 8.
+        LocalProtocolError: For a ``max_frame_size`` below 8.
     """
 
     __slots__ = ("_left", "_longest", "_max_length", "_need", "_pending", "_plain_header", "error")

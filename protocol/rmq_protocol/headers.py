@@ -115,7 +115,9 @@ class _Field(NamedTuple):
 
 @cache
 def _fields(cls: type[Header]) -> tuple[_Field, ...]:
-    """Return the fields in Java's order: first those of the class itself, then those of its base classes, nearest first."""
+    """Return the fields in Java's order: first the fields of the class itself, then the fields of its base classes, nearest
+    first.
+    """
     infos = {info.name: info for info in msgspec.structs.fields(cls)}
     bases = [base for base in cls.__mro__ if issubclass(base, Header)]
     names = [name for base in bases for name in base.__annotations__ if name in infos]
@@ -161,7 +163,7 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def request_of(header: Header, body: bytes = b"", remark: str | None = None) -> RemotingCommand:
-    """Return the request that ``header`` belongs to, with the first code of those that have it.
+    """Return the request that ``header`` belongs to, with the first of its request codes.
 
     Raises:
         LocalProtocolError: As of ``to_ext``.
@@ -269,7 +271,7 @@ class SendMessageResponseHeader(Header, kw_only=True):
     """Header of the response to a send.
 
     Attributes:
-        msgId: Offset message id; for a batch those of all messages, comma-joined.
+        msgId: Offset message id; for a batch the ids of all messages, comma-joined.
         queueOffset: Offset of the message, or of the first one of a batch.
     """
 

@@ -90,7 +90,7 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
 
 
 def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
-    """Return the valid handles in the infos of a pop's response that no message has, such as those of records that cannot be
+    """Return the valid handles in the infos of a pop's response that no message has, such as handles of records that cannot be
     read.
 
     Args:

@@ -141,7 +141,7 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
 
 
 def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Return the queues to read from, without duplicates, sorted by broker name and queue id: those with read permission, with
+    """Return the queues to read from, without duplicates, sorted by broker name and queue id: queues with read permission, with
     or without a master. Of a static topic all queues, without regard to permissions.
 
     Raises:

@@ -243,8 +243,8 @@ class RouteTable:
 
         Args:
             wait: The function that waits for the look-up; default: ``Flight.wait``.
-            create_key: The topic (TBW102) whose route stands in for one that does not exist, with at most ``default_queues``
-                queues per broker; the first send then creates the topic.
+            create_key: The topic (TBW102) whose route replaces the route of a topic that does not exist, with at most
+                ``default_queues`` queues per broker; the first send then creates the topic.
         """
         self.use.mark(topic)
         route = self._routes.get(topic)
@@ -472,7 +472,7 @@ class RouteTable:
     async def _confirmed(self, topic: str, answer: _Answer, deadline: float) -> _Answer:
         """Return another name server's route of a topic that one does not know, or the answer that there is none.
 
-        One that knows no broker, as after a restart, is no witness.
+        A name server that knows no broker, as after a restart, does not count.
 
         Raises:
             NoUsableAnswerError: If no witness answers, and other name servers do not answer at all.
@@ -519,7 +519,7 @@ class RouteTable:
             await self._cluster_found.wait()
 
     def _patience(self) -> float:
-        """Return a deadline for the wait for one request, later than the request's own end."""
+        """Return a deadline for the wait for a request; it is later than the request's own end."""
         return machine.monotonic() + self._request_timeout + 1.0
 
     def _read(self, topic: str, response: RemotingCommand, address: str) -> _Answer:

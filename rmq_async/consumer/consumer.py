@@ -165,8 +165,8 @@ class Consumer(LifeCycle):
                 must be None.
             batch_wait: Maximum seconds for which a message waits until its batch is full; 0 takes the messages that have
                 arrived.
-            rate: Maximum messages per second whose calls begin in this member, on average; those of 0.1 s may begin at once.
-                ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
+            rate: Maximum messages per second whose calls begin in this member, on average; the messages of 0.1 s may begin at
+                once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
             order: "key" handles messages with the same key in one queue one after the other, in the order of their offsets, and
                 so the messages of a queue without a key; "queue" all messages of a queue; None keeps no order. The key is the
                 sharding key (``key`` of a send writes none), else what ``key`` returns, a plain function that is called for
@@ -264,7 +264,7 @@ class Consumer(LifeCycle):
                 another process answers for this client id.
             NameServerError: When no name server is configured, or none answers.
             SubscriptionGroupNotExistError: When the brokers do not have the group and may not create it.
-            RocketMQError: The errors of the requests for ``sql`` conditions and offsets; in broadcast also those of ``load``.
+            RocketMQError: The errors of the requests for ``sql`` conditions and offsets; in broadcast also errors of ``load``.
             ClientStateError: During a stop, and if ``stop()`` ends the start.
             ForkedError, WrongLoopError: If it runs in the parent process or on another loop.
         """
@@ -291,7 +291,7 @@ class Consumer(LifeCycle):
 
         Raises:
             TypeError: For a ``timeout`` that is not a number.
-            ValueError: For one below 0 or NaN.
+            ValueError: For a ``timeout`` below 0 or NaN.
             ForkedError: In a forked child.
             WrongLoopError: On another event loop.
         """
@@ -384,7 +384,7 @@ class Consumer(LifeCycle):
         return Lag(0, 0, None, {}) if session is None else session.lag()
 
     def stats(self) -> ConsumerStats:
-        """Return the numbers since ``start()``: zeros before the first start, after a stop those at its end.
+        """Return the numbers since ``start()``: zeros before the first start, after a stop the last numbers of the run.
 
         It makes no request and may be called from any thread.
         """
@@ -434,7 +434,7 @@ class Consumer(LifeCycle):
         self._running_session().resume(topics_or_queues)
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
-        """Move a queue to another offset: wait for its running calls (10 s at most, after which those of an ordered queue are
+        """Move a queue to another offset: wait for its running calls (10 s at most; then calls of an ordered queue are
         cancelled), drop its buffer, and commit.
 
         Raises the errors of the requests for offsets, too.
@@ -487,8 +487,8 @@ class Consumer(LifeCycle):
     async def commit(self) -> None:
         """Commit the queues whose position has moved; return when the brokers have answered.
 
-        In broadcast it saves the positions. With ``mode="pop"`` it sends the acknowledgements that are gathered, and returns
-        when those of messages that were handled before the call are answered, or given up after the end of their leases.
+        In broadcast it saves the positions. With ``mode="pop"`` it sends the gathered acknowledgements, and returns when the
+        acknowledgements of messages handled before the call are answered, or given up after the end of their leases.
 
         Raise the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where requests
         are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of ``save``,
@@ -579,7 +579,7 @@ class Consumer(LifeCycle):
     def batches(self, max_messages: int = 32, *, wait: float = 0.0) -> AsyncGenerator[Batch, None]:
         """Return an iterator over batches of one topic each.
 
-        Asking for the next batch settles the messages of the last one, except those with marks, which are given back or
+        Asking for the next batch settles the messages of the last one, except messages with marks, which are given back or
         dead-lettered.
 
         Args:

@@ -199,7 +199,7 @@ def key_of(subscription: Subscription, message: MessageExt) -> Hashable | None:
 
     Return "" for a message without a key: such messages of a queue share one line.
 
-    Raises what ``key`` raises, and TypeError for a key that cannot be hashed, and for one that is never equal to another one.
+    Raises what ``key`` raises, and TypeError for a key that cannot be hashed, and for a key that is never equal to another one.
     """
     if message.sharding_key or subscription.key is None:
         return message.sharding_key or NO_KEY

@@ -383,7 +383,7 @@ class EmbeddedRocketMQ:
         Messages in removed queues can be read again when the topic grows.
 
         Raises:
-            ValueError: For an unknown topic and for one of the broker's own.
+            ValueError: For an unknown topic and for a topic of the broker itself.
         """
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a string, not {shown(topic)}")

@@ -53,7 +53,7 @@ class _Query(NamedTuple):
 class LookupProcessor(Processor):
     """Answers queries.
 
-    A look-up waits for those before it, and until the index contains the messages stored before it.
+    A look-up waits for earlier look-ups, and until the index contains the messages stored before it.
 
     Args:
         reply: Sends the answers of queries that have waited.

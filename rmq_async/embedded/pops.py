@@ -429,7 +429,7 @@ class PopProcessor(Processor):
         return make_response(pop.command, ResponseCode.SUCCESS, None, fields_of(header))
 
     def _unheld(self, pop: Pop, last: bool) -> ResponseCode | None:
-        """Return the code of a pop that finds no messages and is not to be held; None for one that is to be held."""
+        """Return the code of a pop that finds no messages and is not to be held; None for a pop that is to be held."""
         if last or not pop.deadline or pop.deadline <= self._clock.now_ms():
             return ResponseCode.POLLING_TIMEOUT
         return None if self._held.has_room(pop.key) else ResponseCode.POLLING_FULL

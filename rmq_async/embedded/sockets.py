@@ -29,7 +29,7 @@ def broker_ports(first: int, brokers: int) -> list[int]:
 
     Raises:
         TypeError: For a ``first`` that is not a whole number.
-        ValueError: For one that leaves no room for the others, or for the second port below it.
+        ValueError: For a first port that leaves no room for the others, or for the second port below it.
     """
     check_whole("broker_port", first)
     if not first:

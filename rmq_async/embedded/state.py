@@ -15,7 +15,7 @@ REGION: Final = "DefaultRegion"
 
 
 class BrokerState:
-    """Tables on the broker's ``disk``, and those in memory.
+    """The tables of a broker, on its ``disk`` and in memory.
 
     Args:
         pops_in_store: Whether check points are in the key-value store.

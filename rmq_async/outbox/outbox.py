@@ -128,8 +128,8 @@ class Outbox(Startable):
         If this outbox is running, it sends the message of an AsyncSession right after the commit. A relay's next query finds
         the others: messages of an AsyncConnection, and those added on another loop, while the outbox or its producer does not run,
         or while the outbox holds as many rows as it may or cannot reach the topic. ``delay`` counts from now. A message with a
-        sharding key is sent after those of its key and topic that were added before it. All copies of the message have one
-        ``unique_id``: its own, or a new one.
+        sharding key is sent after the earlier messages of its key and topic. All copies of the message have one ``unique_id``:
+        its own, or a new one.
 
         Raises:
             InvalidMessageError: For a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255 characters,
@@ -224,8 +224,8 @@ class Outbox(Startable):
 
     @property
     def sent_here(self) -> int:
-        """Number of messages that brokers have stored, with status SEND_OK, for this outbox object, without those of other relays
-        of the table.
+        """Number of messages that brokers have stored, with status SEND_OK, for this outbox object, without messages of other
+        relays of the table.
         """
         relay = self._relay
         return self._sent_before + (0 if relay is None else relay.sending.sent)

@@ -60,8 +60,8 @@ class KeyOrders:
         self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Return the ids of the rows in hand of these keys (None: of all keys), without those of broken orders, which go back
-        to the table.
+        """Return the ids of the rows in hand of these keys (None: of all keys), without rows of broken orders, which go back to
+        the table.
         """
         orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
         return [row for order in orders if not order.broken for row in order.in_hand]
@@ -224,7 +224,7 @@ class Sending:
         self._took()
 
     def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
-        """Yield the rows that are not in hand yet, and add them to those in hand.
+        """Yield the rows that are not in hand yet, and take them in hand.
 
         After the database was away for longer than a lease, a claim also returns rows that this process is still sending.
         """

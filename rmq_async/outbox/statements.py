@@ -148,7 +148,7 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> sa.Select[Any]:
-        """Return the query for those of the rows ``ids`` that are committed and owned by ``me``, with the unique ids of their
+        """Return the query for the rows of ``ids`` that are committed and owned by ``me``, with the unique ids of their
         messages: SQLite reuses the id of a row that was rolled back.
         """
         table = self._table
@@ -159,7 +159,7 @@ class Statements:
         )
 
     def _blocked(self) -> sa.Select[Any]:
-        """Return the query for those of the rows ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
+        """Return the query for the rows of ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
         contain the unsent row.
         """
         table = self._table

@@ -46,8 +46,8 @@ class SendMethods(ProducerLife):
         ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
         ``selector(queues, message, key)`` chooses one; without both, the producer's ``queue_selector`` or the hash of ``key``
         (default: the message's sharding key) does. With ``queue``, ``selector`` or a key, the queue is chosen once, and there
-        is one attempt, not counting those whose request no broker took (``retry_same_queue`` allows more). Such messages for
-        one queue are stored in call order, unless one of their calls ends with ``maybe_stored``.
+        is one attempt, not counting attempts that reached no broker (``retry_same_queue`` allows more). Such messages for one
+        queue are stored in call order, unless one of their calls ends with ``maybe_stored``.
 
         Before anything is sent, raises TypeError for an object that is not a Message; InvalidMessageError for an invalid
         message; ConfigError for an invalid ``queue``; SelectorError for a queue of another topic, an invalid key or a selector
@@ -174,7 +174,7 @@ class SendMethods(ProducerLife):
         ``on_error(CancelledError())``; the message may be stored all the same.
 
         The other arguments are those of ``send``. The call itself raises TypeError for a callback that is not a plain function,
-        and those errors of ``send`` that occur before the message is accepted. The future gets later errors, those of hooks
+        and the errors of ``send`` that occur before the message is accepted. The future gets later errors, errors of hooks
         included.
         """
         sender = self._usable()

@@ -2,7 +2,8 @@
 
 A broker finds the requesting client by its id, which it knows from heartbeats, among its own connections only. So a request
 first waits a moment for the answers of the brokers that may push the reply to a heartbeat: the brokers of the cluster's reply
-topic, not only those of the message's topic. A request holds its credit and its entry in the reply table until its call ends.
+topic, not only the brokers of the message's topic. A request holds its credit and its entry in the reply table until its call
+ends.
 """
 
 from __future__ import annotations

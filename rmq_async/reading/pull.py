@@ -249,7 +249,7 @@ async def pull_body(
 
     Raises:
         BrokerError: For a response that is not a pull result.
-        RemoteProtocolError: For one without its offsets.
+        RemoteProtocolError: For a response without its offsets.
         FrameTooLargeError: For a message that is too large alone.
     """
     queue, sizes = request.queue, instance.pull_sizes

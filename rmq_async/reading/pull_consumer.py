@@ -172,8 +172,8 @@ class PullConsumer(ClientUser):
                 "latest" includes every message that was acknowledged before the first step, which takes some 60 ms for each
                 broker. For an offset beyond the last message, the iteration waits for the missing messages. None never ends
                 and, unless ``queues`` is given, includes queues that are added later.
-            queues: The queues to read; default: those for which ``start`` or ``end`` gives offsets, or all readable queues if
-                neither does.
+            queues: The queues to read; default: the queues for which ``start`` or ``end`` gives offsets, or all readable queues
+                if neither does.
             above_end: Where "committed" begins in a queue that ends below the group's offset, because it has lost messages: at
                 its lowest end in three looks within 10 s ("end"), at its "earliest" message, both with an ERROR in the log, or
                 "stop", which raises OffsetRangeError. Offsets are looked up at masters: if a broker has no master, the first

@@ -99,7 +99,7 @@ class ReadMarks:
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Remove the marks of a queue: its offsets are no longer those of the messages that were read."""
+        """Remove the marks of a queue: its offsets no longer belong to the messages that were read."""
         self._marks.pop(queue, None)
         self._left_at.pop(queue, None)
         self.doubted.discard(queue)
@@ -147,7 +147,7 @@ class ReadMarks:
 
 
 def _thinned(marks: Sequence[Place]) -> list[Place]:
-    """Return the marks without those whose neighbours are not too far APART."""
+    """Return the marks without marks whose neighbours are not too far APART."""
     newest, found, distance = marks[-1].offset, [marks[-1]], 1.0
     for mark, older in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
         if newest - older.offset > distance * APART:

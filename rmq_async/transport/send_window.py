@@ -6,7 +6,7 @@ what it serves a minute later. So the window begins small and, while sends wait 
 does, as long as answers come soon. It stops growing when they take longer, and is halved when the broker's queue is long or an
 answer says "busy".
 
-One send at a time is timed, from its write to its answer. All this happens only while sends are held back; those of a window
+One send at a time is timed, from its write to its answer. All this happens only while sends are held back; sends in a window
 that has room cost nothing.
 """
 

@@ -70,7 +70,7 @@ def _make_context(verify: bool) -> ssl.SSLContext:
 def system_text(error: BaseException) -> str:
     """Return the error's text.
 
-    For an OSError with an errno, except those of TLS and look-ups, it is the system's text, because the texts of event loops
+    For an OSError with an errno, except errors of TLS and look-ups, it is the system's text, because the texts of event loops
     differ.
     """
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:

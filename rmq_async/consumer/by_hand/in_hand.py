@@ -211,8 +211,8 @@ class ByHand:
     async def give_back(self, message: MessageExt, cause: RetryLater | DeadLetter) -> bool:
         """Give a message back.
 
-        Return whether a broker has taken it within ANSWER_WITHIN seconds, or this member hands it out again. Return False for
-        one that is not in hand or no longer this member's.
+        Return whether a broker has taken it within ANSWER_WITHIN seconds, or this member hands it out again. Return False for a
+        message that is not in hand or no longer this member's.
         """
         found = self._places.get((message.queue, message.queue_offset))
         if found is None:
@@ -234,7 +234,9 @@ class ByHand:
         return False
 
     def finish(self, hand: InHand) -> None:
-        """Settle the messages that an iterator still has in hand from its last step, and begin to give back those with marks."""
+        """Settle the messages that an iterator still has in hand from its last step, and begin to give back messages with
+        marks.
+        """
         marks = hand.delivery.marks
         if marks is None or not marks.by_place:
             self._settle(hand, list(hand.left))

@@ -166,7 +166,9 @@ class ClosedQueues:
         self._note(code, gaps)
 
     async def _old_settings(self, broker: str, topic: str) -> SubscriptionGroupConfig | None:
-        """Return the settings at a broker that does not return those of one group; ask for all at intervals of OLD_EVERY."""
+        """Return the settings at a broker that cannot return the settings of a single group; ask for all at intervals of
+        OLD_EVERY.
+        """
         known, now = self._tables.get(broker), machine.monotonic()
         if known is not None and now - known[0] < OLD_EVERY:
             return known[1]

@@ -1,4 +1,4 @@
-"""Compares a member's subscriptions, mode and client id with those of the others: new conflicts are logged, recent ones are
+"""Compares a member's subscriptions, mode and client id with the other members: new conflicts are logged, recent ones are
 kept.
 
 Brokers list a member once for each of its connections, with the address from which they see it. An entry with this member's id that

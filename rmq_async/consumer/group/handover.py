@@ -214,7 +214,7 @@ class Takeover:
     def unwant(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Remove queues that are no longer in the share.
 
-        Return those whose locks may have been requested, which the caller must unlock: a request may be in flight.
+        Return the queues whose locks may have been requested, which the caller must unlock: a request may be in flight.
         """
         removed = []
         for queue in queues:
@@ -230,8 +230,8 @@ class Takeover:
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Wait for the time that a member has to unlock its queues.
 
-        Then unlock those of a member that has left the list, except ordered ones, unless a broker lists it again or does not
-        answer.
+        Then unlock the queues of a member that has left the list, except ordered queues, unless a broker lists it again or does
+        not answer.
         """
         # Members that have joined since do not know that member. They would have to take its queues without locks, and could
         # not hand them over before its locks end.

@@ -55,7 +55,7 @@ StartFrom = Literal["latest", "earliest"] | datetime
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Return the offsets at which a group starts in those of ``queues``, all of one topic, whose first offsets are still to be
+    """Return the offsets at which a group starts in the ``queues`` (all of one topic) whose first offsets are still to be
     stored (``_unfinished``).
 
     Leave out the queues of brokers that do not answer, if others have offsets of the group, or ``start_from`` is "earliest":
@@ -81,7 +81,7 @@ async def first_positions(
 async def from_brokers(
     queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], Awaitable[T]]
 ) -> tuple[dict[MessageQueue, T], dict[str, RocketMQError]]:
-    """Return what ``ask`` returns for each queue, without those at brokers that do not answer or stay busy, and the errors of
+    """Return what ``ask`` returns for each queue, without queues at brokers that do not answer or stay busy, and the errors of
     these brokers. Raise the other errors of ``ask``.
     """
     found: dict[MessageQueue, T] = {}

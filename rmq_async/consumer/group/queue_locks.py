@@ -289,7 +289,8 @@ class QueueLocks:
         return frozenset(granted)
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
-        """Unlock queues in the name of clients that have left the group, and lock them; return those granted.
+        """Unlock queues in the name of clients that have left the group, and lock them; return the queues whose locks were
+        granted.
 
         A client that has crashed keeps its locks for up to 60 s, and a queue that is assumed during that time cannot be handed
         over: each next owner would wait again. Brokers accept any client id in an UNLOCK_BATCH_MQ. To be used only for queues
@@ -323,7 +324,7 @@ class QueueLocks:
             self._state(queue).assume(now)
 
     async def renew(self) -> frozenset[MessageQueue]:
-        """Renew all locks and request those of assumed queues; return the queues lost since the last call.
+        """Renew all locks and request the locks of assumed queues; return the queues lost since the last call.
 
         A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock, or the last
         time when the broker certainly had no master. An assumed queue is lost when its lock is refused after 60 s: a running
@@ -354,7 +355,7 @@ class QueueLocks:
         await self._for_each_broker(to_unlock, self._unlock)
 
     async def unlock_owed(self) -> None:
-        """Repeat, once, the unlocks that brokers have not confirmed, except those whose locks have expired there."""
+        """Repeat, once, the unlocks that brokers have not confirmed, except unlocks of locks that have expired there."""
         now = machine.monotonic()
         owed = [queue for queue, state in self._states.items() if state.owes(now)]
 
@@ -388,7 +389,7 @@ class QueueLocks:
     async def _lock(
         self, broker_name: str, queues: Collection[MessageQueue], *, renews: bool = False
     ) -> frozenset[MessageQueue]:
-        """Request locks at one broker; return those granted.
+        """Request locks at one broker; return the granted ones.
 
         Args:
             renews: Leaves out queues that are unlocked by then.

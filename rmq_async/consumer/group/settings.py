@@ -85,7 +85,9 @@ async def _ask(
 async def settings_in_table(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> SubscriptionGroupConfig | None:
-    """Return the settings as ``settings_at`` does, from those of all groups: brokers before 5.0 have no request for one."""
+    """Return the settings as ``settings_at`` does, from the table of all groups: brokers before 5.0 have no request for a
+    single group.
+    """
     command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     try:
         response, _ = await instance.ask_broker(broker, topic, command, timeout)

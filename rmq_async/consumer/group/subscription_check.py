@@ -129,8 +129,8 @@ class GroupView(NamedTuple):
 
     Attributes:
         members: Client id -> addresses "ip:port" from which brokers see the client connected.
-        listed_by: Addresses of the brokers that list this client; ``conflicts`` are those found at these brokers, because
-            others may not have had this client's heartbeat. For a client that has not joined, see ``group_view``.
+        listed_by: Addresses of the brokers that list this client; ``conflicts`` are the conflicts found at these brokers,
+            because others may not have had this client's heartbeat. For a client that has not joined, see ``group_view``.
         unanswered: Addresses of the brokers that did not answer, or with something else than a list.
         own: Broker -> those addresses of this client; without the brokers that did not answer.
     """

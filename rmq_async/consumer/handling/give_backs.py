@@ -213,8 +213,8 @@ class GiveBacks:
 
     Attributes:
         freed: Called with a message that enters a buffer: it is no longer buffered.
-        again: Called with one that is to be handled again here.
-        ended: Called with one that has left its buffer, and its outcome.
+        again: Called with a message that is to be handled again here.
+        ended: Called with a message that has left its buffer, and its outcome.
         has_room: Called with a broker whose queues may be pulled again.
         full: Brokers whose queues are not to be pulled, because their buffers are full.
     """
@@ -448,7 +448,7 @@ class GiveBacks:
             back.report(outcome)
 
     def _leave(self, buffer: _Buffer | None, back: GiveBack) -> None:
-        """Note that a message has left its buffer; None for one that was in none."""
+        """Note that a message has left its buffer; None for a message that was in no buffer."""
         held = back.held
         back.has_ended = True
         held.returning.discard(back)

@@ -253,7 +253,7 @@ class _Line:
     async def _send(self) -> float:
         """Send the acknowledgements of ``_sending``: one request for all that can be gathered, and one for each of the others.
 
-        Afterwards ``_sending`` has those to send again. Raises errors that are no RocketMQError.
+        Afterwards ``_sending`` has the acknowledgements to send again. Raises errors that are no RocketMQError.
 
         Returns:
             0, or the seconds until the next attempt if a request has failed.

@@ -66,8 +66,8 @@ class Arrivals:
 
     def accept(self, source: Source, popped: Popped) -> None:
         """Buffer the messages of an answer, except messages that the subscription does not match, which are acknowledged, and
-        those whose attempts are used up, which become dead letters. If the source is paused or the consumer is stopping, gives
-        all that match back.
+        messages whose attempts are used up, which become dead letters. If the source is paused or the consumer is stopping,
+        gives all that match back.
         """
         found = self._leases(source, popped)
         subscription = source.subscription

@@ -373,7 +373,9 @@ class Requests:
 def _unread(
     answer: headers.PopMessageResponseHeader, decoded: DecodedMessages, handles: Sequence[ExtraInfo | None], broker: str
 ) -> list[ExtraInfo]:
-    """Return the handles of records that were left out, without those of intact ones; empty if these cannot be determined."""
+    """Return the handles of records that were left out, without handles of intact records; empty if the handles cannot be
+    determined.
+    """
     is_partial = decoded.resume_at is not None
     if None in handles or not (decoded.corrupt or is_partial):
         return []

@@ -384,7 +384,7 @@ class PopSession(MemberSession):
             self._find_sources()
 
     def _find_sources(self) -> None:
-        """Start pops of brokers that the routes name now, and end those of brokers that have left a topic's route."""
+        """Start pops of brokers that the routes name now, and end pops of brokers that have left a topic's route."""
         if self.closing or not self._joined:
             return
         wanted = self.member.brokers()
@@ -441,7 +441,7 @@ class PopSession(MemberSession):
         self.arrivals.give_back(leases)
 
     def _give_back_outlasted(self, leases: list[Lease]) -> list[Lease]:
-        """Give back those leases that have waited for a call as long as they may; return the others.
+        """Give back leases that have waited for a call as long as they may; return the others.
 
         A lease that ends counts as an attempt, and a message could become a dead letter without any call.
         """

@@ -101,7 +101,9 @@ async def cancel_calls(held: HeldQueue, timeout: float) -> None:
 
 
 async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection[MessageExt], timeout: float) -> None:
-    """Give back those messages behind which one is settled, for up to ``timeout`` seconds; the others stay uncommitted."""
+    """Give back unsettled messages that a settled one follows, for up to ``timeout`` seconds; other messages stay
+    uncommitted.
+    """
     passed = [message for message in left if held.progress.settled_above(message.queue_offset)]
     for message in passed:
         outcomes.give_back(held, message.topic, message, "its queue left this member before a call of its handler ended")
@@ -400,7 +402,7 @@ class Assignment:
         return True
 
     async def _commit_last(self, held: HeldQueue) -> None:
-        """Commit a queue after its drain, and reports one that was not committed in time."""
+        """Commit a queue after its drain; report a queue that was not committed in time."""
         began = machine.monotonic()
 
         def deadline() -> float:

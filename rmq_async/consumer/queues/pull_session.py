@@ -484,7 +484,7 @@ class PullSession(MemberSession):
             steps.callback(self.assignment.close)
 
     async def _unlock_all(self, end: float) -> None:
-        """Release the locks, except those of ordered queues whose calls have not ended."""
+        """Release the locks, except locks of ordered queues whose calls have not ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.locks.unlock_all(self.assignment.running_in_order())
@@ -619,7 +619,7 @@ class PullSession(MemberSession):
 
 
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:
-    """Return the number of waiting messages from which on a queue is not pulled: those of two pulls, all slots, or two batches
-    of any subscription, whichever is most.
+    """Return the number of waiting messages from which on a queue is not pulled: two pulls, all slots, or two batches of any
+    subscription, whichever is most.
     """
     return max(2 * config.pull_size, config.concurrency, *[2 * (each.batch_size or 1) for each in subscriptions])

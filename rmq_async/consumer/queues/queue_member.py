@@ -47,7 +47,7 @@ class Clustering:
 
     Attributes:
         topics: Names on the wire of all topics that are read.
-        retries_here: Whether this member itself handles all failed messages again, instead of giving back those without an
+        retries_here: Whether this member itself handles all failed messages again, instead of giving back messages without an
             order.
     """
 

@@ -62,8 +62,8 @@ def line_problems(dispatcher: Dispatcher, held_for: float) -> list[Problem]:
 
 
 def lock_problems(takeover: Takeover, losses: LostQueues, names: Names, locked_for: float) -> list[Problem]:
-    """Return the problems of ordered queues: those whose locks other clients have had for more than ``locked_for`` seconds, and
-    those whose locks were lost.
+    """Return the problems of ordered queues: queues whose locks other clients have had for more than ``locked_for`` seconds,
+    and queues whose locks were lost.
     """
     now, found = machine.monotonic(), list[Problem]()
     for queue, age in takeover.locked_out().items():

@@ -76,7 +76,7 @@ class BatchOwner(ABC):
 
     @abstractmethod
     def requeue(self, entries: Sequence[Entry]) -> None:
-        """Send these entries, or let them wait for a route; those of a queue wait before its other messages."""
+        """Send these entries, or let them wait for a route; entries of a queue wait before its other messages."""
 
     @abstractmethod
     def can_shrink(self, outgoing: Outgoing) -> bool:

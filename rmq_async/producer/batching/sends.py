@@ -5,7 +5,7 @@ which has one request in flight at a time: a broker handles requests in several 
 always stored in order. With batching, sends whose queue the producer's ``queue_selector`` chooses wait for their queue, too;
 admission does not keep the order of their calls.
 
-Unordered ones are those of a producer with batching that do not take the fast path; they wait for their topic.
+Unordered sends of a producer with batching that do not take the fast path wait for their topic.
 """
 
 from __future__ import annotations

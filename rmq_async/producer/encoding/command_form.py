@@ -71,7 +71,7 @@ def send_command(
 
 
 def reply_command(reply: SendReply) -> RemotingCommand:
-    """Return the response to a send as a command for hooks, with those extFields that the client reads."""
+    """Return the response to a send as a command for hooks, with the extFields that the client reads."""
     ext = {}
     for name, value in msgspec.structs.asdict(reply.extFields).items() if reply.extFields is not None else ():
         if value is not None:

@@ -4,8 +4,8 @@ Pacing is per broker connection, and all producers on it share it; each producer
 messages at the latest. The last message of each window is sent as an ordinary request, whose response shows that the broker has
 processed the window; until that response the window is open. At most two windows are open: the last message of a third one
 waits. So up to three windows are in the broker's queue. Together they are at most as large as the connection's ``SendWindow``,
-which the responses adjust as those to other sends do. The first window has two messages and each that is answered doubles the
-next, because what a broker drops before its first response is lost here, and only tried again elsewhere.
+which the responses adjust like responses to other sends. The first window has two messages and each that is answered doubles
+the next, because what a broker drops before its first response is lost here, and only tried again elsewhere.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class QueueSelection:
                 topic_queues.next = FailureRotation(self, cast(FailureTable, self.faults), topic_queues).next
 
     def uninviting(self, brokers: Collection[str]) -> Collection[str]:
-        """Return those of ``brokers`` that ``latency_fault=True`` avoids: an attempt on another one is not capped for their
+        """Return the ``brokers`` that ``latency_fault=True`` avoids: an attempt on another one is not capped for their
         sake.
 
         There are none with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for it.

@@ -1,7 +1,7 @@
 """The writable queues of one topic, with addresses and header templates; made anew when the route changes.
 
-Header templates are made at the first use of a queue: that of single sends with its target, those of one-way sends and batches
-when they are first needed.
+Header templates are made at the first use of a queue: the template of single sends with its target, templates of one-way sends
+and batches when they are first needed.
 """
 
 from __future__ import annotations

@@ -349,7 +349,7 @@ class Checks:
         self._called(task)
 
     def _called(self, task: asyncio.Task[None]) -> None:
-        """Begin the next check in place of one whose call has ended."""
+        """Begin the next check in place of a check whose call has ended."""
         self._calls.discard(task)
         self._go_on()
 

@@ -281,8 +281,8 @@ class WatchedAttempt(AttemptWatch):
     def added(self, outgoing: Outgoing) -> Outgoing:
         """Return the message with the properties that hooks added, a batch with them in each of its messages.
 
-        They replace the message's own of the same name. Invalid ones are reported and left out; so are those for which a batch
-        has no room (an INFO log entry).
+        They replace properties of the message with the same name. Invalid properties are reported and left out; properties for
+        which a batch has no room are left out with an INFO log entry.
         """
         added = self.context.properties
         if not added:

@@ -59,7 +59,7 @@ class Leaks:
         self._ended[producer] = ended
 
     def found(self, ends: Mapping[str, Sequence[float]]) -> list[str]:
-        """Return the leaks that were seen, and those of stopped producers, except producers whose process has ended.
+        """Return the leaks that were seen, and the leaks of stopped producers, except producers whose process has ended.
 
         Args:
             ends: Times of ends of processes, by machine.

@@ -72,7 +72,7 @@ class World(Protocol):
         """End the coroutines of a closed process and call ``ended``, both with the clocks of the machine in place."""
 
     def loop_made(self, loop: SimulatedLoop) -> None:
-        """Keep the loop of a new process, and drop those of processes that have ended."""
+        """Keep the loop of a new process, and drop the loops of processes that have ended."""
 
 
 class LoopExecutor(Executor):

@@ -351,7 +351,7 @@ def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
     """Pass bytes to a protocol that has its own buffer.
 
     Raises:
-        RuntimeError: For one without room.
+        RuntimeError: For an empty buffer.
     """
     left = memoryview(data)
     while left:
