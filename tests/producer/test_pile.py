@@ -14,29 +14,29 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from ..support.fakes import TOPIC
 from .support import message
 
-LIMIT = 65_535
 BYTES_EACH = 1072
 
 
 @pytest.mark.virtual_time
-async def test_65535_in_flight_are_all_answered() -> None:
+@pytest.mark.parametrize("number", [10_000, pytest.param(65_535, marks=pytest.mark.deep)])
+async def test_sends_in_flight_up_to_all_credits_are_answered(number: int) -> None:
     stored: list[SendResult] = []
     failed: list[BaseException] = []
     async with (
         EmbeddedRocketMQ() as server,
-        Producer("group", namesrv=server.namesrv, broker_window=LIMIT, timeout=60) as sender,
+        Producer("group", namesrv=server.namesrv, broker_window=number, async_limit=number, timeout=60) as sender,
     ):
         await sender.send(message())
         server.stall()
-        for _ in range(LIMIT):
+        for _ in range(number):
             await sender.send_async(message(), on_success=stored.append, on_error=failed.append)
-        assert sender.health().unanswered == LIMIT
+        assert sender.health().unanswered == number
         assert (stored, failed) == ([], [])
         server.resume()
         await sender.flush(60)
-        assert (len(stored), failed) == (LIMIT, [])
-        assert len({result.msg_id for result in stored}) == LIMIT
-        assert len(server.messages(TOPIC)) == LIMIT + 1
+        assert (len(stored), failed) == (number, [])
+        assert len({result.msg_id for result in stored}) == number
+        assert len(server.messages(TOPIC)) == number + 1
         assert sender.health().unanswered == 0
 
 

@@ -14,13 +14,14 @@ from rmq_async.testing.simulation.seeds import Outcome, minimised
 from ...simulation import SCENARIOS, run_seed
 from .test_hashes import HASHED
 
-MIXED_SEEDS, GROUP_SEEDS = 16, 10
-"""With those of ``test_hashes``: as many as meet every kind of fault. The deep tier runs a thousand."""
+MIXED_SEEDS = (5, 10, 14, 15, 18, 20, 26, 32)
+GROUP_SEEDS = (4, 6, 7, 10, 14)
+"""Besides those of ``test_hashes``: seeds that meet every kind of fault together. The deep tier runs a thousand."""
 
 
 def test_mixed_scenario_keeps_its_promises() -> None:
     met: Counter[str] = Counter()
-    for seed in range(HASHED["mixed"] + 1, MIXED_SEEDS + 1):
+    for seed in MIXED_SEEDS:
         outcome = run_seed("mixed", seed)
         assert not outcome.violation, f"python -m tests.simulation --scenario mixed --seed {seed}"
         assert outcome.seconds >= 300
@@ -32,16 +33,16 @@ def test_mixed_scenario_keeps_its_promises() -> None:
 
 def test_groups_keep_their_promises() -> None:
     met: Counter[str] = Counter()
-    for seed in range(HASHED["groups"] + 1, GROUP_SEEDS + 1):
+    for seed in GROUP_SEEDS:
         outcome = run_seed("groups", seed)
         assert not outcome.violation, f"python -m tests.simulation --scenario groups --seed {seed}"
         assert outcome.seconds >= 300
         assert outcome.operations >= 100
         met.update(outcome.met)
-    assert len(met) >= 20
+    assert len(met) >= 28
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ("groups", "mixed", "pop")])
+@pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - HASHED.keys() - {"losses"}))
 def test_scenario_keeps_its_promises(name: str) -> None:
     outcome = run_seed(name, 1)
     assert not outcome.violation, f"python -m tests.simulation --scenario {name} --seed 1"
