@@ -505,7 +505,7 @@ def consume(options: ConsumeOptions) -> int:
     RMQ_ATTEMPT (from 1 on), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json each outcome is an object on stdout, and what
     commands print goes to stderr.
 
-    The first SIGINT or SIGTERM lets what has begun end, and commits; a second one ends running commands, whose messages come
+    The first SIGINT or SIGTERM lets running commands end, and commits; a second one ends them, and their messages are delivered
     again. A summary goes to stderr. Exit code 0 after --count and after the first signal, 130 or 143 after the second.
     """
     options.check()

@@ -139,7 +139,7 @@ class Direction:
         if count < 0:
             raise ValueError(f"count must not be negative, it is {count}")
         if times is not None and times < 1:
-            raise ValueError(f"times must be at least 1, or None for all connections, it is {times}")
+            raise ValueError(f"times must be at least 1, or None for all connections, not {times}")
         self.cut = Cut(count, reset, times)
         self._changed()
 
@@ -193,7 +193,7 @@ _LATE: Final = 0.05
 
 
 class End(Enum):
-    """The ends of a direction: at the source's EOF, or so that both connections must be closed or reset."""
+    """How a direction ends: at the source's EOF, or by closing or resetting both connections."""
 
     EOF = "eof"
     CLOSE = "close"

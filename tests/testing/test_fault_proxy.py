@@ -358,7 +358,7 @@ async def test_a_peer_that_does_not_read_does_not_hold_up_a_close(echo: Echo) ->
         (lambda way: way.bandwidth(0), "a positive, finite number, or None for no limit, not 0"),
         (lambda way: way.slice(0), "at least 1 byte, or None for no limit, not 0"),
         (lambda way: way.cut_after(-1), "must not be negative, it is -1"),
-        (lambda way: way.cut_after(1, times=0), "times must be at least 1, or None for all connections, it is 0"),
+        (lambda way: way.cut_after(1, times=0), "times must be at least 1, or None for all connections, not 0"),
         (lambda way: FaultProxy("nowhere"), "has no valid host"),
         (lambda way: FaultProxy("127.0.0.1:99999"), "no port in 1..65535"),
         (lambda way: FaultProxy("127.0.0.1:1", buffer=0), "buffer and max_connections must be at least 1"),

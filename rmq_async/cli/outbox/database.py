@@ -84,7 +84,9 @@ def _sqlite(url: URL) -> AsyncEngine:
     if url.host or url.username:
         raise click.UsageError("a SQLite database is a file, and the URL names a host; give sqlite:///FILE")
     if not file or file == ":memory:":
-        raise click.UsageError("a SQLite database in memory is another one for each process; give sqlite:///FILE")
+        raise click.UsageError(
+            "the URL names a SQLite database in memory, which other processes cannot see; give sqlite:///FILE"
+        )
     if not Path(file).is_file():
         raise click.ClickException(f"there is no SQLite file {file}; it is made by the service that adds messages, not here")
     return _made(url.set(drivername="sqlite+aiosqlite"))

@@ -218,7 +218,7 @@ class QueueLocks:
 
     @property
     def assumed(self) -> frozenset[MessageQueue]:
-        """Queue that were taken with ``assume`` and whose locks were not granted since."""
+        """Queues that were taken with ``assume`` and whose locks were not granted since."""
         return frozenset(queue for queue, state in self._states.items() if state.hold is Hold.ASSUMED)
 
     @property

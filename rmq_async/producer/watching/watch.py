@@ -137,9 +137,9 @@ class Watch(CallWatch):
 
     Attributes:
         kind: The type of the message for hooks.
-        plain: The message has only a topic and a body.
+        plain: True if the message has only a topic and a body.
         scope: The caller's context (of ``contextvars``).
-        attempts: Their number so far.
+        attempts: Number of attempts so far.
         started: Monotonic time at which the first attempt began.
     """
 
