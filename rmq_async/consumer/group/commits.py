@@ -8,13 +8,14 @@
 #
 # A broker's confirmation is worth no more than its process. The replicas of 5.5.0 do not copy offsets in time, so a new master
 # knows none, and a broker that has crashed lacks those of its last seconds. Both are reached over another connection than the
-# one that has confirmed an offset: after that, the next round commits the queue again, and the last commit of a queue is always
-# sent.
+# one that has confirmed an offset: after that, the next round commits the queue again, and the last commit of a queue that was
+# read is always sent.
 #
 # Behind another connection may also be a store that has lost messages which this member has handled, and has others at their
 # offsets. Its watermark is committed only when a look has shown that it has these, or this member has gone back (``make_sure``):
 # else the next member would begin above what is stored since. A member that is given a queue for a moment, while a broker lists the
-# members one by one, knows nothing of a loss: of a queue that it has not read it sends no last commit.
+# members one by one, knows nothing of a loss: of a queue that it has not read it sends a last commit only to a master that has no
+# offset of the group.
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._backoff import Backoff
 from ..._text import printable
-from ...client import ClientInstance, commit_offset
+from ...client import ClientInstance, commit_offset, committed_offset
 from ...errors import ConnectionLostError, RequestTimeoutError, RocketMQError, TopicNotExistError
 from ...tracebacks import own_copy
 from ...transport import Connection
@@ -305,16 +306,22 @@ class Commits:
             return False
         return not self._instance.is_replaced(self._instance.routes.broker_of(held.queue), held.confirmed_by)
 
-    def _is_untouched(self, held: HeldQueue) -> bool:
-        """Return whether nothing was read of a queue whose present master has returned the offset at which it begins."""
-        return held.progress.next == held.begun == held.committed and self._is_confirmed(held)
+    async def _is_left_alone(self, held: HeldQueue) -> bool:
+        """Return whether nothing was read of a queue whose present master has an offset of the group."""
+        if not held.progress.next == held.begun == held.committed:
+            return False
+        connection = self.connection(held)
+        if connection is not None and held.confirmed_by is connection:
+            return True
+        return await committed_offset(self._instance, self._group, held.queue, any_replica=False) is not None
 
     def connection(self, held: HeldQueue) -> Connection | None:
         """Return the open connection to the master of a queue's broker."""
         return self._instance.open_connection(self._instance.routes.broker_of(held.queue), any_replica=False)
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Commit a queue that is given up or moved, also if its watermark is confirmed, unless nothing was read of it.
+        """Commit a queue that is given up or moved, also if its watermark is confirmed. If nothing was read of it, only a master
+        without an offset of the group gets one.
 
         Repeat the commit after an error: the broker may have no master at the moment.
 
@@ -323,13 +330,15 @@ class Commits:
         """
         routes = self._instance.routes
         await routes.renew(held.queue.topic, min(deadline(), machine.monotonic() + ROUTE_TIME))
-        pauses, failed, sent = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False, self._is_untouched(held)
+        pauses, failed, sent = Backoff(FIRST_PAUSE, LONGEST_PAUSE), False, False
         while not sent or held.committed != held.progress.watermark:
             left = deadline() - machine.monotonic()
             if left <= 0 or not self._may(held):
                 return False
             try:
                 async with asyncio.timeout(left):
+                    if sent := await self._is_left_alone(held):
+                        continue
                     if not self.is_sure(held):
                         await self.make_sure(held, left / 2)
                     async with held.committing:

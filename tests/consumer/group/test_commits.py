@@ -21,6 +21,12 @@ pytestmark = pytest.mark.virtual_time
 Q0 = MessageQueue("T", "broker-a", 0)
 
 
+async def commit(namesrv: str, offset: int) -> None:
+    """Commits as an operator's tool does."""
+    async with PullConsumer("g", namesrv=namesrv) as tool:
+        await tool.commit(Q0, offset)
+
+
 async def test_commit_during_one_in_the_background_commits_what_moved_since() -> None:
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv, queues=1)
@@ -64,9 +70,27 @@ async def test_commit_without_an_answer_is_repeated_where_the_broker_gets_it_lat
                 async with member("g", server.namesrv, "a", Seen()) as other:
                     await until(lambda: Q0 in other.assignment)
             await until(lambda: Q0 in consumer.assignment)
-            async with PullConsumer("g", namesrv=server.namesrv) as late:
-                await late.commit(Q0, 1)
+            await commit(server.namesrv, 1)
             await until(lambda: server.progress("g")[Q0] == 3, 2.0)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_last_commit_of_an_unread_queue_is_for_a_new_master_only(replaced: bool) -> None:
+    """Another member may know of a loss and have gone back; a new master without offsets knows none of the group."""
+    async with EmbeddedRocketMQ() as server:
+        await create(server.namesrv, queues=1)
+        await send(server.namesrv, b"1", b"2", b"3")
+        await commit(server.namesrv, 3)
+        async with member("g", server.namesrv, "b", Seen()) as consumer:
+            await until(lambda: Q0 in consumer.assignment)
+            await consumer.wait_idle()
+            if replaced:
+                server.lose_master("broker-a")
+                server.elect_master("broker-a")
+                assert Q0 not in server.progress("g")
+            else:
+                await commit(server.namesrv, 1)
+    assert server.progress("g")[Q0] == (3 if replaced else 1)
 
 
 async def test_warning_of_a_blocked_loop_leaves_out_the_commit_interval(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq_async import ConfigError, Consumer, ConsumerConfig, MessageExt, MessageQueue
+from rmq_async import ConfigError, Consumer, ConsumerConfig, MessageExt, MessageQueue, machine
 from rmq_async.consumer.held_queue import HeldQueue, Progress
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.reading import illegal_offset
@@ -122,6 +122,27 @@ def test_member_that_starts_above_the_end_begins_at_the_lowest_end(caplog: pytes
     (line,) = [record.getMessage() for record in caplog.records if "goes on at" in record.message]
     assert "goes on at offset 20 instead of 30: it ends at 20, below the group's offset (some 10)" in line
     assert "seek() to a datetime" in line
+
+
+def test_last_commit_of_an_unread_queue_is_never_above_its_end() -> None:
+    """The member stops while it looks at the queue, and a new master has no offset of the group."""
+
+    async def main(s: Simulation) -> None:
+        (broker,) = s.brokers
+        await create(s.namesrv, queues=1)
+        await send(s.namesrv, *bodies("old", 30))
+        async with member("g", s.namesrv, "one", seen := Seen(), start_from="earliest"):
+            await until(lambda: len(seen.bodies) == 30)
+        lose(s, 10)
+        async with member("g", s.namesrv, "two", Seen()) as consumer:
+            await until(lambda: Q0 in consumer.assignment)
+            await asyncio.sleep(1)
+            broker.broker.lose_master()
+            broker.broker.elect_master()
+            await asyncio.sleep(1)
+        assert broker.committed("g", Q0) == 20
+
+    Simulation(1, brokers=1, faults=None).run(main)
 
 
 @pytest.mark.parametrize("request_code", [RequestCode.LOCK_BATCH_MQ, RequestCode.PULL_MESSAGE])
@@ -403,6 +424,17 @@ async def test_queue_that_has_the_offset_of_a_new_member_again(
     assert (move.cause, move.offset) == (cause, offset)
 
 
+@pytest.mark.parametrize(("marks", "seconds"), [((), 5.0), ((50, 99), 1.0)])
+async def test_member_that_has_read_nothing_of_a_queue_waits_before_it_moves_it(
+    monkeypatch: pytest.MonkeyPatch, marks: tuple[int, ...], seconds: float
+) -> None:
+    """The queue may be with it for a moment only, while a broker lists the members of the group one by one."""
+    queue_ends_at(monkeypatch, 95, 95, 95)
+    began = machine.monotonic()
+    move = await find_move(Scripted([Look.GONE, Look.GONE, Look.GONE], 95), marked(*marks), Asked(Q0, 100, 100, None), 1.0)
+    assert (move.offset, machine.monotonic() - began) == (95, pytest.approx(seconds))
+
+
 async def test_place_behind_the_highest_mark_that_is_there() -> None:
     places = [Place(offset, 1000, None, offset) for offset in range(0, 160, 10)]
 
@@ -426,6 +458,22 @@ def test_marks_lie_closer_together_near_the_newest() -> None:
     assert [mark.offset for mark in marks.of(Q0)] == [0]
     marks.cut(Q0, 0)
     assert Q0 not in marks
+
+
+def test_queue_that_has_gone_back_knows_where_to() -> None:
+    held = HeldQueue(Q0, Q0, None, 10)
+    assert (held.highest, held.unread) == (None, None)
+    held.progress.enter_all([*range(10, 20)])
+    held.progress.settle_all([*range(10, 18)])
+    held.confirm(15, None)
+    assert (held.highest, held.unread) == (15, None)
+    held.go_back(12)
+    assert (held.highest, held.unread) == (20, 12)
+    held.progress.enter_all([*range(12, 20)])
+    held.progress.settle_all([12, 13])
+    assert held.unread == 14
+    held.progress.settle_all([*range(14, 20)])
+    assert (held.highest, held.unread) == (20, None)
 
 
 def test_progress_goes_back_to_what_is_left() -> None:
