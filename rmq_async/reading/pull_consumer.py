@@ -56,7 +56,8 @@ MAX_PULL: Final = 1024
 class PullConsumer(ClientUser):
     """Reads queues at offsets that the caller chooses.
 
-    Brokers list it as a member of ``group``, and store a position only at ``commit``.
+    Brokers list it as a member of ``group``, and store a position only at ``commit``. Do not give it the group of a running
+    ``Consumer``, whose members would leave queues to it.
 
     The methods that ask servers also raise ConfigError for an invalid argument, InvalidMessageError for an invalid topic name,
     ClientStateError before ``start`` and after ``stop``, ForkedError in a forked child, WrongLoopError on another event loop,

@@ -9,7 +9,7 @@ import pytest
 
 from rmq_async.client import ClientInstance
 from rmq_async.config import ClientConfig
-from rmq_async.consumer.group.subscription_check import MODEL, SubscriptionConflict, compare, group_view
+from rmq_async.consumer.group.subscription_check import BY_OFFSET, MODEL, SubscriptionConflict, compare, group_view
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.bodies import ConsumerConnection
 from rmq_protocol.constants import RequestCode
@@ -70,6 +70,17 @@ def test_members_that_are_listed_without_any_subscription_are_no_conflict() -> N
     assert compare(member(build_subscription("T")), shown()) == ()
     (found,) = compare(member(build_subscription("T")), shown(model="BROADCASTING"))
     assert found.topic == MODEL
+
+
+def test_pull_consumer_with_the_name_of_a_group_is_a_conflict() -> None:
+    by_offset = ConsumerConnection(consume_type="CONSUME_ACTIVELY", message_model="CLUSTERING")
+    (found,) = compare(member(build_subscription("T")), by_offset)
+    assert (found.topic, found.theirs) == (BY_OFFSET, "a PullConsumer, or a pull consumer of Java")
+    assert "members leave queues to it which it may not read; members miss messages; give it a group of its own" in str(found)
+    subscribed = ConsumerConnection(
+        consume_type="CONSUME_ACTIVELY", message_model="CLUSTERING", subscription_table={"T": build_subscription("T")}
+    )  # Java's lite pull consumer that shares the queues
+    assert compare(member(build_subscription("T")), subscribed) == ()
 
 
 @asynccontextmanager

@@ -9,4 +9,4 @@ from .positions import StartFrom, first_positions, from_brokers, offset_at, star
 from .queue_locks import QueueLocks, handover_group
 from .rebalance import Apply, Missing, Rebalance, merged_members, share_of
 from .settings import GroupLimits, joined_settings, missing_group, settings_at
-from .subscription_check import MODE, MODEL, GroupView, SubscriptionConflict, check_filter, compare, group_view
+from .subscription_check import BY_OFFSET, MODE, MODEL, GroupView, SubscriptionConflict, check_filter, compare, group_view

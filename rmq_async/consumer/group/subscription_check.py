@@ -40,6 +40,8 @@ MODEL: Final = ""
 """``topic`` of a conflict between broadcasting and clustering, which concerns the whole group."""
 MODE: Final = "\x00mode"
 """``topic`` of a conflict between members that pull and members that pop."""
+BY_OFFSET: Final = "\x00offset"
+"""``topic`` of a conflict with a client that is listed as a member and reads queues of its own choice."""
 TAKEN: Final = "members miss messages"
 
 
@@ -101,9 +103,9 @@ class SubscriptionConflict(NamedTuple):
     """A difference between two members.
 
     Attributes:
-        topic: Name of a topic, MODEL or MODE.
+        topic: Name of a topic, MODEL, MODE or BY_OFFSET.
         ours: This member's expression, behind its type unless that is TAG; None if it does not subscribe to the topic. For
-            MODEL and MODE its model or mode.
+            MODEL and MODE its model or mode, for BY_OFFSET its kind of client.
         theirs: The same of the other member.
     """
 
@@ -118,6 +120,11 @@ class SubscriptionConflict(NamedTuple):
             return (
                 f"this member has {self.ours}, another one {self.theirs}: they repeat each other's messages; all members need "
                 "the same mode"
+            )
+        if self.topic == BY_OFFSET:
+            return (
+                f"{self.theirs} has this group's name: brokers list it as a member, so members leave queues to it which it may not "
+                f"read; {TAKEN}; give it a group of its own"
             )
         ours, theirs = (repr(printable(each)) if each is not None else "nothing" for each in (self.ours, self.theirs))
         subscriptions = f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}"
@@ -151,7 +158,8 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
 
     Expressions for the same tags are equal, however they are written; versions are not compared. A table without topics is no
     difference: brokers list the first member before they store its subscriptions, and hold none of a Java client that reports
-    "unchanged" to a broker which was restarted.
+    "unchanged" to a broker which was restarted. With the type of a client that pulls by offset it is that client's: it subscribes
+    to nothing (observed on 5.5.0).
     """
     own = {each.topic: each for each in ours.subscription_data_set}
     found = [SubscriptionConflict(MODEL, ours.message_model, theirs.message_model)] * (
@@ -160,6 +168,8 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
     mine, others = _mode(ours.consume_type), _mode(theirs.consume_type)
     if mine != others:
         found.append(SubscriptionConflict(MODE, mine, others))
+    if own and not theirs.subscription_table and theirs.consume_type == ConsumeType.CONSUME_ACTIVELY:
+        found.append(SubscriptionConflict(BY_OFFSET, "Consumer", "a PullConsumer, or a pull consumer of Java"))
     topics = own.keys() | theirs.subscription_table.keys() if theirs.subscription_table else ()
     for topic in sorted(topics):
         wanted, other = own.get(topic), theirs.subscription_table.get(topic)
@@ -224,7 +234,9 @@ def _own(answer: ConsumerConnection, instance: ClientInstance) -> frozenset[str]
 
 def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) -> tuple[SubscriptionConflict, ...]:
     names = instance.names
-    return tuple(each if each.topic == MODE else each._replace(topic=names.shown(each.topic)) for each in conflicts)
+    return tuple(
+        each if each.topic in (MODE, BY_OFFSET) else each._replace(topic=names.shown(each.topic)) for each in conflicts
+    )
 
 
 def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
