@@ -21,7 +21,7 @@ from rmq_protocol.stored import encode_stored
 
 MIB = 1 << 20
 ALL_KINDS = list(CompressionType)
-fuzz = settings(max_examples=int(os.environ.get("RMQ_FUZZ_EXAMPLES", "80")), deadline=None, print_blob=True)
+fuzz = settings(max_examples=int(os.environ.get("RMQ_FUZZ_EXAMPLES", "40")), deadline=None, print_blob=True)
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -15,7 +15,7 @@ from rmq_protocol.headers import Header
 from rmq_protocol.java_types import Int, Long
 from rmq_protocol.route import BrokerData, QueueData, TopicQueueMapping, TopicRouteData
 
-FUZZ = settings(max_examples=int(os.environ.get("RMQ_FUZZ_EXAMPLES", "80")), deadline=None, database=None, print_blob=True)
+FUZZ = settings(max_examples=int(os.environ.get("RMQ_FUZZ_EXAMPLES", "40")), deadline=None, database=None, print_blob=True)
 """What every fuzzed decoder gets; a failure prints the blob that reproduces it."""
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
