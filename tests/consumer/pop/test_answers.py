@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from rmq_async.consumer.pop import sources as popping_module
 from rmq_async.embedded import EmbeddedRocketMQ, ManualClock, pops
 from rmq_async.embedded import acks as acks_module
 from rmq_async.embedded.pops import PopReader
+from rmq_protocol import headers
 from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..group.support import Seen, create, send, until
@@ -156,18 +158,22 @@ async def test_corrupt_record_is_left_out(monkeypatch: pytest.MonkeyPatch, caplo
         assert "cannot be read and is left out: " in error.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("module", "header"), [(pops, "PopMessageResponseHeader"), (acks_module, "ChangeInvisibleTimeResponseHeader")]
-)
-async def test_invisible_time_in_an_answer_is_at_most_the_one_asked_for(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, header: str
-) -> None:
-    answer = getattr(module, header)
+def answer_pops_with(monkeypatch: pytest.MonkeyPatch, header: Callable[..., Any]) -> None:
+    """The embedded broker makes the headers of its answers to pops so; clients read them as ever."""
+    monkeypatch.setattr(pops, "headers", SimpleNamespace(**{**vars(headers), "PopMessageResponseHeader": header}))
+
+
+@pytest.mark.parametrize("asked", ["pop", "renewal"])
+async def test_invisible_time_in_an_answer_is_at_most_the_one_asked_for(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    answer = headers.PopMessageResponseHeader if asked == "pop" else headers.ChangeInvisibleTimeResponseHeader
 
     def wrong(**fields: Any) -> Any:
         return answer(**(fields | {"invisibleTime": 3_600_000}))
 
-    monkeypatch.setattr(module, header, wrong)
+    if asked == "pop":
+        answer_pops_with(monkeypatch, wrong)
+    else:
+        monkeypatch.setattr(acks_module, "ChangeInvisibleTimeResponseHeader", wrong)
 
     async def work(message: MessageExt) -> None:
         await asyncio.sleep(2.5)
@@ -183,14 +189,14 @@ async def test_invisible_time_in_an_answer_is_at_most_the_one_asked_for(
 
 
 async def test_messages_whose_time_is_over_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    header, times = pops.PopMessageResponseHeader, [0, -1]
+    times = [0, -1]
 
     def wrong(**fields: Any) -> Any:
         if fields.get("msgOffsetInfo") and times:
             fields["invisibleTime"] = times.pop()
-        return header(**fields)
+        return headers.PopMessageResponseHeader(**fields)
 
-    monkeypatch.setattr(pops, "PopMessageResponseHeader", wrong)
+    answer_pops_with(monkeypatch, wrong)
     async with EmbeddedRocketMQ(pop_revive_delay=0.0) as server:
         await create(server.namesrv)
         seen = Seen()
