@@ -50,6 +50,7 @@ FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
 
 Group = dict[Lease, None]
+Outlasted = Callable[[list[Lease]], list[Lease]]
 
 
 class PopCore:
@@ -59,6 +60,8 @@ class PopCore:
         supervisor: Supervisor of the consumer's tasks.
         invisible_time: Seconds of a lease.
         max_lease: Maximum seconds from the pop to the end of a renewed lease.
+        outlasted: Called with leases that have lasted for ``max_lease``: gives back messages that wait for a call, and returns
+            the leases of calls.
 
     Attributes:
         given_back: Number of give-backs that brokers have confirmed.
@@ -68,7 +71,9 @@ class PopCore:
         expired: Number of leases that ended while this member held them, or too soon for a call.
     """
 
-    def __init__(self, requests: Requests, supervisor: Supervisor, invisible_time: float, max_lease: float) -> None:
+    def __init__(
+        self, requests: Requests, supervisor: Supervisor, invisible_time: float, max_lease: float, outlasted: Outlasted
+    ) -> None:
         self._requests = requests
         self.spawn = supervisor.once
         self._invisible_ms = round(invisible_time * 1000)
@@ -85,9 +90,7 @@ class PopCore:
         self._slot = invisible_time / SLOTS
         """Length of a slot in seconds."""
         self._some = asyncio.Event()
-        self.outlasted: Callable[[list[Lease]], list[Lease]] = _in_calls
-        """Called with leases that have lasted for ``max_lease``: gives back messages that wait for a call, and returns the
-        leases of calls."""
+        self._outlasted = outlasted
         self.given_back = self.extended = self.unsure = self.expired = 0
 
     # -- receive
@@ -293,7 +296,7 @@ class PopCore:
         old = [lease for lease in group if now + self.invisible_time - lease.since > self._max_lease]
         for lease in old:
             del group[lease]
-        if old and (old := self.outlasted(old)):
+        if old and (old := self._outlasted(old)):
             logger.warning(
                 "the leases of %d messages are extended no more, because of max_lease=%g s, %s is one; they are delivered again "
                 "when their leases end. Raise max_lease if handlers need so long",
@@ -324,8 +327,3 @@ class PopCore:
         for lease in [*group]:
             lease.group = self._planned(max(lease.expires - third, now + LEAST_PAUSE))
             lease.group[lease] = None
-
-
-def _in_calls(leases: list[Lease]) -> list[Lease]:
-    """Return ``leases`` unchanged, as if all belonged to calls: the default of ``PopCore.outlasted``."""
-    return leases

@@ -77,7 +77,7 @@ class PopSession(MemberSession):
         self.member = PopMember(instance, group, subscriptions, config)
         self.conflicts = self.member.conflicts
         self.requests = Requests(instance, group)
-        self.core = PopCore(self.requests, self.supervisor, config.invisible_time, config.max_lease)
+        self.core = PopCore(self.requests, self.supervisor, config.invisible_time, config.max_lease, self._give_back_outlasted)
         self.outcomes = PopOutcomes(instance, group, self.core)
         self.give_backs = self.outcomes.give_backs = GiveBacks(self.outcomes, self.supervisor.once)
         self.give_backs.freed, self.give_backs.ended = self._freed, self._given_back
@@ -110,7 +110,6 @@ class PopSession(MemberSession):
         """An event that is set when a message has its outcome while the consumer is stopping, and by ``abort``."""
         self._drain_until = inf
         self.attached = Attached(instance, group, config, self.member.topics, self.blocking, self._route_changed)
-        self.core.outlasted = self._give_back_outlasted
         self.calls.hooks = self.attached.call_hooks
         self.calls.ending = self.supervisor.is_ending
         self.calls.dispatcher = self.dispatcher

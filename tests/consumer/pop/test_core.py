@@ -102,7 +102,7 @@ class Core(PopCore):
 @asynccontextmanager
 async def core(invisible: float = 60.0, max_lease: float = 3600.0, *, renew: bool = False) -> AsyncIterator[Core]:
     supervisor, broker = Supervisor(), Broker()
-    found = Core(broker, supervisor, invisible, max_lease)  # type: ignore[arg-type]
+    found = Core(broker, supervisor, invisible, max_lease, lambda leases: leases)  # type: ignore[arg-type]
     found.broker = broker
     if renew:
         supervisor.run("renewal", found.renew)
