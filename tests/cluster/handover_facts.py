@@ -58,7 +58,7 @@ def queue(number: int) -> MessageQueue:
 def guarded_cluster(version: str, directory: Path) -> RealCluster:
     """A broker on which ``MEMBER`` has the rights of a consumer of one group on one topic: ACL 2.0 on 5.x, 1.0 on 4.x."""
     if version == DEFAULT_VERSION:
-        return RealCluster(profile=PROFILES["authorization"], directory=directory)
+        return RealCluster(profile=PROFILES["authorization"], directory=directory, broker_conf={"timerWheelEnable": "false"})
     home = directory / BROKER / "conf"
     home.mkdir(parents=True)
     (home / "plain_acl.yml").write_text(_OLD_ACL)

@@ -18,7 +18,7 @@ from ..support.lateness import Lateness
 from .accounting import read_all, stored_count
 from .history import Copy, History, copies, verdict
 
-RATE = 500
+RATE = 200
 """Messages a second."""
 
 

@@ -28,7 +28,8 @@ ORDERS = MetaData()
 
 
 class Settings(msgspec.Struct):
-    """``writers``: sessions at a time; ``mine``: which of as many processes this is. ``rolled_back``: part of the transactions."""
+    """``writers``: sessions at a time; ``mine``: which of as many processes this is. ``rolled_back``: part of the transactions.
+    ``pause``: seconds of a session between two orders."""
 
     url: str
     namesrv: str
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct):
     lease: float = 2.0
     rolled_back: float = 0.05
     relayed: bool = True
+    pause: float = 0.0
 
 
 def orders_table(name: str) -> Table:
@@ -97,6 +99,8 @@ async def write(settings: Settings) -> None:
             async with sessions.begin() as session:
                 await session.execute(insert(orders).values(number=number, price=number * 3))
                 await outbox.add(session, message_for(settings, number))
+            if settings.pause:
+                await asyncio.sleep(settings.pause)
 
     async with Producer("service", namesrv=settings.namesrv) as producer:
         outbox = outbox_for(settings, engine, producer)

@@ -15,7 +15,7 @@ from rmq_async.testing.cluster import RealCluster
 from ..consumer.group.support import until
 from .accounting import read_all
 
-SENT = 600
+SENT = 400
 
 
 class Run:

@@ -16,7 +16,7 @@ from rmq_async.testing.cluster import RealCluster
 from ..producer.support import core_of, gathers_nothing
 from .accounting import judge, read_all
 
-MESSAGES = 2000
+MESSAGES = 1000
 
 
 async def new_topic(cluster: RealCluster, queues: int = 4) -> str:

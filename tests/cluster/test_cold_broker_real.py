@@ -11,7 +11,7 @@ from rmq_async import Admin, Message, Producer, run
 from rmq_async.testing.cluster import DEFAULT_VERSION, OLD_VERSION, RealCluster
 
 from .accounting import stored_count
-from .conftest import started
+from .conftest import NO_TIMERS, started
 
 SENDS = 20_000
 RETRIED = 3_000
@@ -33,5 +33,5 @@ def test_first_sends_to_a_stock_broker_that_has_just_started(version: str) -> No
         assert retried < RETRIED
         assert await stored_count(cluster.namesrv, "Cold") == SENDS
 
-    with contextmanager(started)(RealCluster(version=version, profile="stock")) as cluster:
+    with contextmanager(started)(RealCluster(version=version, profile="stock", broker_conf=NO_TIMERS)) as cluster:
         run(main(cluster))

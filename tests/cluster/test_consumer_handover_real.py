@@ -10,13 +10,15 @@ import pytest
 
 from rmq_async.testing.cluster import RealCluster
 
+from .conftest import OLD_IS_DEEP
 from .group_members import Group, ends_of_members, rebalances
 
 SEED = 7
 
 
+@OLD_IS_DEEP
 async def test_members_that_join_and_stop_repeat_nothing(each_cluster: RealCluster, tmp_path: Path) -> None:
-    async with Group(each_cluster, tmp_path / "files", 200.0, 0.2) as group:
+    async with Group(each_cluster, tmp_path / "files", 120.0, 0.2) as group:
         count = await rebalances(group, 4, 2.0, SEED, members=3)
     print(f"seed {SEED}: {count}")
     assert count.handled == count.sent > 0

@@ -14,6 +14,7 @@ from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 from rmq_async.testing.cluster import RealCluster
 
 from ..support.java.program import require_javac
+from .conftest import OLD_IS_DEEP
 from .group_members import Group
 from .group_order import key_rates, ordered_changes
 from .java_members import java_members
@@ -21,6 +22,7 @@ from .java_members import java_members
 SEED = 5
 
 
+@OLD_IS_DEEP
 async def test_order_by_key_across_rebalances_and_failing_attempts(each_cluster: RealCluster, tmp_path: Path) -> None:
     async with Group(
         each_cluster, tmp_path / "files", 150.0, 0.1, queues=4, order="key", keys=20, fails=0.05, retry=(16, (0.05, 0.2))

@@ -30,6 +30,8 @@ from .load import Load, Watch, new_topic, print_counts, settled, until_used
 SEEDS = int(os.environ.get("RMQ_SEEDS") or 1)
 FIRST_SEED = int(os.environ.get("RMQ_SEED") or random.randrange(1 << 31))
 OUTAGE = float(os.environ.get("RMQ_OUTAGE") or 8.0)
+RATE = int(os.environ.get("RMQ_RATE") or 160)
+"""Messages a second to the broker that is killed, and half as many where the name server is."""
 
 LATE = 0.25
 """Seconds after its deadline by which a send has ended, on a machine that starts a JVM on the same cores."""
@@ -54,7 +56,7 @@ async def killed_three_times(cluster: RealCluster, chance: random.Random) -> Non
     victim, namesrv = cluster.brokers[0], cluster.nameservers[1].address
     topic = await new_topic(cluster)
     lost_connections = 0
-    async with Producer("killed", namesrv=namesrv, route_poll_interval=1.0) as producer, load_on(producer, topic, 500) as load:
+    async with Producer("killed", namesrv=namesrv, route_poll_interval=1.0) as producer, load_on(producer, topic, RATE) as load:
         for _ in range(3):
             watch = await Watch.of(producer)
             await asyncio.sleep(chance.uniform(0.0, 0.7))
@@ -76,7 +78,7 @@ async def without_the_name_server(cluster: RealCluster, chance: random.Random) -
     topic = await new_topic(cluster, broker.name)
     async with (
         Producer("nameless", namesrv=names.address, route_poll_interval=0.5) as producer,
-        load_on(producer, topic, 250) as load,
+        load_on(producer, topic, RATE // 2) as load,
     ):
         await asyncio.sleep(chance.uniform(0.0, 0.7))
         await names.kill()

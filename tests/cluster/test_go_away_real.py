@@ -19,6 +19,7 @@ from rmq_protocol.stored import decode_messages
 
 from ..support.fakes import RawClient, pull_fields
 from .accounting import read_all
+from .conftest import NO_TIMERS
 from .history import copies, faults
 from .load import Load, Watch, new_topic, print_counts
 
@@ -31,7 +32,7 @@ def test_a_broker_that_shuts_down_in_order_costs_no_send() -> None:
     require()
 
     async def main() -> None:
-        async with RealCluster(brokers=2, profile="go-away") as cluster:
+        async with RealCluster(brokers=2, profile="go-away", broker_conf=NO_TIMERS) as cluster:
             await going_away(cluster)
 
     run(main())

@@ -8,6 +8,7 @@ from pathlib import Path
 from rmq_async.testing.cluster import RealCluster
 
 from ..support.java.program import require_javac
+from .conftest import OLD_IS_DEEP
 from .group_calls import high
 from .group_hung import hangs
 from .group_member import DEAD, RAISES
@@ -21,7 +22,7 @@ SEED = 7
 
 
 async def test_a_rolling_restart_repeats_nothing_and_pauses_no_queue_for_long(cluster: RealCluster, tmp_path: Path) -> None:
-    async with Group(cluster, tmp_path / "files", 240.0, 0.3, queues=24) as group:
+    async with Group(cluster, tmp_path / "files", 120.0, 0.3, queues=24) as group:
         count, pauses, longest_exit = await rolling_restart(group, 3, 1.5)
     beyond = high((pause.beyond for pause in pauses), 1.0)
     print(f"{count}, {len(pauses)} queues moved, at most {beyond} s beyond their handlers, exit within {longest_exit} s")
@@ -32,8 +33,8 @@ async def test_a_rolling_restart_repeats_nothing_and_pauses_no_queue_for_long(cl
 
 
 async def test_failing_messages_become_dead_letters_and_delay_no_others(cluster: RealCluster, tmp_path: Path) -> None:
-    async with Group(cluster, tmp_path / "files", 200.0, 0.02, retry=(2, (1.0, 1.0))) as group:
-        count, poison = await poisoned(group, 2, 3.0, 50)
+    async with Group(cluster, tmp_path / "files", 120.0, 0.02, retry=(2, (1.0, 1.0))) as group:
+        count, poison = await poisoned(group, 2, 3.0, 30)
     print(count, poison)
     assert count.handled == count.sent - len(group.tagged) > 0
     assert count.exactly_once or count.dead_letters == len(group.tagged)
@@ -48,7 +49,7 @@ async def test_failing_messages_become_dead_letters_and_delay_no_others(cluster:
 
 
 async def test_a_hung_handler_holds_up_its_own_queue_alone(cluster: RealCluster) -> None:
-    hung = await hangs(cluster, 800.0, 3.0, 50)
+    hung = await hangs(cluster, 400.0, 3.0, 50)
     print(hung)
     assert hung.others > 0.95
     assert hung.ahead == 49
@@ -60,14 +61,15 @@ async def test_a_hung_handler_holds_up_its_own_queue_alone(cluster: RealCluster)
 
 
 async def test_new_groups_get_all_that_is_sent_after_their_start(each_cluster: RealCluster) -> None:
-    found = await new_groups(each_cluster, 2, 15, 6, 50.0, SEED)
+    found = await new_groups(each_cluster, 1, 15, 6, 50.0, SEED)
     print(f"seed {SEED}: {found}")
-    assert found.groups == 30
+    assert found.groups == 15
     assert found.due > 0
     assert found.in_new_queues > 0
     assert (found.missed, found.twice) == (0, 0)
 
 
+@OLD_IS_DEEP
 async def test_java_members_share_a_group_with_ours(each_cluster: RealCluster, tmp_path: Path) -> None:
     require_javac()
     async with (
@@ -83,7 +85,7 @@ async def test_java_members_share_a_group_with_ours(each_cluster: RealCluster, t
 
 
 async def test_a_member_keeps_its_memory_within_its_limits(cluster: RealCluster, tmp_path: Path) -> None:
-    found = await memory(cluster, tmp_path, 64, 1 << 20, 16 << 20, (6.0, 3.0))
+    found = await memory(cluster, tmp_path, 32, 1 << 20, 8 << 20, (4.0, 2.0))
     print(found)
     assert found.handled > 0
     assert found.backlog <= found.limit + 32

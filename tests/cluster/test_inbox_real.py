@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,11 @@ from rmq_async import Admin, run
 from rmq_async.testing.cluster import RealCluster
 
 from ..support.postgres import PostgreSQL, postgres_server
-from .conftest import NO_TIMERS, started
 from .inbox_kills import run_with_kills
 from .inbox_service import Settings
 
-ORDERS = 1_000
+ORDERS = 400
 """benchmarks/inbox_faults.py takes 20,000, for docs/inbox.md."""
-
-
-@pytest.fixture(scope="module")
-def lone_broker() -> Iterator[RealCluster]:
-    """One that may be killed, and whose topics no other test makes meanwhile."""
-    yield from started(RealCluster(broker_conf=NO_TIMERS))
 
 
 @pytest.mark.parametrize("database", [pytest.param("sqlite", marks=pytest.mark.deep), "postgresql"])

@@ -166,7 +166,7 @@ def test_oneway_sends_wait_for_a_broker_that_does_not_keep_up(
                     await producer.send_oneway(Message(topic, b"%d" % sent), timeout=0.5)
                     sent += 1
 
-            await some(5000)
+            await some(2000)
             await producer.flush()
             frames = Frames(monkeypatch)
             before = sent
@@ -180,7 +180,7 @@ def test_oneway_sends_wait_for_a_broker_that_does_not_keep_up(
             print(f"{sent - before} one-way messages to a paused broker, {frames.ordinary} of them as ordinary requests")
             assert frames.ordinary == 2
             assert sent - before < 3 * 256
-            await some(5000)
+            await some(2000)
             await producer.flush()
         assert await standing_count(two_brokers, topic) == sent
 

@@ -16,8 +16,9 @@ from rmq_async.errors import SystemBusyError
 from rmq_async.testing.cluster import RealCluster
 
 from .accounting import read_all
+from .conftest import NO_TIMERS
 
-RUNS = 10
+RUNS = 5
 QUEUES = 4
 KEYS = 4
 SENDS = 800
@@ -29,7 +30,7 @@ Way = Callable[[Producer, Message, int], Awaitable[Any]]
 @pytest.fixture(scope="module")
 def stock() -> Iterator[RealCluster]:
     """A broker with stock settings, which answers SYSTEM_BUSY to what has waited for 200 ms."""
-    cluster = RealCluster(profile="stock")
+    cluster = RealCluster(profile="stock", broker_conf=NO_TIMERS)
     run(cluster.start())
     try:
         yield cluster

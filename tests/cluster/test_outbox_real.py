@@ -19,18 +19,13 @@ from rmq_async.testing.cluster import RealCluster
 
 from ..support.postgres import postgres
 from .accounting import read_all
-from .conftest import NO_TIMERS, started
 from .outbox_kills import Service, count, drained, prepare, run_with_kills
 from .outbox_service import Settings, engine_for
 
-ORDERS = 2_500
+ORDERS = 1_000
 """benchmarks/outbox_faults.py takes 20,000, for docs/outbox.md."""
-
-
-@pytest.fixture(scope="module")
-def lone_broker() -> Iterator[RealCluster]:
-    """One that may be killed, and whose topics no other test makes meanwhile."""
-    yield from started(RealCluster(broker_conf=NO_TIMERS))
+PAUSE = 0.03
+"""Seconds between two orders of a session: eight for all of them, in which each process and the broker is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +57,10 @@ def test_nothing_committed_is_lost_while_writer_relay_and_broker_are_killed(
     url = url_of(database, tmp_path, request)
 
     async def main() -> None:
-        settings = await settings_for(lone_broker, url, orders=ORDERS, writers=2 if database == "sqlite" else 4, seed=seed)
-        found = await run_with_kills(lone_broker, settings, pause=(0.3, 1.0), most=5)
+        settings = await settings_for(
+            lone_broker, url, orders=ORDERS, writers=2 if database == "sqlite" else 4, pause=PAUSE, seed=seed
+        )
+        found = await run_with_kills(lone_broker, settings, pause=(0.2, 0.7), most=4)
         print(found)
         assert found.committed == ORDERS
         assert found.faultless, found
@@ -75,7 +72,7 @@ def test_nothing_committed_is_lost_while_writer_relay_and_broker_are_killed(
 
 def test_two_relays_and_two_writers_on_one_table_send_no_row_twice(lone_broker: RealCluster, postgres_url: str) -> None:
     async def main() -> None:
-        shared: dict[str, Any] = {"orders": 1000, "writers": 2, "processes": 2}
+        shared: dict[str, Any] = {"orders": 500, "writers": 2, "processes": 2}
         settings = await settings_for(lone_broker, postgres_url, lease=30.0, **shared)
         await prepare(settings)
         writers = []
@@ -94,7 +91,7 @@ def test_two_relays_and_two_writers_on_one_table_send_no_row_twice(lone_broker: 
             for service in (*writers, *relays):
                 await service.kill()
         found = await count(settings)
-        assert (found.committed, found.read, found.lost, found.duplicated) == (1000, 1000, 0, 0), found
+        assert (found.committed, found.read, found.lost, found.duplicated) == (500, 500, 0, 0), found
         assert found.faultless, found
 
     run(main())
@@ -103,7 +100,7 @@ def test_two_relays_and_two_writers_on_one_table_send_no_row_twice(lone_broker: 
 def test_while_the_broker_is_away_adding_goes_on_and_afterwards_everything_is_sent(
     lone_broker: RealCluster, tmp_path: Path
 ) -> None:
-    """Eight seconds here; ``benchmarks/outbox_faults.py --away 60`` takes a minute."""
+    """Five seconds here; ``benchmarks/outbox_faults.py --away 60`` takes a minute."""
 
     async def main() -> None:
         settings = await settings_for(lone_broker, f"sqlite+aiosqlite:///{tmp_path}/orders.db", orders=0, writers=1)
@@ -111,13 +108,13 @@ def test_while_the_broker_is_away_adding_goes_on_and_afterwards_everything_is_se
         engine = engine_for(settings.url)
         sessions = async_sessionmaker(engine)
         async with Producer("service", namesrv=settings.namesrv) as producer:
-            outbox = Outbox(engine, producer, table=settings.table, stuck_after=4.0, on_stuck=reported.append)
+            outbox = Outbox(engine, producer, table=settings.table, stuck_after=2.0, on_stuck=reported.append)
             await outbox.create_table()
             async with outbox:
                 broker = lone_broker.brokers[0]
                 await broker.kill()
                 began, slowest, added = monotonic(), 0.0, 0
-                while monotonic() - began < 8.0:
+                while monotonic() - began < 5.0:
                     before = monotonic()
                     async with sessions.begin() as session:
                         await outbox.add(session, Message(settings.topic, b"order %d" % added, keys=f"order-{added}"))
@@ -132,6 +129,6 @@ def test_while_the_broker_is_away_adding_goes_on_and_afterwards_everything_is_se
         assert found == {b"order %d" % number for number in range(added)}
         assert slowest < 2.0
         assert 1 <= len(reported) == len({message.id for message in reported}) <= added
-        assert all(message.age >= 4.0 and message.topic == settings.topic for message in reported)
+        assert all(message.age >= 2.0 and message.topic == settings.topic for message in reported)
 
     run(main())

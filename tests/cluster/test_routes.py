@@ -22,7 +22,7 @@ from rmq_async import (
     run,
 )
 from rmq_async.client.route_table import TopicRoute
-from rmq_async.testing.cluster import DEFAULT_VERSION, OLD_VERSION, RealCluster
+from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.command import decode_command
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.frame import FrameDecoder
@@ -170,16 +170,15 @@ def test_name_servers_die_one_after_the_other_and_forget_and_sends_go_on(two_bro
     run(main())
 
 
-@pytest.mark.parametrize("version", [DEFAULT_VERSION, OLD_VERSION])
 def test_fresh_producers_send_while_a_restarted_name_server_knows_nothing(
-    version: str, monkeypatch: pytest.MonkeyPatch
+    each_cluster: RealCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(cluster: RealCluster) -> None:
         topic = new_topic("fresh")
         async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
             await admin.create_topic(topic)
         # Brokers register within 30 s at a restarted name server that they know, at any time; at this one never.
-        async with RealCluster(brokers=0, version=version) as beside:
+        async with RealCluster(brokers=0, version=cluster.version) as beside:
             (restarted,) = beside.nameservers
             await restarted.kill()
             await restarted.start()
@@ -197,8 +196,7 @@ def test_fresh_producers_send_while_a_restarted_name_server_knows_nothing(
                 with pytest.raises(TopicNotFoundError):
                     await producer.send(Message(topic, b"x"))
 
-    for cluster in started(RealCluster(version=version, broker_conf=NO_TIMERS)):
-        run(main(cluster))
+    run(main(each_cluster))
 
 
 @asynccontextmanager

@@ -180,13 +180,13 @@ def test_a_patient_stop_lets_every_send_finish(cluster: RealCluster, runner: Run
         await producer.start()
         await producer.send(Message(topic, b"warm"))
         remains = await Remains.of(producer)
-        futures = [await producer.send_async(Message(topic, b"%d" % number)) for number in range(2000)]
+        futures = [await producer.send_async(Message(topic, b"%d" % number)) for number in range(1000)]
         for _ in range(100):
             await producer.send_oneway(Message(topic, b"one-way"))
         await producer.stop()
         assert all(isinstance(future.result(), SendResult) for future in futures)
         remains.check()
-        assert len(await read_all(cluster.namesrv, topic)) == 2101
+        assert len(await read_all(cluster.namesrv, topic)) == 1101
 
     runner(main())
 
@@ -195,7 +195,7 @@ def test_a_patient_stop_lets_every_send_finish(cluster: RealCluster, runner: Run
 def test_a_cancelled_stop_leaves_nothing_either(cluster: RealCluster, chance: random.Random, runner: Runner) -> None:
     async def main() -> None:
         topic = await new_topic(cluster)
-        for _ in range(20):
+        for _ in range(8):
             producer = Producer("stop", namesrv=cluster.namesrv)
             await producer.start()
             await producer.send(Message(topic, b"warm"))

@@ -16,6 +16,7 @@ OWN_SERVERS: Final = (
     *(
         "go_away_real",
         "handover_locks_real",
+        "inbox_real",
         "java_real",
         "large_messages",
         "outbox_real",
