@@ -11,6 +11,7 @@ wait for half of their time, and begin first; who is done with one takes of the 
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -119,6 +120,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         held_ports.release_all()
         _seconds[f"{group}, s"] += time.monotonic() - began
         _seconds[f"{group}, CPU s"] += sum(os.times()[:4]) - cpu
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fails a coroutine marked ``virtual_time`` in a folder that gives it another loop: it would wait in real time."""
+    if item.get_closest_marker("virtual_time") is not None and inspect.iscoroutinefunction(getattr(item, "function", None)):
+        from .support import virtual_time
+
+        where = "its folder's conftest.py must import pytest_asyncio_loop_factories of tests/support/loops.py"
+        assert virtual_time.open_loops, f"{item.nodeid} does not run under virtual time: {where}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,7 +25,7 @@ from ..options import (
     run,
 )
 from ..output import Output
-from .relay import RelayOptions
+from .settings import RelayOptions
 
 if TYPE_CHECKING:
     from rmq_async.outbox import Store

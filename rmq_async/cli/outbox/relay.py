@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -16,33 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rmq_async import ClientConfig, Producer
 from rmq_async.outbox import Outbox, OutboxStatus, Store
 
-from ..options import FAILED, ClientOptions
+from ..options import FAILED
 from ..output import Output
 from ..signals import ended_by_signal
 from .database import ERRORS, connected
 from .report import Progress, message_count
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelayOptions(ClientOptions):
-    """The options.
-
-    Settings of ``rmq_async.outbox.Outbox`` have the names of its arguments.
-
-    Attributes:
-        every: Seconds between two lines of progress.
-    """
-
-    drain: bool
-    every: float
-    group: str
-    batch_size: int
-    lease: float
-    poll_interval: float
-    stuck_after: float
-    database: str | None
-    table: str
-
+from .settings import RelayOptions
 
 _LAST_STATUS: Final = 5.0
 """Maximum seconds to read the totals at the end."""

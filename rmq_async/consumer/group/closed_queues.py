@@ -83,7 +83,7 @@ class ClosedQueues:
         self._retry_topic = RETRY_TOPIC_PREFIX + group
         self._group = group
         self.limits: GroupLimits | None = None
-        self._tables: dict[str, tuple[float, SubscriptionGroupConfig | None]] = {}
+        self._tables: dict[str, tuple[float, SubscriptionGroupConfig]] = {}
         """Broker -> monotonic time at which it was asked for the settings of all groups, and the settings of this group."""
         self._problems: dict[tuple[str, str, ProblemCode], Problem] = {}
         self._grown = asyncio.Event()
@@ -167,13 +167,14 @@ class ClosedQueues:
 
     async def _old_settings(self, broker: str, topic: str) -> SubscriptionGroupConfig | None:
         """Return the settings at a broker that cannot return the settings of a single group; ask for all at intervals of
-        OLD_EVERY.
+        OLD_EVERY, until the group is among them at each look.
         """
         known, now = self._tables.get(broker), machine.monotonic()
         if known is not None and now - known[0] < OLD_EVERY:
             return known[1]
         found = await settings_in_table(self._instance, self._group, broker, topic, self._instance.config.request_timeout)
-        self._tables[broker] = now, found
+        if found is not None:  # else the broker has not answered, or has not made the group yet
+            self._tables[broker] = now, found
         return found
 
     def _no_retry_queue(self, broker: str) -> str:

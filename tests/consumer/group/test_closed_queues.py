@@ -14,7 +14,7 @@ from rmq_async.consumer.group.closed_queues import closed_brokers
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_protocol.bodies import SubscriptionGroupConfig, encode_body
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RequestCode
+from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.route import QueueData, TopicQueueMapping, TopicRouteData
 
 from ...support.instances import client_of
@@ -192,6 +192,18 @@ async def test_group_without_a_retry_queue_is_a_problem_until_it_has_one() -> No
             assert problem.text.endswith("rmq group create g --retry-queues 1 gives it one")
             await admin.create_group("g")
             await until(lambda: not of(consumer, "queue_missing"), 120.0)
+
+
+@pytest.mark.virtual_time
+async def test_retry_queues_of_an_old_broker_are_looked_up_again_after_no_answer() -> None:
+    """It returns the settings of all groups only, which a member asks for every half hour."""
+    async with EmbeddedRocketMQ(version="4.9.7") as server, Admin(namesrv=server.namesrv) as admin:
+        await create(server.namesrv)
+        await set_retry_queues(admin, 0)
+        server.fail_next(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 1000, request=RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
+        server.fail_next(ResponseCode.SYSTEM_ERROR, request=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        async with member("g", server.namesrv, "one", Seen()) as consumer:
+            await until(lambda: of(consumer, "queue_missing"), 130.0)
 
 
 @pytest.mark.virtual_time
