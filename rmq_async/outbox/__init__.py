@@ -16,6 +16,7 @@ except ImportError as missing:
 
 from .outbox import Outbox
 from .rows import StuckMessage
+from .store import DATABASE_ERRORS as DATABASE_ERRORS
 from .store import OutboxStatus
 from .store import Store as Store
 from .store import reason_of as reason_of

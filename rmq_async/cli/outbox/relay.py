@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq_async import ClientConfig, Producer
-from rmq_async.outbox import Outbox, OutboxStatus, Store
+from rmq_async.outbox import DATABASE_ERRORS, Outbox, OutboxStatus, Store
 
 from ..options import FAILED
 from ..output import Output
 from ..signals import ended_by_signal
-from .database import ERRORS, connected
+from .database import connected
 from .report import Progress, message_count
 from .settings import RelayOptions
 
@@ -89,7 +89,7 @@ async def _relay(outbox: Outbox, store: Store, settings: RelayOptions) -> bool:
         try:
             if not await store.anything_to_send():
                 return True
-        except (*ERRORS, OSError):
+        except DATABASE_ERRORS:
             pass  # the relay logs that the database is away, and goes on
         await asyncio.sleep(max(min(settings.poll_interval, 1.0), _SHARE * (monotonic() - began)))
 
@@ -98,7 +98,7 @@ async def _last_status(store: Store) -> OutboxStatus | None:
     try:
         async with asyncio.timeout(_LAST_STATUS):
             return await store.status()
-    except (*ERRORS, OSError):
+    except DATABASE_ERRORS:
         return None
 
 

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rmq_async import Message
+from rmq_async._threads import NoThreadError
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.outbox import Store
 
 from ..support import Ended, Rmq, end, one_line, rmq
 from .support import NOWHERE, TOO_LARGE, Table, bodies, line_with, relay, some, until
@@ -47,6 +49,22 @@ class TestDrain:
         assert (total["sent"], total["pending"], total["failed"], total["oldest_age"]) == (600, 0, 0, 0.0)
         assert total["rate"] == pytest.approx(600 / total["seconds"], rel=0.1)
         assert await table.states() == [("SENT", None)] * 600
+
+    async def test_database_that_gets_no_thread_for_a_moment_does_not_end_it(
+        self, table: Table, drained: Drained, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found, refusals = Store.anything_to_send, [NoThreadError("can't start new thread")]
+
+        async def anything_to_send(store: Store) -> bool:
+            if refusals:
+                raise refusals.pop()
+            return await found(store)
+
+        monkeypatch.setattr(Store, "anything_to_send", anything_to_send)
+        await table.add(*some(3))
+        async with EmbeddedRocketMQ() as server:
+            ended = await drained(server)
+        assert (ended.code, refusals) == (0, []), ended.err
 
     async def test_people_read_progress_on_stderr_and_the_totals_on_stdout(self, table: Table, drained: Drained) -> None:
         await table.add(*some(3))
