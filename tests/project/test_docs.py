@@ -77,12 +77,18 @@ WITH_THREADS = ("inbox.md", "outbox.md", "sending.md", "testing.md")
 """Real time: databases, handlers that block and sends from other threads need threads."""
 
 
-def virtual(page: Path) -> Any:
-    return pytest.param(page, marks=pytest.mark.virtual_time)
-
-
-@pytest.mark.parametrize("page", [each if each.name in WITH_THREADS else virtual(each) for each in SNIPPETS], ids=name_of)
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("page", [each for each in SNIPPETS if each.name not in WITH_THREADS], ids=name_of)
 async def test_the_blocks_of_a_page_run(page: Path) -> None:
+    await run(page)
+
+
+@pytest.mark.parametrize("page", [each for each in SNIPPETS if each.name in WITH_THREADS], ids=name_of)
+async def test_the_blocks_of_a_page_with_threads_run(page: Path) -> None:
+    await run(page)
+
+
+async def run(page: Path) -> None:
     async with EmbeddedRocketMQ(brokers=2) as server:
         names: dict[str, Any] = {"server": server, "__name__": "page"}
         for line, source in blocks(page, "python"):
