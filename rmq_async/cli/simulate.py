@@ -87,7 +87,8 @@ class _SimulateOptions:
     "--without",
     multiple=True,
     type=click.Choice((*KINDS, *POP_KINDS, *GROUP_KINDS)),
-    help="Leave out a kind of fault. May be repeated.",
+    metavar="KIND",
+    help="Leave out a kind of fault, such as broker-crash; may be repeated. The error of a wrong one lists all kinds.",
 )
 @click.option("--trace", is_flag=True, help="Print each frame that the network delivers; needs --seed.")
 @pass_options(_SimulateOptions)

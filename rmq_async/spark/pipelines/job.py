@@ -84,6 +84,28 @@ class Job(Protocol):
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> Summary: ...
 
 
+_WORD: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Keeps the lines of a text. One that is too long is wrapped; an example, which is indented, with backslashes."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(_wrapped(line, width) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int) -> str:
+    if not line.startswith(" ") or len(line) <= width:
+        return textwrap.fill(line, width)
+    lines = [" "]
+    for word in _WORD.findall(line):
+        if len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append("     ")
+        lines[-1] += f" {word}"
+    return "\n".join(lines)
+
+
 def parser(name: str, job: Job) -> argparse.ArgumentParser:
     """Return a parser with the arguments of the job, then those of all pipelines.
 
@@ -93,7 +115,7 @@ def parser(name: str, job: Job) -> argparse.ArgumentParser:
         prog=f"rmq spark {name}",
         description=job.DESCRIPTION,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     job.arguments(made)
     examples = "examples:\n" + textwrap.indent(textwrap.dedent(job.EXAMPLES).strip(), "  ")
