@@ -69,7 +69,8 @@ class ClusterProbe:
         deadline = machine.monotonic() + self._timeout
         response, address = await self._ask_for_cluster(deadline)
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            _, server = await self._name_servers.probe(_route_request(), _left(deadline), _check_for_broker)
+            request = request_of(GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True))
+            _, server = await self._name_servers.probe(request, _left(deadline), _check_for_broker)
             if server != address:  # there was a broker at the first address
                 response, address = await self._ask_for_cluster(deadline)
         return await self._fullest(address, _brokers_named(response), deadline)
@@ -126,10 +127,6 @@ def _left(deadline: float) -> float:
 
 def _cluster_request() -> RemotingCommand:
     return RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
-
-
-def _route_request() -> RemotingCommand:
-    return request_of(GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True))
 
 
 def _check_for_broker(response: RemotingCommand, address: str) -> RemotingCommand:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from operator import attrgetter
+from typing import Final, TypeVar
 
 from .figures import BrokerRow, GroupRow, TopicRow
 
@@ -53,12 +54,8 @@ class Order:
         known = [row for row in rows if getattr(row, name) is not None]
         unknown = [row for row in rows if getattr(row, name) is None]
         is_text = bool(known) and isinstance(getattr(known[0], name), str)
-        known.sort(key=lambda row: _sort_key(row, name), reverse=self.reverse is is_text)
+        known.sort(key=attrgetter(name), reverse=self.reverse is is_text)
         return known + unknown
-
-
-def _sort_key(row: Any, name: str) -> Any:
-    return getattr(row, name)
 
 
 @dataclass

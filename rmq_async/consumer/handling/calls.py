@@ -18,6 +18,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from math import inf
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Final
 
@@ -101,14 +102,10 @@ class CallDeadlines:
                 over.append((deadline, delivery))
             elif deadline < next_at:
                 next_at = deadline
-        for _, delivery in sorted(over, key=_deadline):
+        for _, delivery in sorted(over, key=itemgetter(0)):
             self._expired(delivery)
         if next_at < inf:
             self._arm(max(next_at, now + LEAST_PAUSE))
-
-
-def _deadline(entry: tuple[float, Call]) -> float:
-    return entry[0]
 
 
 class HandlerCalls:

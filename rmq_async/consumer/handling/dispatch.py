@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextvars import Context
 from math import inf
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from rmq_protocol.message import MessageExt
@@ -279,7 +280,7 @@ class Dispatcher:
     def oldest(self) -> list[MessageExt]:
         """Return the oldest waiting messages of queues, the retry topic's by subscription; from any thread."""
         each_queue = [lines.waiting() for backlog in [*self._backlogs.values()] for lines in [*backlog.lines.values()]]
-        return [min([item.message for item in items], key=_stored) for items in each_queue if items]
+        return [min([item.message for item in items], key=attrgetter("store_time_ms")) for items in each_queue if items]
 
     def held_lines(self) -> list[HeldLine]:
         """Return the keys and queues that wait for the next attempt of a message; from any thread."""
@@ -575,7 +576,3 @@ def _always(_: HeldQueue) -> bool:
 def _granted() -> bool:
     """Return True: threads are granted."""
     return True
-
-
-def _stored(message: MessageExt) -> int:
-    return message.store_time_ms

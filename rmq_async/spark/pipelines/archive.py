@@ -202,7 +202,7 @@ class _Run:
 
     def follow(self, query: StreamingQuery) -> None:
         """Wait until the query has ended; raise its error if it failed."""
-        while not _ended(query):
+        while not query.awaitTermination(POLL):  # type: ignore[arg-type]  # it takes fractions of a second
             self._take(query)
         self._take(query)
 
@@ -228,10 +228,6 @@ class _Run:
         self._progress(
             {"batch": batch["batchId"], "messages": rows, "left": left, "seconds": round(batch["batchDuration"] / 1000, 3)}
         )
-
-
-def _ended(query: StreamingQuery) -> bool:
-    return bool(query.awaitTermination(POLL))  # type: ignore[arg-type]  # it takes fractions of a second
 
 
 def _offset(value: Any) -> dict[str, Any]:

@@ -26,30 +26,28 @@ LATE: Final = (1.0, 10.0, 60.0)
 """Seconds by which messages come back later."""
 
 
-def empty(chance: Random, machine: BrokerMachine) -> Effect:
-    """Make the next pops return at once without messages."""
+def _next_ones(name: str, chance: Random, machine: BrokerMachine) -> Effect:
+    """Have the fault ``name`` meet a drawn number of the next requests."""
     faults = machine.broker.popping.faults
-    faults.empty = asked = chance.randint(1, MOST)
-    left = asked
+    asked = left = chance.randint(1, MOST)
+    setattr(faults, name, asked)
 
     def end() -> None:
         nonlocal left
-        left, faults.empty = faults.empty, 0
+        left = getattr(faults, name)
+        setattr(faults, name, 0)
 
     return Done(end, lambda: left < asked)
+
+
+def empty(chance: Random, machine: BrokerMachine) -> Effect:
+    """Make the next pops return at once without messages."""
+    return _next_ones("empty", chance, machine)
 
 
 def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
     """Make the next acknowledgements have no effect, although they are answered."""
-    faults = machine.broker.popping.faults
-    faults.lost_acks = asked = chance.randint(1, MOST)
-    left = asked
-
-    def end() -> None:
-        nonlocal left
-        left, faults.lost_acks = faults.lost_acks, 0
-
-    return Done(end, lambda: left < asked)
+    return _next_ones("lost_acks", chance, machine)
 
 
 def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
