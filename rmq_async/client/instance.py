@@ -486,7 +486,7 @@ _instances: dict[_Key, ClientInstance] = {}
 def _forget_closed_loops() -> None:
     """Remove this process's instances whose loops were closed before they were released."""
     for key, instance in list(_instances.items()):
-        if key[0] == generation() and instance._loop.is_closed():  # noqa: SLF001
+        if key[0] == generation() and instance._loop.is_closed():  # noqa: SLF001 - this module's class
             _instances.pop(key, None)
             if hasattr(instance, "threads"):
                 instance.threads.close()

@@ -297,7 +297,7 @@ class ClientUser(LifeCycle):
 
     # -- for subclasses
 
-    _client = LifeCycle._running_instance  # noqa: SLF001
+    _client = LifeCycle._running_instance  # noqa: SLF001 - its base class
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[ClientInstance]:

@@ -151,7 +151,7 @@ def longest_id() -> int:
 
 def _after_fork_in_child() -> None:
     for ids in list(_instances):
-        ids._seed()  # noqa: SLF001
+        ids._seed()  # noqa: SLF001 - this module's class
 
 
 if hasattr(os, "register_at_fork"):

@@ -37,7 +37,7 @@ class Additions:
     def waiting(cls, session: Session) -> int:
         """Return the number of rows that wait for the session's commit."""
         found: Additions | None = session.info.get(_KEY)
-        return 0 if found is None else len(found._added)  # noqa: SLF001
+        return 0 if found is None else len(found._added)  # noqa: SLF001 - its own class
 
     def add(self, session: Session, row: Held, then: Callable[[list[Held]], None]) -> None:
         """Add a row.

@@ -163,7 +163,7 @@ class ProducerLife(LifeCycle):
 def check_here(producer: ProducerLife) -> None:
     """Raise ForkedError for a running producer of the parent process, WrongLoopError for one that runs on another loop."""
     if producer.state is ProducerState.RUNNING:
-        producer._running_instance()  # noqa: SLF001
+        producer._running_instance()  # noqa: SLF001 - this module's class
 
 
 def _never() -> bool:
@@ -176,7 +176,7 @@ _started: weakref.WeakSet[ProducerLife] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     """Make started producers refuse to send: a child process must not use the sockets of its parent."""
     for producer in list(_started):
-        producer._loop_runs = _never  # noqa: SLF001
+        producer._loop_runs = _never  # noqa: SLF001 - this module's class
 
 
 if hasattr(os, "register_at_fork"):

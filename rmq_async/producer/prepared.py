@@ -55,7 +55,7 @@ def prepare(
     Args:
         texts: The properties of each message as they are on the wire, without the unique id and WAIT.
     """
-    encoder = producer._usable().encoder  # noqa: SLF001
+    encoder = producer._usable().encoder  # noqa: SLF001 - a part of the producer, for Spark only
     ids = encoder.ids.take(len(bodies))
     namespace = properties_text(encoder.instance)
     if len(bodies) == 1:
@@ -76,7 +76,7 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
     Args:
         timeout: Seconds for the compression.
     """
-    core = producer._usable()  # noqa: SLF001
+    core = producer._usable()  # noqa: SLF001 - a part of the producer, for Spark only
     if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
         return prepared
     return prepared._replace(outgoing=await core.compressor.compress(prepared.outgoing, machine.monotonic() + timeout))
@@ -86,7 +86,7 @@ async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: flo
     """Send a prepared message or batch, which may be sent again. The result and errors are the same as of ``send`` and
     ``send_batch``.
     """
-    core, started = producer._usable(), machine.monotonic()  # noqa: SLF001
+    core, started = producer._usable(), machine.monotonic()  # noqa: SLF001 - a part of the producer, for Spark only
     outgoing, queue = prepared.outgoing, prepared.queue
     choice = checked_choice(outgoing.topic, queue, None, None, core.prefix) if queue is not None else None
     read = stored_message if outgoing.batch_ids is None else stored_batch
@@ -109,7 +109,7 @@ async def queues_instead(
     Args:
         timeout: Seconds for the request.
     """
-    core = producer._usable()  # noqa: SLF001
+    core = producer._usable()  # noqa: SLF001 - a part of the producer, for Spark only
     route = await core.instance.routes.fetch(core.topics.wire_topic(queue.topic), timeout)
     numbers = {each.broker_name: max(each.write_queue_nums, each.read_queue_nums) for each in route.data.queue_datas}
     queues = tuple(each._replace(topic=queue.topic) for each in route.publish_queues)

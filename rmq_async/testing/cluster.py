@@ -421,7 +421,7 @@ class RealCluster(Startable):
         if group is not None:
             group.kill()
             for server in self.servers:
-                server._reap()  # noqa: SLF001
+                server._reap()  # noqa: SLF001 - this module's class
         if root is not None and self._given_directory is None:
             shutil.rmtree(root, ignore_errors=True)
 

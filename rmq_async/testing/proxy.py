@@ -558,7 +558,7 @@ class _Link:
             reader, writer = await asyncio.open_connection(*split_address(self._proxy.target))
         client = self._writers[0]
         self._writers.append(writer)
-        make = self._proxy._pump  # noqa: SLF001
+        make = self._proxy._pump  # noqa: SLF001 - this module's class
         to_server, to_client = self._proxy.rewriters()
         ways = {
             asyncio.create_task(make(self._proxy.to_server, self._reader, writer, to_server).run()): writer,

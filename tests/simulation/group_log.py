@@ -129,8 +129,8 @@ class GroupLog:
         return len(self.lives) - 1
 
     def joined(self, member: str, consumer: Consumer) -> None:
-        assert consumer._instance is not None  # noqa: SLF001
-        client_id = self.client_ids[member] = consumer._instance.client_id  # noqa: SLF001
+        assert consumer._instance is not None  # noqa: SLF001 - no public value is the id of a member
+        client_id = self.client_ids[member] = consumer._instance.client_id  # noqa: SLF001 - no public value is the id of a member
         self.starts.setdefault(client_id, []).append(self.now())
 
     def stopped(self, life: int) -> None:

@@ -242,7 +242,7 @@ class End:
         if self.out.blocked:
             self.peer.unanswered()
         else:
-            self.peer._reset()  # noqa: SLF001
+            self.peer._reset()  # noqa: SLF001 - its own class
 
     def _reset(self) -> None:
         """Fail as Linux does: with EPIPE if the other end had closed its side before, else with ECONNRESET."""
