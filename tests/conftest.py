@@ -40,7 +40,7 @@ settings.load_profile("suite")
 SECRET_SHOWN = 9
 """Exit code of a session that logged a secret: pytest itself has none above 5."""
 LONG = ("tests/testing/simulation/test_scenarios.py", "tests/testing/simulation/test_hashes.py")
-"""Files that take a minute of a processor each: they begin as soon as a process is free, else all wait for them in the end."""
+"""Files that take half a minute of a processor each: they begin as soon as a process is free, else all wait for them in the end."""
 LAST = ("tests/protocol/",)
 """Many short ones that fill the time left. None looks for sockets left behind: Spark's gateway to Java opens some at any time."""
 
