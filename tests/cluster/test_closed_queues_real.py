@@ -56,7 +56,12 @@ async def test_retry_topic_has_the_retry_queues_of_its_group(each_cluster: Clust
         again.add(message.body)
 
     def member() -> Consumer:
-        options: dict[str, Any] = {"start_from": "earliest", "retry": Retry(limit=3, delays=(1,)), "commit_interval": 0.5}
+        options: dict[str, Any] = {
+            "start_from": "earliest",
+            "retry": Retry(limit=3, delays=(1,)),
+            "commit_interval": 0.5,
+            "route_poll_interval": 1.0,
+        }
         consumer = Consumer(group, namesrv=namesrv, **options)
         consumer.subscribe(topic, fail_once)
         return consumer

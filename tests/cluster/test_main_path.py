@@ -47,10 +47,10 @@ def numbered(topic: str, count: int, size: int = 128) -> Iterator[Message]:
 @pytest.mark.parametrize(
     ("each_cluster", "form", "count"),
     [
-        ("cluster", "json", 20_000),
-        ("cluster", "rocketmq", 10_000),
-        ("old_cluster", "json", 10_000),
-        ("old_cluster", "rocketmq", 5_000),
+        ("cluster", "json", 6_000),
+        ("cluster", "rocketmq", 3_000),
+        ("old_cluster", "json", 3_000),
+        ("old_cluster", "rocketmq", 2_000),
     ],
     indirect=["each_cluster"],
 )
@@ -156,7 +156,7 @@ def test_what_breaks_a_limit_is_refused_before_anything_is_sent(each_cluster: Re
     run(main())
 
 
-@pytest.mark.parametrize(("each_cluster", "count"), [("cluster", 20_000), ("old_cluster", 5_000)], indirect=["each_cluster"])
+@pytest.mark.parametrize(("each_cluster", "count"), [("cluster", 6_000), ("old_cluster", 2_000)], indirect=["each_cluster"])
 def test_thousands_of_sends_with_callbacks_at_once_are_all_acknowledged(each_cluster: RealCluster, count: int) -> None:
     async def main() -> None:
         topic = await new_topic(each_cluster.namesrv)
