@@ -37,7 +37,7 @@ and has seven threads less that look for something to do 100 times a second: idl
 OLD_IS_DEEP: Final = pytest.mark.parametrize(
     "each_cluster", ["cluster", pytest.param("old_cluster", marks=pytest.mark.deep)], indirect=True, ids=["5.5.0", "4.9.7"]
 )
-"""For runs of members, whose calls other tests hold against both versions: 4.9.7 is left to ``tox -m deep``."""
+"""For runs of many calls, each of which other tests hold against both versions: 4.9.7 is left to ``tox -m deep``."""
 SHARED: Final[Mapping[str, Callable[[], RealCluster]]] = {
     "two_brokers": lambda: RealCluster(
         brokers=2, nameservers=2, broker_conf=NO_TIMERS, namesrv_conf={"orderMessageEnable": "true"}

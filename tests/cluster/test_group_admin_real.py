@@ -18,6 +18,7 @@ from rmq_protocol.constants import SysFlag
 from ..consumer.group.support import until
 from ..support.fakes import RawClient
 from ..support.java.program import require_javac
+from .conftest import OLD_IS_DEEP
 from .dead_letters import readable_dead_letters
 from .test_group_tools_real import mqadmin
 
@@ -62,6 +63,7 @@ async def test_group_lag_equals_what_mqadmin_shows(cluster: RealCluster, tmp_pat
         assert (lag.messages, lag.messages + lag.retries) == (5, int(total[1]))
 
 
+@OLD_IS_DEEP
 async def test_first_offsets_of_new_groups_are_all_kept(each_cluster: RealCluster) -> None:
     """Brokers lose some of those that are committed at once, in 1 of 100 to 300 groups (``client.first_commits``)."""
     topic = f"First_{uuid.uuid4().hex}"

@@ -30,8 +30,3 @@ def check(cluster: RealCluster, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name != TRANSACTIONS])
 def test_a_fault_has_the_outcome_of_the_simulation(two_brokers: RealCluster, name: str) -> None:
     check(two_brokers, name)
-
-
-def test_a_transaction_of_a_killed_process_ends_as_in_the_simulation(feature_cluster: RealCluster) -> None:
-    """On the cluster that asks about half messages after 2 s."""
-    check(feature_cluster, TRANSACTIONS)
