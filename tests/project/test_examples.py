@@ -7,7 +7,8 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,26 @@ ON_SPARK = {name for name in PROGRAMS if name.startswith("spark_")}
 """Run by tests/spark, in one session."""
 
 
+Runs = Mapping[str, "Future[subprocess.CompletedProcess[str]]"]
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """The examples that the session asks for, four at a time: they are processes, and wait for most of their time."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and "runs" in item.fixturenames]
+    with ThreadPoolExecutor(4) as pool:
+        yield {name: pool.submit(run, name) for name in (item.callspec.params["name"] for item in items)}
+
+
+def run(name: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
+    if "/" in name:
+        environment.pop("PYTHONSAFEPATH", None)  # its parts are beside it
+    pytest_or_not = ["-m", "pytest"] if name.startswith("test_") else []
+    command = [sys.executable, "-W", "error", *pytest_or_not, str(EXAMPLES / name)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -75,13 +96,8 @@ ON_SPARK = {name for name in PROGRAMS if name.startswith("spark_")}
         for name in sorted(PROGRAMS - ON_SPARK)
     ],
 )
-def test_an_example_runs_and_says_what_it_should(name: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}
-    if "/" in name:
-        environment.pop("PYTHONSAFEPATH", None)  # its parts are beside it
-    pytest_or_not = ["-m", "pytest"] if name.startswith("test_") else []
-    command = [sys.executable, "-W", "error", *pytest_or_not, str(EXAMPLES / name)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def test_an_example_runs_and_says_what_it_should(name: str, runs: Runs) -> None:
+    ended = runs[name].result()
     assert ended.returncode == 0, ended.stderr
     assert (SAYS[name] == ended.stdout) if SAYS[name].endswith("\n") else (SAYS[name] in ended.stdout)
     assert "Traceback" not in ended.stderr
