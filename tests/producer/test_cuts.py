@@ -1,8 +1,8 @@
 """Connections cut at every byte of a request and of its answer: sends, batches, route look-ups and pulls.
 
-The bytes go through a ``ClusterProxy`` to the embedded broker. One call without retries (cut by FIN) shows what the client says
-of its only attempt, one with retries (cut by RST) that it mends it. All that was sent is read back and held against what the
-calls said.
+What a change must pass cuts at every third byte, the deep tier at each. The bytes go through a ``ClusterProxy`` to the embedded
+broker. One call without retries (cut by FIN) shows what the client says of its only attempt, one with retries (cut by RST) that
+it mends it. All that was sent is read back and held against what the calls said.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ LANES = 4
 
 TIMEOUT = 2.0
 
+each_byte_or_third = pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.deep)])
+
 
 @asynccontextmanager
 async def served() -> AsyncIterator[EmbeddedRocketMQ]:
@@ -63,15 +65,16 @@ def read_back(server: EmbeddedRocketMQ, topic: str) -> list[Copy]:
     return copies(server.messages(topic))
 
 
+@each_byte_or_third
 @pytest.mark.parametrize("way", ["to_server", "to_client"])
 @pytest.mark.parametrize("send", [send_one, send_two])
-async def test_a_send_cut_anywhere_fails_truly_or_is_sent_again(send: Send, way: str) -> None:
+async def test_a_send_cut_anywhere_fails_truly_or_is_sent_again(send: Send, way: str, step: int) -> None:
     cuts = CutSends(Judge(TIMEOUT), send, way)
 
     async def lane(server: EmbeddedRocketMQ, number: int, retries: int) -> None:
         async with proxied(server, 2 * number + bool(retries), retries=retries) as (cluster, producer):
             (broker,) = cluster.brokers.values()
-            await cuts.run(producer, broker, "T", lambda length: range(number, length + OFFSET_GROWS, LANES))
+            await cuts.run(producer, broker, "T", lambda length: range(step * number, length + OFFSET_GROWS, step * LANES))
 
     async with served() as server:
         async with asyncio.TaskGroup() as lanes:
@@ -146,7 +149,8 @@ async def test_every_form_of_a_send_is_cut_at_every_ninth_byte(way: str) -> None
     assert sum(hook.seen > 60 for hook in hooks) == 4
 
 
-async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
+@each_byte_or_third
+async def test_a_first_send_whose_route_look_up_is_cut_anywhere(step: int) -> None:
     """Each to a topic of its own, which it creates, so that two requests go to the name server: for the topic, and for TBW102."""
     judge = Judge(TIMEOUT)
 
@@ -157,8 +161,8 @@ async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
             counter = iter(range(2))
             length = await length_of(direction, lambda: send_one(producer, f"{prefix}{next(counter):04}-warm", "warm"))
             routes = (await client_of(producer)).routes
-            step = LANES * (1 if times == 1 else 3)
-            for at in range(number, length + 1, step):
+            apart = LANES * (step if times == 1 else 3)
+            for at in range(step * number, length + 1, apart):
                 name = f"{prefix}{at:04}"
                 await routes.fetch("T", TIMEOUT)  # connects anew
                 direction.cut_after(at, reset=times == 2, times=times)
@@ -166,7 +170,7 @@ async def test_a_first_send_whose_route_look_up_is_cut_anywhere() -> None:
                 direction.clear()
                 assert not isinstance(outcome, RocketMQError) or (type(outcome) is NameServerError and times == 2), name
                 assert not outcome.maybe_stored if isinstance(outcome, RocketMQError) else outcome.attempts == 1
-            assert direction.injected["cut"] >= length // step
+            assert direction.injected["cut"] >= len(range(step * number, length, apart))
 
     async with served() as server:
         async with asyncio.TaskGroup() as lanes:
