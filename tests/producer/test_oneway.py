@@ -316,7 +316,7 @@ async def test_stop_waits_for_the_answers_of_windows_and_ends_who_waits(cluster:
     assert isinstance((await outcomes(waiting))[0], errors.ClientStateError)
 
 
-async def test_a_hundred_thousand_arrive_and_few_of_them_are_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thirty_thousand_arrive_and_few_of_them_are_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
     start_send = RequestTable.start_send
 
@@ -329,9 +329,9 @@ async def test_a_hundred_thousand_arrive_and_few_of_them_are_ordinary(monkeypatc
     async with EmbeddedRocketMQ() as server:
         async with Producer("group", namesrv=server.namesrv) as sender:
             item = message(b"0123456789")
-            for _ in range(100_000):
+            for _ in range(30_000):
                 await sender.send_oneway(item)
             await sender.flush()
-            await until(lambda: server.requests[310] == 100_000, 20)
-        assert server.requests[310] == 100_000
-    assert 90 <= asked <= 100_000 / 200, "more of them where a busy machine ends windows early"
+            await until(lambda: server.requests[310] == 30_000, 20)
+        assert server.requests[310] == 30_000
+    assert 25 <= asked <= 30_000 / 200, "more of them where a busy machine ends windows early"

@@ -21,9 +21,9 @@ from ...simulation import run_seed
 
 ROOT = Path(__file__).parents[3]
 HASHES = Path(__file__).with_name("hashes.json")
-HASHED = {"mixed": 4, "groups": 3, "broadcast": 4, "pop": 4}
+HASHED = {"mixed": 3, "groups": 2, "broadcast": 4, "pop": 4}
 """Seeds from 1 on whose hashes are kept, by scenario."""
-MET = {"mixed": 25, "groups": 18, "broadcast": 20, "pop": 25}
+MET = {"mixed": 24, "groups": 12, "broadcast": 20, "pop": 25}
 """Kinds of faults that these seeds meet at least."""
 
 PRINT_HASH = """
@@ -55,7 +55,7 @@ def test_seed_gives_the_run_that_its_hash_was_kept_of(scenario: str) -> None:
         assert len(set(met) & set(POP_KINDS)) >= 2
 
 
-@pytest.mark.parametrize(("hash_seed", "scenario", "seed"), [("0", "mixed", 2), ("4711", "groups", 3)])
+@pytest.mark.parametrize(("hash_seed", "scenario", "seed"), [("0", "mixed", 2), ("4711", "groups", 2)])
 def test_hash_is_that_of_each_order_of_hash_tables(hash_seed: str, scenario: str, seed: int) -> None:
     printed = subprocess.run(
         [sys.executable, "-c", PRINT_HASH, str(ROOT), scenario, str(seed)],
