@@ -45,6 +45,8 @@ class WaitTable(Generic[T]):
     A future gets its result by ``resolve``, or None at its deadline.
     """
 
+    __slots__ = ("_at", "_deadlines", "_joined", "_loop", "_timer", "_waiting")
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[T | None], None] = {}
@@ -293,6 +295,8 @@ class StopScope:
     Waits for a flight, of which there may be thousands, share its table. Any other wait is a cancellation scope that ``stop()``
     triggers; other cancellations pass through.
     """
+
+    __slots__ = ("_error", "_futures", "_scopes", "_stopped")
 
     def __init__(self, error: Callable[[], ClientStateError]) -> None:
         self._error = error

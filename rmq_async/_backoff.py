@@ -35,6 +35,8 @@ class Backoff:
         longest: Maximum seconds of a pause.
     """
 
+    __slots__ = ("_failures", "_first", "_longest")
+
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
         self._longest = longest

@@ -15,6 +15,8 @@ class Turns:
     does not block other loops.
     """
 
+    __slots__ = ("_lock", "_loop")
+
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -67,6 +67,8 @@ class FreeThread:
     pool.
     """
 
+    __slots__ = ("_room",)
+
     def __init__(self, room: _Room) -> None:
         self._room = room
 

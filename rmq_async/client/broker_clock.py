@@ -29,6 +29,8 @@ _RUNTIME: Final = re.compile(r"\[ (\d{1,6}|\d,\d{3}) days, (\d+) hours, (\d+) mi
 class BrokerClock:
     """The clock of one broker. Times of the broker are epoch ms; times of this process are monotonic seconds."""
 
+    __slots__ = ("_at", "_offset", "_older")
+
     def __init__(self) -> None:
         self._offset = self._older = inf
         """The smallest differences, in ms, between this process's time of an answer and the broker's time in the answer: that

@@ -26,6 +26,8 @@ class _Table:
         turn: Done when the commit that is sent alone has ended; None while there is no such commit.
     """
 
+    __slots__ = ("commits", "exists", "turn")
+
     def __init__(self) -> None:
         self.commits = 0
         self.exists = False

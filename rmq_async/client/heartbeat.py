@@ -155,6 +155,8 @@ broker that is back answers at once, and a silent one must not hold up calls to 
 class HeartbeatState:
     """Heartbeats of one connection."""
 
+    __slots__ = ("drops", "known", "reached_at", "restored_drops", "sent_at", "task", "unanswered")
+
     def __init__(self) -> None:
         self.sent_at = 0.0
         """When the last heartbeat was sent (monotonic)."""

@@ -21,6 +21,8 @@ class Names:
         namespace: The namespace; without one (None or empty) names are not changed.
     """
 
+    __slots__ = ("namespace",)
+
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace or ""
 

@@ -31,6 +31,11 @@ class UniqueIds:
         ip: The client's address, 4 or 16 bytes. Belongs to one thread.
     """
 
+    __slots__ = (
+        "__weakref__", "_begins", "_ends", "_from", "_ip", "_millisecond", "_month_begins", "_month_ends", "_number", "_page",
+        "_page_stop", "_prefix", "_stop", "_time_text", "_until", "_wall", "born_ms", "length",
+    )  # fmt: skip
+
     _ends: float
     _number: int
     _page: str

@@ -8,7 +8,6 @@ from typing import Final
 from rmq_protocol import headers
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm, RequestCode, ResponseCode
-from rmq_protocol.headers import PopMessageResponseHeader
 from rmq_protocol.pop import ExtraInfo, build_extra_info, pop_retry_topic, pop_retry_topic_v1, retry_flag
 from rmq_protocol.pop_handles import MAX_POP_SIZE
 from rmq_protocol.properties import encode_properties
@@ -308,10 +307,10 @@ class PopProcessor(Processor):
         now = self._clock.now_ms()
         if header.bornTime and now - header.bornTime - header.pollTime > LATE_MS:
             remark = f"the broker[{self._state.ip}] pop message is timeout too much"
-            return make_response(command, ResponseCode.POLLING_TIMEOUT, remark, fields_of(PopMessageResponseHeader()))
+            return make_response(command, ResponseCode.POLLING_TIMEOUT, remark, fields_of(headers.PopMessageResponseHeader()))
         if header.maxMsgNums > MAX_POP_SIZE:
             remark = f"the broker[{self._state.ip}] pop message's num is greater than {MAX_POP_SIZE}"
-            return make_response(command, ResponseCode.INVALID_PARAMETER, remark, fields_of(PopMessageResponseHeader()))
+            return make_response(command, ResponseCode.INVALID_PARAMETER, remark, fields_of(headers.PopMessageResponseHeader()))
         pop.count, pop.invisible_time, pop.poll_time = header.maxMsgNums, header.invisibleTime, header.pollTime
         pop.deadline = (header.bornTime or now) + header.pollTime if header.pollTime > 0 else 0
         pop.from_oldest, pop.ordered = header.initMode == _FROM_OLDEST, bool(header.order)
@@ -437,7 +436,7 @@ class PopProcessor(Processor):
 
     def _answer(self, pop: Pop, code: ResponseCode, taken: Taken) -> RemotingCommand:
         in_store = self._state.check_points.single
-        header = PopMessageResponseHeader(
+        header = headers.PopMessageResponseHeader(
             popTime=taken.pop_time,
             invisibleTime=pop.invisible_time,
             reviveQid=taken.revive_queue,
@@ -451,5 +450,5 @@ class PopProcessor(Processor):
 
     @staticmethod
     def _refuse(pop: Pop, refusal: Refused) -> RemotingCommand:
-        header = headers.NotificationResponseHeader() if pop.notified else PopMessageResponseHeader()
+        header = headers.NotificationResponseHeader() if pop.notified else headers.PopMessageResponseHeader()
         return make_response(pop.command, refusal.code, refusal.remark, fields_of(header))

@@ -34,6 +34,8 @@ class ReadBackoff:
             limit, and ROUTE_LAG if the broker refuses a queue that is still in the route.
     """
 
+    __slots__ = ("_patience", "_refused_since", "_reported", "_rests", "_since")
+
     def __init__(self, patience: float | None) -> None:
         self._patience = patience
         self._rests = Backoff(FIRST_REST, LAST_REST)

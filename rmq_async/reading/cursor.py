@@ -36,6 +36,11 @@ class Cursor:
         high: The end that it named.
     """
 
+    __slots__ = (
+        "ahead_since", "answered_at", "at_first", "begun", "connection", "doubtful", "end", "first", "group", "high", "is_filtered",
+        "offset", "queue", "since", "skipped", "unmarked", "wait_for_end", "watched",
+    )  # fmt: skip
+
     def __init__(
         self,
         queue: MessageQueue,

@@ -44,6 +44,8 @@ class ReadMarks:
         doubted: Queues to check before the next answer of a pull is used.
     """
 
+    __slots__ = ("_left_at", "_marks", "_unread", "doubted")
+
     def __init__(self) -> None:
         self._marks: dict[MessageQueue, list[Place]] = {}
         """The marks of each queue, lowest first."""

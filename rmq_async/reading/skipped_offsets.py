@@ -31,6 +31,8 @@ SHORT_STEP: Final = 100
 class SkippedOffsets:
     """Offsets of one queue that pulls with tags have skipped since the last check, lowest first."""
 
+    __slots__ = ("checked_at", "ranges")
+
     def __init__(self) -> None:
         self.checked_at = machine.monotonic()
         self.ranges: list[range] = []

@@ -41,6 +41,11 @@ class WriteCoalescer:
     The send path reads ``room``, and appends a frame to ``frames`` itself if ``queue`` would do nothing else.
     """
 
+    __slots__ = (
+        "_before_write", "_due", "_large", "_loop", "_sends_in_flight", "_timer", "_transport", "_urgent", "_written",
+        "frames", "paused", "room", "writes",
+    )  # fmt: skip
+
     _transport: asyncio.Transport
     """Set by ``attach``, before the first frame."""
 

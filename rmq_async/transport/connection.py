@@ -102,6 +102,11 @@ class Connection(asyncio.Protocol):
     """
 
     # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
+    __slots__ = (
+        "__weakref__", "_answering", "_decoder", "_ended_at", "_loop", "_made_at", "_max_frame_size", "_on_closed", "_on_request",
+        "_on_retired", "_state", "_transport", "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed",
+        "hooks", "ip", "local_address", "local_ip", "requests", "retired", "serialize_type", "stored_at", "strays",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -139,6 +139,11 @@ class Deadlines:
         unread: Number of bytes in the socket.
     """
 
+    __slots__ = (
+        "_die", "_expire", "_flush", "_grace", "_graces", "_loop", "_next_step", "_timer", "_unread", "at", "dead_after",
+        "received", "silent_since",
+    )  # fmt: skip
+
     def __init__(
         self,
         dead_after: float,

@@ -76,6 +76,8 @@ class Backoff:
         reason: Text of the last failure.
     """
 
+    __slots__ = ("_delay", "_until", "reason")
+
     def __init__(self) -> None:
         self._delay = 0.0
         self._until = 0.0

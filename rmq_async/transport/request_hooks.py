@@ -29,6 +29,8 @@ class RequestHooks:
             nothing.
     """
 
+    __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change", "only_sign")
+
     def __init__(self, credentials: SessionCredentials | None = None, namespace: str | None = None) -> None:
         self._credentials = credentials
         self._namespace = namespace

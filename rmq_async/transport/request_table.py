@@ -95,6 +95,12 @@ class RequestTable:
             loop has not read.
     """
 
+    __slots__ = (
+        "_expects_answer", "_flushed", "_held_control", "_held_oneway_bytes", "_held_oneways", "_lost", "_others", "_sequence",
+        "_unanswered", "_window", "address", "deadlines", "entries", "held", "is_open", "last_used", "limit", "opaques",
+        "untyped", "window", "writer",
+    )  # fmt: skip
+
     def __init__(
         self,
         address: str,

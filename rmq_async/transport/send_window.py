@@ -38,6 +38,8 @@ class SendWindow:
         timed: Opaque of the send whose answer is timed, 0 if there is none.
     """
 
+    __slots__ = ("_answers", "_began", "_grows", "_narrowed_at", "_nearest", "_paused", "_read_at", "size", "timed")
+
     def __init__(self) -> None:
         self.size = FIRST_SIZE
         self.timed = 0

@@ -75,6 +75,8 @@ if hasattr(os, "register_at_fork"):
 class Threads:
     """One client's use of the threads; belongs to the loop that makes it."""
 
+    __slots__ = ("_closed", "_loop", "_waits")
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waits: WaitTable[bool] = WaitTable()

@@ -64,6 +64,8 @@ class Doubts:
     commit is still under way.
     """
 
+    __slots__ = ("_since",)
+
     def __init__(self) -> None:
         self._since: dict[MessageQueue, float] = {}
 

@@ -57,6 +57,8 @@ class Hold(Enum):
 class LockState:
     """The state of one queue's lock, and its transitions; all times are monotonic."""
 
+    __slots__ = ("_lost", "asked_at", "hold", "owed_since", "taken_at")
+
     def __init__(self) -> None:
         self.hold = Hold.FREE
         self.taken_at = 0.0

@@ -56,6 +56,7 @@ class CallDeadlines:
 
     # The timer is set for the earliest deadline that a look has found or ``look_at`` was called with. A call that begins later
     # has an earlier one only if its timeout is shorter: so a call costs a comparison.
+    __slots__ = ("_expired", "_loop", "_running", "_timer", "moved", "next_look")
 
     def __init__(self, running: Iterable[Call], expired: Callable[[Call], None]) -> None:
         self._loop = asyncio.get_running_loop()

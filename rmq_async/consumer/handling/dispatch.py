@@ -82,6 +82,20 @@ class Backlog:
         wait: Maximum seconds for which a batch waits until it is full.
     """
 
+    __slots__ = (
+        "_bucket",
+        "has_lines",
+        "is_held",
+        "is_ordered",
+        "is_timed",
+        "lines",
+        "rate",
+        "running",
+        "size",
+        "turns",
+        "wait",
+    )
+
     def __init__(self, subscription: Subscription) -> None:
         self.lines: dict[HeldQueue, Lines] = {}
         self.turns: OrderedDict[HeldQueue, Lines] = OrderedDict()

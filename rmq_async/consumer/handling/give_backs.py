@@ -63,6 +63,8 @@ class CircuitBreaker:
         since: Monotonic time of the first refusal.
     """
 
+    __slots__ = ("_pauses", "error", "failures", "open_until", "refused_at", "since")
+
     def __init__(self) -> None:
         self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self.open_until = 0.0
@@ -188,6 +190,8 @@ class _Buffer:
     Attributes:
         delayed: A heap by the monotonic time at which each is due.
     """
+
+    __slots__ = ("at", "broker", "delayed", "in_flight", "ready", "size", "timer")
 
     def __init__(self, broker: str) -> None:
         self.broker = broker

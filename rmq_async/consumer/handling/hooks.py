@@ -23,6 +23,8 @@ class CallHooks:
     SystemExit and the like leave the loop instead, each time.
     """
 
+    __slots__ = ("_after", "_before", "_errors")
+
     def __init__(self, hooks: Iterable[Any]) -> None:
         found = tuple(hooks)
         self._before: tuple[_Method, ...] = defining(found, "before_consume")

@@ -100,6 +100,8 @@ class Lines:
         by_key: Lines with a message that waits or is in a call. Times are of one clock, which the caller reads.
     """
 
+    __slots__ = ("_behind", "by_key", "ready")
+
     def __init__(self) -> None:
         self.ready: deque[Waiting] = deque()
         self.by_key: dict[Hashable, Line] = {}
@@ -274,6 +276,8 @@ class Rests(Generic[B]):
     Args:
         rested: Called with the arguments of ``add`` when the line is due, unless the line was dropped.
     """
+
+    __slots__ = ("_at", "_compacted_at", "_count", "_entries", "_loop", "_rested", "_timer")
 
     def __init__(self, rested: Callable[[B, HeldQueue, Line], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -98,6 +98,8 @@ class Credits:
         reserved: Messages that pops in flight may bring.
     """
 
+    __slots__ = ("_ended", "_measured_at", "_rate", "limit", "mean_size", "reserved", "size", "size_limit", "sources", "taken")
+
     def __init__(self, limit: int, size_limit: int) -> None:
         self.limit = limit
         self.size_limit = size_limit

@@ -74,6 +74,8 @@ class Budget:
         full: Called when a queue has to wait.
     """
 
+    __slots__ = ("_max_messages", "_max_size", "_reserved", "_reserved_size", "_waiting", "full", "messages", "size")
+
     def __init__(self, max_messages: int, max_size: int) -> None:
         self._max_messages = max_messages
         self._max_size = max_size
@@ -183,6 +185,7 @@ class PullLimits:
     """
 
     # More messages than ``ahead`` would not be handled sooner, and would no longer be in the processor's caches.
+    __slots__ = ("ahead", "may_pull", "queues", "ready", "size", "span")
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ class Admission:
         compress_from: Bytes from which on a body is compressed.
     """
 
+    __slots__ = ("asks", "compress_from", "compressor", "credits", "lines", "queues_by_topic", "router")
+
     def __init__(self, credits: Credits, lines: Lines, router: Router, compressor: Compressor) -> None:
         self.credits = credits
         self.lines = lines

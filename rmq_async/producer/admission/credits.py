@@ -65,6 +65,11 @@ class Credits:
         watched: A waiter or a flush needs ``came_back``. ``free`` and ``free_bytes`` may be below 0 after such a large call.
     """
 
+    __slots__ = (
+        "_byte_limit", "_epochs", "_given_up", "_limit", "_options", "_refusal", "_table", "_waiters", "_what",
+        "contended", "epoch", "free", "free_bytes", "watched",
+    )  # fmt: skip
+
     def __init__(self, what: str, limit: int, byte_limit: int, options: str = "the limits") -> None:
         self._what = what
         self._options = options

@@ -29,6 +29,8 @@ LEFT_KEPT: Final = 64
 class Lines:
     """The lines of one producer, by topic."""
 
+    __slots__ = ("_most", "by_topic")
+
     def __init__(self) -> None:
         self.by_topic: dict[str, Line] = {}
         self._most = LINES_KEPT

@@ -44,6 +44,8 @@ class AskingFuture(asyncio.Future[Result]):
 class OrderedSends:
     """Puts the calls of one producer into the gatherings of their queues."""
 
+    __slots__ = ("_admission", "_batcher", "_create_future")
+
     def __init__(self, admission: Admission, batcher: Batcher) -> None:
         self._admission = admission
         self._batcher = batcher
@@ -160,6 +162,8 @@ def abandon(gathering: QueueGathering, outgoing: Outgoing, error: BaseException)
 
 class UnorderedSends:
     """Puts the unordered calls of one producer into the gatherings of their topics."""
+
+    __slots__ = ("_batcher", "_credits", "_encoder", "_router")
 
     def __init__(self, credits: Credits, router: Router, batcher: Batcher) -> None:
         self._credits = credits

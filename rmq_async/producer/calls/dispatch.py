@@ -38,6 +38,11 @@ class Dispatch:
         wait: Waits for a connect, as ``Flight.wait`` does, and ends when the producer stops.
     """
 
+    __slots__ = (
+        "calls", "closed", "config", "connections", "create_future", "faults", "owner", "pool", "recovery", "replication",
+        "retry_not_ok", "router", "submit", "wait", "window", "wire",
+    )  # fmt: skip
+
     def __init__(
         self,
         config: ProducerConfig,

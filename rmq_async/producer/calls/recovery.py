@@ -66,6 +66,8 @@ class _Address:
         reason: Text of the newest failure.
     """
 
+    __slots__ = ("calls", "failed", "reason", "task", "topics")
+
     def __init__(self) -> None:
         self.calls: dict[Waiting, None] = {}
         self.topics: Counter[str] = Counter()

@@ -32,6 +32,8 @@ class Frames:
         window: Maximum number of sends in flight on one connection.
     """
 
+    __slots__ = ("_settings", "_window", "born_ms", "owner")
+
     def __init__(self, settings: HeaderSettings, born_ms: Callable[[], bytes], owner: object, window: int) -> None:
         self._settings = settings
         self.born_ms = born_ms

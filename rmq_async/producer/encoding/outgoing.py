@@ -143,6 +143,8 @@ class Encoder:
         outgoing: The class that is made, ``Watched`` if calls have hooks.
     """
 
+    __slots__ = ("_instance_text", "_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")
+
     def __init__(self, config: ProducerConfig, ids: UniqueIds, namespace: str = "") -> None:
         self.compress_over = config.compress_over
         self.max_size = config.max_message_size
@@ -277,6 +279,8 @@ class Compressor:
     Attributes:
         above: Bytes from which on a body is compressed (``compress_over``).
     """
+
+    __slots__ = ("_encoder", "_threads", "_unless_stopped", "above")
 
     def __init__(self, encoder: Encoder, threads: Threads, unless_stopped: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
         self.above = encoder.compress_over

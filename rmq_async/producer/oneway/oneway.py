@@ -58,6 +58,10 @@ class Oneway:
         answer_within: Seconds for the response to the ordinary request that ends a window.
     """
 
+    __slots__ = (
+        "_answer_within", "_credits", "_dispatch", "_ids", "_ordered", "_router", "_tallies", "_window", "admission",
+    )  # fmt: skip
+
     def __init__(
         self, dispatch: Dispatch, admission: Admission, ordered: OrderedSends, ids: UniqueIds, answer_within: float
     ) -> None:

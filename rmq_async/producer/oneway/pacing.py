@@ -44,6 +44,8 @@ class OnewayPacing:
         errors: Windows whose ordinary request failed or was refused.
     """
 
+    __slots__ = ("_progress", "_requests", "errors", "open", "sent", "size")
+
     def __init__(self, requests: RequestTable) -> None:
         self._requests = requests
         self.size = FIRST_WINDOW

@@ -29,6 +29,8 @@ class Suspect:
         noted: Time of the newest fault.
     """
 
+    __slots__ = ("address", "available_from", "noted")
+
     def __init__(self, address: str | None = None) -> None:
         self.address = address
         self.available_from = 0.0
@@ -51,6 +53,8 @@ class Avoidance(ABC, Generic[S]):
         version: Rises when the table changes.
         on_suspect: Called with each broker that enters the table.
     """
+
+    __slots__ = ("_address_of", "_busy", "items", "measures", "on_suspect", "patience", "version")
 
     def __init__(
         self,

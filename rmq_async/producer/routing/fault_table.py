@@ -147,6 +147,8 @@ class FaultItem(Suspect):
         reachable_from: End of the time for which it counts as unreachable; 0 if the newest recorded attempt got a response.
     """
 
+    __slots__ = ("latency", "reachable_from")
+
     def __init__(self) -> None:
         super().__init__()
         self.latency = 0.0
@@ -159,6 +161,8 @@ class LatencyTable(Avoidance[FaultItem]):
     Attributes:
         late: Brokers with an attempt in flight for longer than ``patience``.
     """
+
+    __slots__ = ("late", "table")
 
     def __init__(
         self,

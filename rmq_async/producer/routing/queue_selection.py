@@ -102,6 +102,8 @@ class _Known:
         samples: (time, newest opaque), oldest first; one sample older than ``patience`` is kept.
     """
 
+    __slots__ = ("connection", "samples", "since")
+
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.samples: deque[tuple[float, int]] = deque()
@@ -120,6 +122,20 @@ class QueueSelection:
     Attributes:
         custom: The selector is not ``select_best``.
     """
+
+    __slots__ = (
+        "_named",
+        "_overdue",
+        "_queues_by_topic",
+        "_stale",
+        "_sweep_from",
+        "_turns",
+        "custom",
+        "detector",
+        "faults",
+        "interval",
+        "selector",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -285,6 +301,8 @@ class QueueSelection:
 class LatencyRotation:
     """Replaces a topic's round robin with ``latency_fault=True``; equal to it while no broker is suspected or late."""
 
+    __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_selection", "_topic_queues", "_version")
+
     def __init__(self, selection: QueueSelection, faults: LatencyTable, topic_queues: TopicQueues) -> None:
         self._selection = selection
         self._faults = faults
@@ -312,6 +330,8 @@ class LatencyRotation:
 
 class FailureRotation:
     """Replaces a topic's round robin while one of its brokers is suspected; passes over the avoided ones if there are others."""
+
+    __slots__ = ("_faults", "_good", "_selection", "_topic_queues", "_until", "_version")
 
     def __init__(self, selection: QueueSelection, faults: FailureTable, topic_queues: TopicQueues) -> None:
         self._selection = selection

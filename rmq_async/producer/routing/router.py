@@ -25,6 +25,8 @@ class Router:
         asks: The producer's selector is not ``select_best``.
     """
 
+    __slots__ = ("asks", "faults", "queues_by_topic", "selection", "topics", "unless_stopped")
+
     def __init__(
         self, topics: TopicTable, selection: QueueSelection | None, unless_stopped: Callable[[Awaitable[Any]], Awaitable[Any]]
     ) -> None:

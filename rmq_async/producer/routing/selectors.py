@@ -29,6 +29,8 @@ QUEUES_KEPT: Final = 4096
 
 
 class _Topic:
+    __slots__ = ("count", "start", "used")
+
     def __init__(self) -> None:
         self.start = machine.random.randrange(1 << 16)
         self.count = 0
@@ -37,6 +39,8 @@ class _Topic:
 
 class RoundRobin:
     """The last turns of each topic's queues, from a random start; bounded in topics and queues."""
+
+    __slots__ = ("_topics",)
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}

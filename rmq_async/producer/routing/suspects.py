@@ -29,6 +29,8 @@ class Silent(Suspect):
         tried_until: Earliest next trial.
     """
 
+    __slots__ = ("tried_until", "wait")
+
     def __init__(self) -> None:
         super().__init__()
         self.wait = FIRST
@@ -42,6 +44,8 @@ class FailureTable(Avoidance[Silent]):
     a broker that freezes are one failure. A stored attempt that began after the newest failure removes the broker from the
     table.
     """
+
+    __slots__ = ()
 
     def succeeded(self, broker: str, latency: float, now: float) -> None:
         item = self.items.get(broker)

@@ -54,6 +54,11 @@ class HeaderSettings:
         outside: Topics outside the namespace, in addition to system topics, which are recognised by name.
     """
 
+    __slots__ = (
+        "create_topic_key", "credentials", "default_topic_queues", "general", "group", "id_length", "max_frame_size",
+        "namespace", "outside", "serialize_type", "smart", "unit_mode", "vip",
+    )  # fmt: skip
+
     def __init__(
         self,
         group: str,
@@ -168,6 +173,23 @@ class TopicQueues:
     Raises:
         BrokerNotFoundError: If no writable queue has a master's address.
     """
+
+    __slots__ = (
+        "_holders",
+        "_in_turn",
+        "_members",
+        "_settings",
+        "addresses",
+        "brokers",
+        "by_queue",
+        "gathering",
+        "keyed",
+        "next",
+        "queues",
+        "route",
+        "several",
+        "without",
+    )
 
     def __init__(
         self,

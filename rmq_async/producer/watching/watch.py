@@ -62,6 +62,8 @@ class Watchers:
         only_trace: The Tracer if it is the only hook, since it needs neither a SendContext nor the caller's context; else None.
     """
 
+    __slots__ = ("_hooks", "active", "after", "before", "checks", "only_trace", "sending")
+
     def __init__(self, hooks: Iterable[Any], sending: Sending) -> None:
         self._hooks: tuple[Any, ...] = ()
         self.sending = sending
