@@ -33,6 +33,7 @@ OLD: Final = 90
 LATER: Final = 10
 """``OLD``: messages in the older copy; ``LATER``: those that are lost with the newer store."""
 SETTINGS: Final = {"flushConsumerOffsetInterval": "300", "timerWheelEnable": "false"}
+COMMIT_INTERVAL: Final = 1.0
 TAKES: Final = 300.0
 """Seconds that a step may take, at most: some 10 on a quiet machine, with the start of a broker."""
 
@@ -59,7 +60,13 @@ class Group:
         self.consumer = self.member("first")
 
     def member(self, name: str) -> Consumer:
-        consumer = Consumer(self.name, namesrv=self.namesrv, instance_name=f"{self.name}-{name}", start_from="earliest")
+        consumer = Consumer(
+            self.name,
+            namesrv=self.namesrv,
+            instance_name=f"{self.name}-{name}",
+            start_from="earliest",
+            commit_interval=COMMIT_INTERVAL,
+        )
         consumer.subscribe(self.name, self.handle)
         return consumer
 
@@ -241,7 +248,7 @@ async def _until(condition: Callable[[], object], what: str) -> None:
 
 async def _member(namesrv: str, topic: str) -> None:
     """The member that is suspended: it prints the body of each message that it handles."""
-    consumer = Consumer(topic, namesrv=namesrv, start_from="earliest")
+    consumer = Consumer(topic, namesrv=namesrv, start_from="earliest", commit_interval=COMMIT_INTERVAL)
 
     @consumer.handler(topic)
     async def show(message: MessageExt) -> None:

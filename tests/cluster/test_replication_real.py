@@ -41,9 +41,9 @@ async def test_broker_with_too_few_replicas_stores_nothing_until_it_has_them(lon
         await admin.create_topic("T", queues=1)
         queue = MessageQueue("T", lonely.brokers[0].name, 0)
         sends = [
-            once.send(Message("T", b"plain"), timeout=30.0),
-            once.send(Message("T", b"keyed"), key=1, timeout=30.0),
-            once.send_batch([Message("T", b"batch")] * 2, timeout=30.0),
+            once.send(Message("T", b"plain"), timeout=6.0),
+            once.send(Message("T", b"keyed"), key=1, timeout=6.0),
+            once.send_batch([Message("T", b"batch")] * 2, timeout=6.0),
         ]
         for error in await asyncio.gather(*sends, return_exceptions=True):
             assert isinstance(error, RocketMQError)

@@ -15,16 +15,18 @@ SPARK: Final = "tests/spark/"
 SPARK_CHAIN: Final = "spark"
 OWN_SERVERS: Final = (
     *(
+        "cold_broker_real",
         "go_away_real",
         "handover_locks_real",
         "inbox_real",
         "java_real",
         "large_messages",
+        "order_real",
         "outbox_real",
         "plugin_real",
         "production_messages",
     ),
-    *("restarts_real", "security_real"),
+    *("replaced_store_real", "replication_real", "restarts_real", "security_real"),
 )
 FAILING_SERVERS: Final = (
     *(
