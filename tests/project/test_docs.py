@@ -114,14 +114,14 @@ def test_the_blocks_of_the_page_on_simulations_run(tmp_path: Path) -> None:
 
 def test_the_tests_of_handlers_on_the_page_on_testing_run(tmp_path: Path) -> None:
     (source,) = [source for _, source in blocks(ROOT / "docs" / "testing.md", "python") if "wait_settled" in source]
-    assert " 2 passed" in output_of_tests(source, tmp_path)
+    assert " 1 passed" in output_of_tests(source, tmp_path)
 
 
 def test_the_tests_of_probes_on_the_page_on_testing_run(tmp_path: Path) -> None:
     found = BLOCK.finditer((ROOT / "docs" / "testing.md").read_text())
     (source,) = [block[3] for block in found if 'title="test_service.py"' in block[2]]
     without_httpx2 = "ignore:Using `httpx` with `starlette.testclient` is deprecated"
-    assert " 3 passed" in output_of_tests(source, tmp_path, "-W", without_httpx2)
+    assert " 2 passed" in output_of_tests(source, tmp_path, "-W", without_httpx2)
 
 
 def output_of_tests(source: str, folder: Path, *options: str) -> str:

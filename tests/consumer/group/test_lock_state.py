@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq_async.consumer.group.queue_locks import BELIEVED, LOCK_LIFE, Hold, LockState
+from rmq_async.consumer.group.lock_state import BELIEVED, LOCK_LIFE, Hold, LockState
 
 
 def granted() -> LockState:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq_async import Batch, ConfigError, Consumer, MessageExt
-from rmq_async.consumer.handling.dispatch import BURST, PACE, Bucket, Dispatcher
+from rmq_async.consumer.handling.backlog import BURST, PACE, Bucket
+from rmq_async.consumer.handling.dispatch import Dispatcher
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from .support import Seen, create, send, until
