@@ -175,6 +175,8 @@ def spark(classes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         .config("spark.local.dir", str(place / "local"))
         .config("spark.driver.extraJavaOptions", f"{QUICK} -Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}")
         .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config("spark.sql.adaptive.enabled", "false")
         .config("spark.test.log", str(place / "log"))
         .config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.dir", (place / "events").as_uri())

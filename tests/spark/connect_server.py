@@ -1,6 +1,6 @@
 """A server of Spark Connect on a cluster of processes: ``python connect_server.py PLACE PORT``; prints "ready", ends with stdin.
 
-``PLACE``: a directory for its files. Two workers with one core each, whose executors are JVMs of their own.
+``PLACE``: a directory for its files. The executor of the one worker is a JVM of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 def main(place: str, port: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+    builder = SparkSession.builder.master("local-cluster[1,2,1024]")
     for name, value in {
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -28,6 +28,7 @@ def main(place: str, port: str) -> None:
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": f"{place}/warehouse",
         "spark.local.dir": f"{place}/local",

@@ -221,18 +221,15 @@ def test_a_where_and_a_view(spark: SparkSession, topics: Topics, reading: Callab
     assert len(without) == 4
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("spark.sql.timestampType", "TIMESTAMP_NTZ"), ("spark.sql.ansi.enforceReservedKeywords", "true")]
-)
-def test_settings_of_session_change_no_column(
-    spark: SparkSession, embedded_topics: Topics, tmp_path: Path, setting: str, value: str
-) -> None:
+def test_settings_of_session_change_no_column(spark: SparkSession, embedded_topics: Topics, tmp_path: Path) -> None:
     """Neither what "timestamp" means there nor that "offset" is a reserved word; batches, streams and what reads an archive."""
     topic = embedded_topics.make(4)
     fill(embedded_topics, topic, 100)
     expected = of_client(embedded_topics.read(topic))
     given = {"nameserver": embedded_topics.namesrv, "topic": topic}
-    spark.conf.set(setting, value)
+    settings = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.ansi.enforceReservedKeywords": "true"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     try:
         frame = spark.read.format("rocketmq").options(**given).load()
         assert plain(frame.collect()) == expected
@@ -248,4 +245,5 @@ def test_settings_of_session_change_no_column(
         ):
             RocketMQDataSource(given).reader(StructType().add("storeTimestamp", TimestampNTZType()))
     finally:
-        spark.conf.unset(setting)
+        for name in settings:
+            spark.conf.unset(name)

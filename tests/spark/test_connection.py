@@ -132,8 +132,8 @@ def connections_to(port: int) -> int:
 
 
 def few(count: Callable[[], int], most: int) -> bool:
-    """Whether it becomes so within 5 s."""
-    deadline = time.monotonic() + 5
+    """Whether it becomes so within a minute."""
+    deadline = time.monotonic() + 60
     while count() > most and time.monotonic() < deadline:
         time.sleep(0.02)
     print(f"{count()} of at most {most}")
@@ -200,8 +200,8 @@ class TestWorker:
 
         here = worker()
         with pytest.raises(ending):
-            here.start(interrupted()).result(5)
-        assert here.start(sound()).result(5) == 17
+            here.start(interrupted()).result(60)
+        assert here.start(sound()).result(60) == 17
 
     def test_closed_worker_does_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(workers, "LOOK_EVERY", 0.1)

@@ -117,6 +117,7 @@ def test_delta_is_there_for_one_pyspark(version: str, reason: str) -> None:
 
 def test_jars_without_maven_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(jars.NoJarsError, match="no Maven"):
         jars.copy_jars(jars.DELTA, tmp_path)
 

@@ -143,15 +143,16 @@ def test_the_snippets_run(spark: SparkSession, topics: Topics, tmp_path: Path, c
     assert '{"id": 17, "amount": 5.0}' in shown
 
 
-QUIET = """\
-spark.master local[1]
-spark.ui.enabled false
-spark.driver.bindAddress 127.0.0.1
-spark.driver.host 127.0.0.1
-spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-spark.sql.warehouse.dir {place}/warehouse
-spark.local.dir {place}
-"""
+QUIET = {
+    "spark.master": "local[1]",
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""On the command line, as a directory of settings would keep Java from using the classes of ``class_data``."""
 
 
 def test_quick_start_needs_no_activated_environment(spark: SparkSession, tmp_path: Path) -> None:
@@ -161,14 +162,15 @@ def test_quick_start_needs_no_activated_environment(spark: SparkSession, tmp_pat
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python3").write_text("#!/bin/sh\necho the python3 of the PATH was started >&2\nexit 1\n")
     (tmp_path / "bin" / "python3").chmod(0o755)
-    (tmp_path / "spark-defaults.conf").write_text(QUIET.format(place=tmp_path))
+    settings = QUIET | {"spark.sql.warehouse.dir": f"{tmp_path}/warehouse", "spark.local.dir": str(tmp_path)}
+    options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     environment = {
         "PATH": os.pathsep.join((str(tmp_path / "bin"), str(Path(java).parent), os.defpath)),
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "SPARK_CONF_DIR": str(tmp_path),
+        "PYSPARK_SUBMIT_ARGS": shlex.join([*options, "pyspark-shell"]),
         "SPARK_LOCAL_HOSTNAME": "localhost",
         "HOME": str(tmp_path),
-    } | {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
+    } | {name: os.environ[name] for name in ("JAVA_HOME", "SPARK_SUBMIT_OPTS") if name in os.environ}
     source = next(text for kind, text in BLOCK.findall(PAGE.read_text()) if kind == "python" and "SparkSession.builder" in text)
     with ThreadedRocketMQ() as server:
         source = source.replace("127.0.0.1:9876", server.namesrv)

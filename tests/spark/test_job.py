@@ -279,7 +279,7 @@ raise SystemExit(job.run_job("fake", Job(), ["--json"]))
         assert process.stderr is not None
         process.stdout.close()
         process.stdin.close()
-        assert (process.wait(30), process.stderr.read()) == (1, b"")
+        assert (process.wait(60), process.stderr.read()) == (1, b"")
 
 
 # -- archive: whether path and checkpoint belong together

@@ -44,7 +44,7 @@ async def database(url: str) -> AsyncIterator[AsyncEngine]:
 
 async def relay(url: str, namesrv: str, topic: str, other: str) -> None:
     """Fills an outbox and has it sent, but for one message; one is of another topic."""
-    async with database(url) as engine, asyncio.timeout(30):
+    async with database(url) as engine, asyncio.timeout(60):
         sessions = async_sessionmaker(engine)
         outbox = Outbox(engine, Producer("outbox", namesrv=namesrv), poll_interval=0.05)
         await outbox.create_table()

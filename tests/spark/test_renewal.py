@@ -48,7 +48,7 @@ GATE = threading.Event()
 def slow() -> Any:
     """Used by one test."""
     answer = provide()
-    assert GATE.wait(30)
+    assert GATE.wait(60)
     return answer
 
 
@@ -112,11 +112,11 @@ def test_function_that_does_not_return_is_waited_for_once(
     now[0] += 31
     began = monotonic()
     assert [renewal.current(given).access_key for _ in range(20)] == ["alice"] * 20
-    assert 0.3 <= monotonic() - began < 0.6, "only the first call waits"
+    assert 0.3 <= monotonic() - began < 3.0, "only the first call waits; twenty would take 6 s"
     assert caplog.text.count("has not returned in 0.3 s") == 1
     GATE.set()
     now[0] += 1
-    deadline = monotonic() + 5
+    deadline = monotonic() + 60
     while renewal.current(given).access_key != "bob":
         assert monotonic() < deadline
 

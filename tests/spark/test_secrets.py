@@ -107,7 +107,7 @@ def test_a_session_shows_none(
     finally:
         spark.sparkContext.setLogLevel("OFF")
     assert "rocketmq" in seen["explained"]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while f"the end of {tmp_path}" not in (event_log := "".join(file.read_text() for file in events.iterdir())):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -142,7 +142,7 @@ def planners(before: set[int]) -> list[psutil.Process]:
 
 
 def until(true: Callable[[], bool], query: StreamingQuery | None = None) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         assert query is None or query.exception() is None

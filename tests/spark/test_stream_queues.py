@@ -133,7 +133,7 @@ class TestQueuesComeAndGo:
             planner.begin()
             timer = loop.start(come_back())
             assert planner.step() == more
-            timer.result(10)
+            timer.result(60)
         broker.delete("t")
         with worker_of_its_own(), pytest.raises(TopicNotFoundError):
             planner.begin(**{"fetchOffset.numRetries": "2"})
@@ -155,7 +155,7 @@ class TestQueuesComeAndGo:
         planner.begin()
         timer = loop.start(come_back())
         assert planner.read() == sent
-        timer.result(10)
+        timer.result(60)
         broker.topic("t", broker="broker-b", perm=2)
         planner.options["fetchOffset.numRetries"] = "2"
         with pytest.raises(OffsetRangeError, match="t/broker-b/0: the queue is gone; offsets 0 to 2 were to be read, nothing"):

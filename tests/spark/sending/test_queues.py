@@ -29,7 +29,7 @@ def test_send_to_a_queue_that_does_not_exist(
     started = monotonic()
     with pytest.raises(BrokerNotFoundError) as caught:
         write(topic, rows(1, brokerName=[broker], queueId=[number]))
-    assert monotonic() - started < 10  # sendTimeoutMs is 30 s
+    assert monotonic() - started < 25  # sendTimeoutMs is 30 s
     first = ", ".join(f"{topic}/broker-a/{number}" for number in range(4))
     assert f"no queue {topic}/{broker}/{number} to write to" in str(caught.value)
     assert str(caught.value).endswith(f"must name one of {first} and 4 more")

@@ -247,7 +247,7 @@ def test_a_failure_stops_handing_over_and_is_not_waited_out(write: Write, topics
     with pytest.raises(RocketMQError, match="13 MESSAGE_ILLEGAL"):
         write(topic, feed=feed(), batchBytes=3000)
     assert fed < 50
-    assert monotonic() - started < 5
+    assert monotonic() - started < 20  # sendTimeoutMs is 30 s
 
 
 def test_what_a_broker_will_never_take_is_not_sent_for_half_a_minute(
@@ -271,7 +271,7 @@ def test_what_a_broker_will_never_take_is_not_sent_for_half_a_minute(
     servers.fail_next(ResponseCode.SYSTEM_BUSY, 1, request=BATCH)
     with pytest.raises(RocketMQError, match="2 SYSTEM_BUSY"):
         write(topic, rows(3), sendRetries=0)
-    assert monotonic() - started < 10
+    assert monotonic() - started < 25
 
 
 def test_a_topic_that_was_there_is_waited_for(here: Worker, topics: Topics, servers: EmbeddedRocketMQ) -> None:
@@ -330,7 +330,7 @@ def test_the_rate_holds_for_small_and_large_blocks(write: Write, topics: Topics)
     topic = topics.make()
     started = monotonic()
     write(topic, rows(100), rows(20, 100), maxMessagesPerSecond=200)
-    assert 0.4 < monotonic() - started < 3
+    assert 0.4 < monotonic() - started < 6
     assert len(topics.read(topic)) == 120
 
 
