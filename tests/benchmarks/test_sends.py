@@ -86,7 +86,7 @@ def test_no_name_server_is_one_line_and_no_traceback(program: Callable[..., Any]
 async def test_a_small_run_measures_every_mode_on_both_sides(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     async with EmbeddedRocketMQ() as server:
-        bounds = ("--rounds", "1", "--seconds", "0.2", "--warm-up", "0.05", "--max-gb", "0.03")
+        bounds = ("--rounds", "1", "--seconds", "0.1", "--warm-up", "0.02", "--max-gb", "0.03")
         modes = ("--modes", ",".join(MODES))
         pid = ("--broker-pid", str(os.getpid()))
         code, out, error = await run("send.py", "--namesrv", server.namesrv, *pid, *bounds, *modes, "--json", str(file))

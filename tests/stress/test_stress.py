@@ -10,7 +10,7 @@ import pytest
 from .faults import KINDS
 from .run import Report, embedded_run
 
-SECONDS = 5.0
+SECONDS = 3.0
 """Of load, at least: it goes on until most kinds of faults were met."""
 
 
