@@ -7,6 +7,7 @@ from time import monotonic
 
 import pytest
 
+from rmq_async import Admin, Consumer, PullConsumer, SubscriptionConflictError
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.bodies import (
@@ -214,3 +215,16 @@ async def test_groups_behave_alike(kind: str, cluster: RealCluster | ExternalClu
     else:
         broker = cluster.brokers[0]
         assert await seen_at(broker.address, broker.name) == expected
+
+
+async def test_pull_consumer_with_the_name_of_a_group_is_a_conflict(each_cluster: RealCluster | ExternalCluster) -> None:
+    topic = f"Group_{uuid.uuid4().hex}"
+    async with Admin(namesrv=each_cluster.namesrv) as admin:
+        await admin.create_topic(topic, queues=1)
+    async with PullConsumer(topic, namesrv=each_cluster.namesrv) as reader:
+        (queue,) = await reader.queues(topic)
+        await reader.pull(queue, 0, wait=0)  # after the first heartbeat to this broker
+        consumer = Consumer(topic, namesrv=each_cluster.namesrv, instance_name="member", on_conflict="raise")
+        consumer.subscribe(topic, print)
+        with pytest.raises(SubscriptionConflictError, match="a PullConsumer, or a pull consumer of Java has this group's name"):
+            await consumer.start()

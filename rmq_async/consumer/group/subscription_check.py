@@ -159,7 +159,7 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
     Expressions for the same tags are equal, however they are written; versions are not compared. A table without topics is no
     difference: brokers list the first member before they store its subscriptions, and hold none of a Java client that reports
     "unchanged" to a broker which was restarted. With the type of a client that pulls by offset it is that client's: it subscribes
-    to nothing (observed on 5.5.0).
+    to nothing (observed on 5.5.0 and 4.9.7).
     """
     own = {each.topic: each for each in ours.subscription_data_set}
     found = [SubscriptionConflict(MODEL, ours.message_model, theirs.message_model)] * (
