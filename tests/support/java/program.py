@@ -32,8 +32,6 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing._jars import ClassData, find_java, resolve
 from rmq_async.testing.cluster import DEFAULT_VERSION, require
 
-from .expected import KEY_LINES, missing_key_lines
-
 __all__ = [
     "CHECK_INTERVAL",
     "CHECK_MAX",
@@ -131,7 +129,7 @@ def against_embedded() -> Record:
 
 @functools.cache
 def start_against_embedded() -> Future[Record]:
-    """Runs the program against the embedded broker in a thread, once: most of its time it waits."""
+    """Runs the program against the embedded broker in a thread: most of its time it waits."""
     executor = ThreadPoolExecutor(1)
     record = executor.submit(_against_embedded)
     executor.shutdown(wait=False)
@@ -150,13 +148,7 @@ def _against_embedded() -> Record:
             return await observe(server.namesrv)
 
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        record = runner.run(run())
-        incomplete = [case for case in KEY_LINES if missing_key_lines(case, record.lines.get(case, []))]
-        if incomplete and all(case.startswith("lite-pull") for case in incomplete):
-            # Seen once, not explained: that client seeks while its own pulls are under way. Any other case stands as it is.
-            print("once more, for:", *incomplete, *(record.lines.get(case, []) for case in incomplete), sep="\n")
-            record = runner.run(run())
-        return record
+        return runner.run(run())
 
 
 async def observe(namesrv: str) -> Record:
