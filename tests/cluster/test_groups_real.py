@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from contextlib import suppress
 from time import monotonic
 
 import pytest
 
 from rmq_async import Admin, Consumer, PullConsumer, SubscriptionConflictError
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_async.errors import GroupNotOnlineError
 from rmq_async.testing.cluster import ExternalCluster, RealCluster
 from rmq_protocol.bodies import (
     GetConsumerListByGroupResponseBody,
@@ -219,12 +222,18 @@ async def test_groups_behave_alike(kind: str, cluster: RealCluster | ExternalClu
 
 async def test_pull_consumer_with_the_name_of_a_group_is_a_conflict(each_cluster: RealCluster | ExternalCluster) -> None:
     topic = f"Group_{uuid.uuid4().hex}"
-    async with Admin(namesrv=each_cluster.namesrv) as admin:
+    async with Admin(namesrv=each_cluster.namesrv) as admin, PullConsumer(topic, namesrv=each_cluster.namesrv) as reader:
         await admin.create_topic(topic, queues=1)
-    async with PullConsumer(topic, namesrv=each_cluster.namesrv) as reader:
         (queue,) = await reader.queues(topic)
-        await reader.pull(queue, 0, wait=0)  # after the first heartbeat to this broker
+        await reader.pull(queue, 0, wait=0)  # sends the first heartbeat to this broker, which handles it beside the pull
+        async with asyncio.timeout(60.0):
+            while True:
+                with suppress(GroupNotOnlineError):
+                    await admin.group_members(topic)
+                    break
+                await asyncio.sleep(0.05)
         consumer = Consumer(topic, namesrv=each_cluster.namesrv, instance_name="member", on_conflict="raise")
         consumer.subscribe(topic, print)
         with pytest.raises(SubscriptionConflictError, match="a PullConsumer, or a pull consumer of Java has this group's name"):
-            await consumer.start()
+            async with consumer:
+                pass

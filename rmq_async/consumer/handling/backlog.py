@@ -78,13 +78,16 @@ class Backlog:
     """
 
     __slots__ = (
-        "_bucket", "has_lines", "is_held", "is_ordered", "is_timed", "lines", "rate", "running", "size", "turns", "wait",
+        "_bucket", "has_lines", "is_held", "is_ordered", "is_timed", "lines", "most", "rate", "running", "size", "turns",
+        "wait",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
         self.lines: dict[HeldQueue, Lines] = {}
         self.turns: OrderedDict[HeldQueue, Lines] = OrderedDict()
         self.running = 0
+        self.most = subscription.concurrency or inf
+        """Maximum number of calls, as of the last call of ``Dispatcher.settings_changed``."""
         self.is_held = False
         """Whether no call begins, because one that has begun takes the messages (``Dispatcher.hold``)."""
         self.is_ordered = subscription.order is not None

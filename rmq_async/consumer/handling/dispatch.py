@@ -212,6 +212,7 @@ class Dispatcher:
         """Adapt to a new concurrency or rate of a subscription."""
         for subscription, backlog in self._backlogs.items():
             backlog.set_rate(subscription.rate)
+            backlog.most = subscription.concurrency or inf
         self.pump()
 
     def pump(self) -> None:
@@ -222,7 +223,7 @@ class Dispatcher:
                 if (
                     not backlog.turns
                     or backlog.is_held
-                    or backlog.running >= (subscription.concurrency or self._concurrency)
+                    or backlog.running >= backlog.most
                     or subscription in self.paused
                     or (backlog.has_lines and not self._any_may_begin(backlog))
                 ):
@@ -253,13 +254,15 @@ class Dispatcher:
         self._backlogs[subscription].is_held = False
 
     def next_of(self, subscription: Subscription) -> Waiting | None:
-        """Remove and return the next message for the slot of a call that has ended, without checking whether there are fewer
-        slots now. Return None if there is no message, if another subscription gets the slot, and where ``pump`` has to
-        decide: with a rate or a pause.
+        """Remove and return the next message for the slot of a call that has ended. Return None if there is no message, if the
+        subscription has fewer slots now, if another one gets the slot, and where ``pump`` has to decide: with a rate or a
+        pause.
         """
         backlog = self._backlogs[subscription]
         turns = backlog.turns
         if not turns or backlog.rate is not None or (self.paused and subscription in self.paused):
+            return None
+        if backlog.running > backlog.most:
             return None
         if self.running >= self._concurrency and self._another_waits(backlog):
             return None

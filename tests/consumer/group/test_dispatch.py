@@ -59,9 +59,21 @@ async def test_dispatcher_limit_of_a_subscription() -> None:
     assert sorted(begun) == [("A", 0, 0), ("B", 0, 0), ("B", 0, 1), ("B", 0, 2)]
     dispatcher.ended(subscriptions["A"], ())
     assert begun[-1] == ("A", 0, 1)
-    on_change(subscriptions["A"], dispatcher.pump)
+    on_change(subscriptions["A"], dispatcher.settings_changed)
     subscriptions["A"].concurrency = 3
     assert [each for each in begun if each[0] == "A"] == [("A", 0, 0), ("A", 0, 1), ("A", 0, 2), ("A", 0, 3)]
+
+
+async def test_dispatcher_slot_that_its_subscription_has_lost_takes_no_next_message() -> None:
+    """A handler lowers the limit, and its calls share a task."""
+    dispatcher, begun, subscriptions = make("A", concurrency=8, limits={"A": 5})
+    on_change(subscriptions["A"], dispatcher.settings_changed)
+    fill(dispatcher, subscriptions["A"], 0, 20)
+    dispatcher.pump()
+    assert len(begun) == 5
+    assert dispatcher.next_of(subscriptions["A"]) is not None
+    subscriptions["A"].concurrency = 4
+    assert dispatcher.next_of(subscriptions["A"]) is None
 
 
 async def test_dispatcher_drop_above_an_offset() -> None:
