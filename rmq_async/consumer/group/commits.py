@@ -339,8 +339,8 @@ class Commits:
                 return False
             try:
                 async with asyncio.timeout(left):
-                    if sent := await self._is_left_alone(held):
-                        continue
+                    if await self._is_left_alone(held):
+                        return True
                     if not self.is_sure(held):
                         await self.make_sure(held, left / 2)
                     async with held.committing:

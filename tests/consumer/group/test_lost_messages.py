@@ -43,6 +43,15 @@ def lose(s: Simulation, count: int) -> None:
     s.brokers[0].broker.listener.drop_connections()
 
 
+async def read_and_lose(s: Simulation) -> None:
+    """A group has read 30 messages and has no member; then 10 of them are gone."""
+    await create(s.namesrv, queues=1)
+    await send(s.namesrv, *bodies("old", 30))
+    async with member("g", s.namesrv, "one", seen := Seen(), start_from="earliest"):
+        await until(lambda: len(seen.bodies) == 30)
+    lose(s, 10)
+
+
 def codes(consumer: Consumer) -> list[str]:
     return [problem.code for problem in consumer.health().problems]
 
@@ -104,11 +113,7 @@ def test_member_that_starts_above_the_end_begins_at_the_lowest_end(caplog: pytes
     """New messages come while it looks, until the queue has the group's offset again."""
 
     async def main(s: Simulation) -> None:
-        await create(s.namesrv, queues=1)
-        await send(s.namesrv, *bodies("old", 30))
-        async with member("g", s.namesrv, "one", seen := Seen(), start_from="earliest"):
-            await until(lambda: len(seen.bodies) == 30)
-        lose(s, 10)
+        await read_and_lose(s)
         async with member("g", s.namesrv, "two", seen := Seen()) as consumer:
             await send(s.namesrv, *bodies("early", 4))
             await asyncio.sleep(6)
@@ -129,11 +134,7 @@ def test_last_commit_of_an_unread_queue_is_never_above_its_end() -> None:
 
     async def main(s: Simulation) -> None:
         (broker,) = s.brokers
-        await create(s.namesrv, queues=1)
-        await send(s.namesrv, *bodies("old", 30))
-        async with member("g", s.namesrv, "one", seen := Seen(), start_from="earliest"):
-            await until(lambda: len(seen.bodies) == 30)
-        lose(s, 10)
+        await read_and_lose(s)
         async with member("g", s.namesrv, "two", Seen()) as consumer:
             await until(lambda: Q0 in consumer.assignment)
             await asyncio.sleep(1)
@@ -152,11 +153,7 @@ def test_member_that_has_started_late_handles_what_is_sent_then(request_code: Re
 
     async def main(s: Simulation) -> None:
         (broker,) = s.brokers
-        await create(s.namesrv, queues=1)
-        await send(s.namesrv, *bodies("old", 30))
-        async with member("g", s.namesrv, "one", seen := Seen(), start_from="earliest"):
-            await until(lambda: len(seen.bodies) == 30)
-        lose(s, 10)
+        await read_and_lose(s)
         broker.broker.failures.lose(3, request_code)
         async with member("g", s.namesrv, "two", seen := Seen()) as consumer:
             await send(s.namesrv, *bodies("new", new))
