@@ -309,8 +309,10 @@ class Commits:
         return not self._instance.is_replaced(self._instance.routes.broker_of(held.queue), held.confirmed_by)
 
     async def _is_left_alone(self, held: HeldQueue) -> bool:
-        """Return whether nothing was read of a queue whose present master has an offset of the group."""
-        if not held.progress.next == held.begun == held.committed:
+        """Return whether nothing was read of a queue whose present master has an offset of the group, that no late commit of this
+        member replaces.
+        """
+        if held.queue in self._doubts or not held.progress.next == held.begun == held.committed:
             return False
         connection = self.connection(held)
         if connection is not None and held.confirmed_by is connection:
