@@ -142,16 +142,19 @@ async def test_a_callback_that_raises_is_reported_to_the_loop_and_ends_nothing(
     assert [str(context["exception"]) for context in errors] == [f"about {each}" for each in ids]
 
 
+@pytest.mark.usefixtures("looks_often")
 @on_sqlite
 async def test_without_a_callback_the_log_gets_it(
-    make: Any, sessions: Sessions, producer: Producer, caplog: pytest.LogCaptureFixture, watches: Looks
-) -> None:
-    outbox = make(stuck_after=0.2)
+    make: Any, sessions: Sessions, producer: Producer, engine: AsyncEngine, table: str,
+    caplog: pytest.LogCaptureFixture, watches: Looks,
+) -> None:  # fmt: skip
+    outbox = make(stuck_after=1800.0)
     await outbox.create_table()
     async with outbox:
         await producer.stop()
         async with sessions.begin() as session:
             first, _ = [await outbox.add(session, Message("T", b"x")) for _ in range(2)]
+        await earlier(engine, table, "created")  # of both in one statement: no look sees one of them alone
         await until(lambda: "are stuck" in caplog.text)
         await watches.more(2)
     reported = [record.getMessage() for record in caplog.records if "are stuck" in record.getMessage()]
