@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from rmq_async.producer import Producer
 from rmq_async.testing.simulation import Machine, Simulation
 from rmq_async.testing.simulation.effects import expiry
+from rmq_async.testing.simulation.history import Call
 from rmq_async.testing.simulation.machines import Host
 from rmq_async.testing.simulation.servers import BrokerMachine
 from rmq_async.testing.simulation.simulation import Record
@@ -17,6 +19,8 @@ from rmq_protocol.message import MessageExt, MessageQueue
 from .connects import Connects
 from .group_checkers import group_violations
 from .group_log import GroupLog
+from .leaks import Leaks
+from .retry_checkers import contradictory, early, returned
 from .troubles import Troubles
 from .watched import WatchedBroker
 
@@ -37,6 +41,7 @@ class Cluster(Simulation):
         """The brokers."""
         self.group = GroupLog(lambda: self.now, lambda: self.watched, unlisted=self._unlisted)
         self._connects = Connects(lambda: self.now)
+        self._leaks = Leaks(lambda: self.now)
 
     def oldest(self, queue: MessageQueue) -> int:
         """Returns the offset of a queue's oldest message, or of its end if it has none."""
@@ -87,6 +92,9 @@ class Cluster(Simulation):
         if type(machine) is Machine:
             self._connects.add(machine.name, address)
 
+    def calling(self, producer: Producer, call: Call) -> None:
+        self._leaks.look(producer, call.machine, call.what)
+
     def new_broker(self, name: str, host: Host, name_servers: Sequence[str]) -> WatchedBroker:
         self.watched.append(WatchedBroker(name, self, host, name_servers))
         return self.watched[-1]
@@ -96,7 +104,14 @@ class Cluster(Simulation):
         troubles = Troubles(record.faults, record.ends, record.stopped)
         pops = [request for broker in self.watched for request in broker.pop_requests]
         found = group_violations(self.group, record.calls, record.stored, troubles, record.excused, losses, pops)
-        return [*super().violations(record), *found]
+        return [
+            *super().violations(record),
+            *early(record.calls),
+            *contradictory(record.calls),
+            *returned(record.calls, record.ends, self.history),
+            *self._leaks.found(record.ends),
+            *found,
+        ]
 
     def unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), CallbackError):

@@ -19,7 +19,6 @@ from ...producer import Producer, TransactionProducer
 from ...producer.transactions import Checks
 from ...results import SendResult, TransactionStatus
 from ...transport import Connection
-from .leaks import Leaks
 
 _COROUTINES: Final = (
     (Producer, "send"), (Producer, "send_batch"), (Producer, "send_oneway"), (Producer, "request"), (Producer, "recall"),
@@ -107,9 +106,16 @@ class History:
         now: Returns the seconds since the beginning.
         clock: Returns the monotonic time, in seconds, of the machine whose code runs.
         current: Returns the name of that machine.
+        begun: Called with the producer and the call when one begins.
     """
 
-    def __init__(self, now: Callable[[], float], clock: Callable[[], float], current: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        clock: Callable[[], float],
+        current: Callable[[], str],
+        begun: Callable[[Producer, Call], None],
+    ) -> None:
         self.calls: list[Call] = []
         self.happened: list[Event] = []
         self.checks = Counter[str]()
@@ -120,8 +126,8 @@ class History:
         self._now = now
         self._clock = clock
         self._current = current
+        self._begun = begun
         self._producers: dict[Producer, int] = {}
-        self.leaks = Leaks(now)
 
     def record(self, machine: str, what: str, **details: object) -> None:
         self.happened.append(Event(self._now(), machine, what, details))
@@ -151,7 +157,7 @@ class History:
         )
         if self.open:
             self.calls.append(call)
-            self.leaks.look(producer, call.machine, what)
+            self._begun(producer, call)
         return call
 
     def end(self, call: Call, result: Any, error: BaseException | None) -> None:

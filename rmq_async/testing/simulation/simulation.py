@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ... import machine as library
 from ...embedded import BrokerSettings, PopSettings
+from ...producer import Producer
 from .checkers import Stored, copies, disorder, late, lost, misplaced, renamed, surprises, undone, unfinished
 from .effects import beginnings
 from .errors import SimulationError
@@ -20,7 +21,6 @@ from .history import Call, Event, History, Recording
 from .loop import SimulatedLoop
 from .machines import USUAL_DRIFT, Host, Machine, check_awaitable, check_callable
 from .network import Link, SimulatedNetwork
-from .retry_checkers import contradictory, early, returned
 from .running import run_task
 from .scheduler import Scheduler
 from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine
@@ -88,8 +88,7 @@ class Simulation:
         self._faults = drawn_faults(seed, Faults.none() if faults is None else faults)
         self._trace = Trace(print_frames=trace)
         self.network = SimulatedNetwork(self.scheduler, self.generator, self._trace.add)
-        self._history = History(lambda: self.now, self.monotonic, lambda: self._current.name)
-        self._leaks = self._history.leaks
+        self._history = History(lambda: self.now, self.monotonic, lambda: self._current.name, self.calling)
         self._calm_from: float | None = None
         self._machines: dict[str, Machine] = {}
         self._loops: list[SimulatedLoop] = []
@@ -250,6 +249,9 @@ class Simulation:
     def connecting(self, machine: Machine, address: str) -> None:
         """Do nothing; a subclass may count the connects that machines begin."""
 
+    def calling(self, producer: Producer, call: Call) -> None:
+        """Do nothing; a subclass may look at a producer that begins a call."""
+
     def generator(self, name: str) -> Random:
         """Return a new generator, seeded with the seed of the run and ``name``."""
         return seeded_generator(self.seed, name)
@@ -401,12 +403,8 @@ class Simulation:
             *undone(calls, stored, reused),
             *misplaced(calls, stored, reused),
             *disorder(calls, stored),
-            *early(calls),
-            *contradictory(calls),
-            *returned(calls, ends, self._history.happened),
             *late(calls, stopped),
             *unfinished(calls, ends, self.now),
-            *self._leaks.found(ends),
         ]
 
     def unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

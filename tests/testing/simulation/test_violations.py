@@ -16,9 +16,9 @@ from rmq_async.results import SendResult, SendStatus, TransactionSendResult, Tra
 from rmq_async.testing.simulation import Simulation
 from rmq_async.testing.simulation.checkers import HALF_TOPIC, Stored, copies, late, lost, undone
 from rmq_async.testing.simulation.history import Call, Event
-from rmq_async.testing.simulation.retry_checkers import contradictory, early, returned
 
 from ...simulation.connects import MOST, Connects
+from ...simulation.retry_checkers import contradictory, early, returned
 
 ROOT = Path(__file__).parents[3]
 REPORTED = re.compile(r'(?:(?<!b)f|violation\()"([a-z]+(?: [a-z]+)?): ')

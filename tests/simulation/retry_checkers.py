@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Final
 
-from ...errors import (
+from rmq_async.errors import (
     Attempt,
     BrokerError,
     ConnectError,
@@ -21,7 +21,7 @@ from ...errors import (
     RequestTimeoutError,
     SendError,
 )
-from .history import Call, Event
+from rmq_async.testing.simulation.history import Call, Event
 
 RETRIED: Final = ("send", "send_async", "send_batch", "send_batch_async")
 """Methods whose calls make further attempts, unless they choose a queue."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ...producer import Producer, ProducerState
-from ...producer.oneway import MAX_OPEN, OnewayPacing
+from rmq_async.producer import Producer, ProducerState
+from rmq_async.producer.oneway import MAX_OPEN, OnewayPacing
 
 SPACING: Final = 1.0
 """Seconds between two looks at one producer; within them an entry whose receiver has its outcome must leave its table."""
@@ -48,7 +48,7 @@ class Leaks:
             return
         self._producers[producer] = machine, began, now
         ended: set[tuple[int, int]] = set()
-        for connection in producer._sender.pool.connections:  # noqa: SLF001 - no public value shows what a producer holds
+        for connection in producer._sender.pool.connections:
             table = connection.requests
             ended |= {(id(table), opaque) for opaque, pending in table.entries.items() if pending.receiver.done()}
             for opaque, frame in table.held.items():
@@ -67,7 +67,7 @@ class Leaks:
         for producer, (machine, began, _) in self._producers.items():
             if producer.state is not ProducerState.STOPPED or any(end >= began for end in ends.get(machine, ())):
                 continue
-            sender = producer._sender  # noqa: SLF001 - no public value shows what a producer holds
+            sender = producer._sender
             for credits in (sender.credits, sender.oneway_credits):
                 if credits.taken or credits.taken_bytes or credits.waiting:
                     self._add(f"credits: the stopped producer of {machine} has {credits!r}")
@@ -80,7 +80,7 @@ class Leaks:
         return list(self._found)
 
     def _look_at_windows(self, producer: Producer, machine: str) -> None:
-        for connection in producer._sender.pool.connections:  # noqa: SLF001 - no public value shows what a producer holds
+        for connection in producer._sender.pool.connections:
             pacing = connection.attributes.get(OnewayPacing)
             if pacing is not None and pacing.open > MAX_OPEN:
                 self._add(f"flood: {machine} had {pacing.open} windows of one-way messages open to {connection.address}")
