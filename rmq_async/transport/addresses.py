@@ -1,13 +1,13 @@
 """The addresses of a host: one look-up of its name, then staggered connects (RFC 8305, "happy eyeballs").
 
-Packets to the address of a removed machine are dropped, and that address alone would use up the whole timeout. So the next
-address is tried after a head start, or immediately when an attempt fails, while the earlier attempts continue; the first
-connection is used. Event loops try addresses one by one, and uvloop ignores ``happy_eyeballs_delay``.
+Packets to the address of a removed machine are dropped, and that address alone would use up the whole timeout. Therefore the
+next address is tried after a head start, or immediately when an attempt fails, while the earlier attempts continue; the first
+connection is used. asyncio tries addresses one by one by default, and uvloop ignores ``happy_eyeballs_delay``.
 
-A server that accepts connections and stays silent would use up the time too. So where there are several addresses a connection
-counts when the server has answered on it, and the address is the first one to try from then on.
+A server that accepts connections but stays silent would also use up the timeout. Therefore, if a name has several addresses, a
+connection counts only when the server has responded on it, and its address is tried first from then on.
 
-There is one look-up of a name at a time, which later connects join.
+At most one look-up of a name runs at a time; later connects join it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..config import canonical_host
 from ..tracebacks import own_copy
 
 HEAD_START: Final = 0.25
-"""Seconds before the next address is tried; less if otherwise not all addresses would be tried in time."""
+"""Seconds before the next address is tried; shorter if the timeout would not allow all addresses to be tried."""
 MAX_ADDRESSES: Final = 16
-"""Maximum number of addresses of one name that are tried: a foreign resolver decides how many there are."""
+"""Maximum number of addresses that are tried for one name: a resolver outside this process decides how many it returns."""
 
 MAX_NAMES: Final = 1024
 """Maximum number of names whose addresses are kept."""
@@ -43,21 +43,22 @@ class Resolver:
     def __init__(self) -> None:
         self._looking: SingleFlight[list[str] | OSError | ValueError] = SingleFlight("look-up of")
         self._known: dict[str, tuple[str, ...]] = {}
-        """What the newest look-up of each name has found; the oldest look-up first."""
+        """The addresses that the newest look-up of each name found; the oldest look-up comes first."""
         self._looked: dict[str, float] = {}
         """Times (monotonic) of the newest look-ups."""
         self._preferred: dict[str, str] = {}
-        """The address that answered last, of names with several."""
+        """For names with several addresses, the address that responded last."""
 
     async def addresses(self, host: str, deadline: float) -> list[str]:
-        """Return the IP addresses of ``host`` in the order to try them: the preferred one first, else in the system's order,
-        but IPv4 and IPv6 in turn. At most MAX_ADDRESSES.
+        """Return at most MAX_ADDRESSES IP addresses of ``host`` in the order in which to try them.
+
+        The preferred address comes first. The others follow in the system's order, with IPv4 and IPv6 addresses alternating.
 
         Raises:
-            OSError: If the look-up fails (as socket.gaierror).
-            ValueError: For an invalid name.
-            TimeoutError: At ``deadline`` (``time.monotonic``).
-            ClientStateError: After ``close``.
+            OSError: If the look-up fails, usually as socket.gaierror.
+            ValueError: If the name is invalid.
+            TimeoutError: If the look-up has not ended at ``deadline`` (``time.monotonic``).
+            ClientStateError: If ``close`` was called.
         """
         if is_ip(host):
             return [host]
@@ -73,15 +74,15 @@ class Resolver:
         return found if preferred not in found else [preferred, *(each for each in found if each != preferred)]
 
     def known(self, host: str) -> tuple[str, ...]:
-        """Return what the newest look-up of a name has found; nothing for an address and for an unknown name."""
+        """Return the addresses that the newest look-up of a name found. Return nothing for an IP address or an unknown name."""
         return self._known.get(host, ())
 
     def age(self, host: str) -> float:
-        """Return the seconds since the newest look-up of a name; infinite for an address and for an unknown name."""
+        """Return the seconds since the newest look-up of a name. Return infinity for an IP address or an unknown name."""
         return machine.monotonic() - self._looked.get(host, -inf)
 
     def prefer(self, host: str, address: str) -> None:
-        """Put an address of a name first from now on."""
+        """Return ``address`` first for ``host`` from now on, if the name has several addresses."""
         if len(self._known.get(host, ())) > 1:
             self._preferred[host] = address
 
@@ -90,11 +91,13 @@ class Resolver:
         self._preferred.pop(host, None)
 
     def close(self) -> list[asyncio.Task[Any]]:
-        """Cancel the look-ups; return their tasks, which need an iteration of the loop to end."""
+        """Cancel the look-ups and return their tasks, which need one more iteration of the loop to end."""
         return [*self._looking.close()]
 
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
-        """Return the addresses, or the error: the loop would report a raised one if no connect waits for the look-up any more."""
+        """Return the addresses, or the error. The error is not raised, because the event loop would report it if no caller waits
+        for the look-up any longer.
+        """
         try:
             infos = await look_up(host)
         except (OSError, ValueError) as error:
@@ -114,16 +117,19 @@ async def first_of(
     drop: Callable[[T], None],
     time: float,
 ) -> T:
-    """Return the result of ``connect(address)`` for the first address that connects and passes ``prove(result)``, which raises
-    OSError for one that does not. A single address, and the last one that is left, need not pass.
+    """Return the result of ``connect(address)`` for the first address that connects and passes ``prove(result)``.
 
-    ``drop`` is called with the results of other addresses.
+    ``prove`` raises OSError for a connection that does not pass. A single address, and the last address that is left, need not
+    pass. ``drop`` is called with the results for the other addresses.
 
     Args:
         addresses: One or more addresses.
-        time: The caller's timeout in seconds, from which the head start is derived. If no address connects, raises OSError with
-            the different texts of their errors. Any other exception of ``connect`` or ``prove`` is raised as it is, unless
-            another address has passed in the same turn of the loop.
+        time: The caller's timeout in seconds, from which the head start is derived.
+
+    Raises:
+        OSError: If no address connects; the text joins the distinct messages of all failures.
+        BaseException: Any other exception of ``connect`` or ``prove`` is raised unchanged, unless another address has passed in
+            the same iteration of the loop.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])
@@ -146,8 +152,8 @@ class _Race(Generic[T]):
     """The attempts of ``first_of``.
 
     Attributes:
-        trying: Their tasks. ``made``: results that are not proved yet.
-        winner: The first that is.
+        trying: The running attempts, each with its result while ``prove`` checks that result, and None before.
+        winner: The first result that passed.
     """
 
     def __init__(
@@ -165,13 +171,13 @@ class _Race(Generic[T]):
         """Start an attempt.
 
         Args:
-            is_last: Whether no other follows.
+            is_last: Whether no other attempt follows.
         """
         self._is_last = is_last
         self.trying[asyncio.ensure_future(self._attempt(address))] = None
 
     async def next(self, timeout: float | None) -> list[OSError]:
-        """Wait until an attempt has ended, for ``timeout`` seconds at most, and return the errors of the failed ones."""
+        """Wait at most ``timeout`` seconds for an attempt to end, and return the errors of the attempts that failed."""
         done, _ = await asyncio.wait(self.trying, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         failures: list[OSError] = []
         other: BaseException | None = None
@@ -194,7 +200,7 @@ class _Race(Generic[T]):
         return failures
 
     async def end(self) -> None:
-        """Cancel the attempts that are left, and drop what they have made or still make."""
+        """Cancel the remaining attempts, and drop the results that they have produced or still produce."""
         self._is_over = True
         for task, made in self.trying.items():
             if made is None:
@@ -230,16 +236,16 @@ def _together(failures: Sequence[OSError]) -> OSError:
 
 
 def _address(place: Any) -> str:
-    """Return the host of a socket address from getaddrinfo, with the network interface that an IPv6 address may need."""
+    """Return the host of a socket address from getaddrinfo, including the scope id (network interface) of an IPv6 address."""
     host = str(place[0])
     return f"{host}%{place[3]}" if len(place) == 4 and place[3] and "%" not in host else host
 
 
 # Limits the hosts to which a client may connect, except its name servers.
 #
-# A false name server can name any address as a broker's, and the client would connect there, with signatures if it has credentials.
-# Hosts are compared without a look-up: an allowed name may resolve to any address, and an allowed address does not allow
-# a name that resolves to it.
+# A malicious name server can return any address as a broker's address, and the client would connect to it and, with credentials,
+# send it signed requests. Hosts are compared without a look-up: an allowed name may resolve to any address, and allowing an
+# address does not allow a name that resolves to it.
 
 
 class AllowedHosts:

@@ -1,16 +1,16 @@
-"""Gathers frames and decides when to write them, so that one system call carries many.
+"""Gathers frames and decides when to write them, so that one system call writes many frames.
 
-The frame of the only pending request, or of a pull, may be written immediately if no frame is gathered. Others are gathered and
-written together at the end of the loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and
-asyncio write immediately, so without this each frame would be a system call (measured: 1.2 us per frame one by one, 0.04 us in a
-joined write of 64).
+The frame of the only pending request, or of a pull, may be written immediately if no frame is gathered. Other frames are gathered
+and written together at the end of the loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and
+asyncio write immediately, so without a coalescer each frame would be a system call (measured: 1.2 us per frame when written one by
+one, 0.04 us in a joined write of 64).
 
-With many sends in flight, answers arrive one by one, and each would cause a write. Therefore, while at least 32 sends have no
-answer, fewer than 8 frames wait for the next answers unless one is urgent. Without answers they are written after 20 ms, by one
-timer that a busy connection sets at most fifty times a second.
+With many sends in flight, responses arrive one by one, and each would cause a write. Therefore, while at least 32 sends are
+unanswered, fewer than 8 frames wait for the next responses unless one of the frames is urgent. If no response arrives, a timer
+writes them after 20 ms; a busy connection sets this timer at most fifty times a second.
 
 The transport's high-water mark is 0 (1 with TLS), so that it pauses writing when the kernel does not take every byte. With TLS, up
-to 64 KiB may wait encrypted in the transport below without a pause.
+to 64 KiB of encrypted data may wait in the underlying transport without a pause.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from collections.abc import Callable
 from typing import Final
 
 BROKEN_WRITELINES: Final = (((3, 12), (3, 12, 9)), ((3, 13), (3, 13, 2)))
-"""Python versions whose asyncio never calls pause_writing after writelines (gh-127655): parts are joined there."""
+"""Python versions whose asyncio never calls pause_writing after writelines (gh-127655). In these versions, parts are joined."""
 WRITELINES_PAUSES: Final = not any(first <= tuple(sys.version_info) < fixed for first, fixed in BROKEN_WRITELINES)
 FLUSH_FRAMES: Final = 64
 FLUSH_AT: Final = 64 * 1024
-"""Gathered frames are written before the end of the iteration if they are FLUSH_FRAMES items (a large frame is two items), or if
-the large ones have FLUSH_AT bytes."""
+"""Gathered frames are written before the end of the iteration if they have FLUSH_FRAMES items (a large frame is two items), or if
+the large frames have FLUSH_AT bytes."""
 GATHER: Final = 8
 GATHER_FROM: Final = 32
 GATHER_SECONDS: Final = 0.02
-"""While at least GATHER_FROM sends are in flight, fewer frames than GATHER wait for answers, for at most GATHER_SECONDS."""
+"""While at least GATHER_FROM sends are in flight, fewer than GATHER frames wait for responses, for at most GATHER_SECONDS."""
 
 
 class WriteCoalescer:
     """The frames that wait to be written together.
 
-    ``before_write`` is called before each write; ``sends_in_flight()`` returns the number of sends without an answer.
+    ``before_write`` is called before each write; ``sends_in_flight()`` returns the number of unanswered sends.
 
-    The send path reads ``room``, and appends a frame to ``frames`` itself if ``queue`` would do nothing else.
+    The send path reads ``room``, and appends a frame to ``frames`` directly if ``queue`` would do nothing else.
     """
 
     __slots__ = (
@@ -59,16 +59,16 @@ class WriteCoalescer:
         self._timer: asyncio.TimerHandle | None = None
         self._written: list[tuple[Callable[[int], None], int]] = []
         self.frames: list[bytes] = []
-        """Gathered frames: small ones whole, large ones in parts."""
+        """Gathered frames. A small frame is one item; a large frame is one item for each of its parts."""
         self.room = 0
-        """While ``frames`` has fewer items than this, small frames may be appended to it directly: a later write is certain, unless
-        the connection closes."""
+        """While ``frames`` has fewer items than this, small frames may be appended to it directly, because a later write is certain
+        unless the connection closes."""
         self.paused = False
         """Whether the transport has paused writing, because the peer does not read."""
         self.writes = 0
 
     def attach(self, transport: asyncio.Transport) -> None:
-        tls = transport.get_extra_info("sslcontext") is not None  # it pauses at its high-water mark, others above it
+        tls = transport.get_extra_info("sslcontext") is not None  # TLS pauses at its high-water mark, plain TCP above it
         transport.set_write_buffer_limits(high=1 if tls else 0, low=0)
         self._transport = transport
 
@@ -103,7 +103,7 @@ class WriteCoalescer:
             self.flush()
 
     def write(self, parts: bytes | list[bytes]) -> None:
-        """Write to the transport directly; for a frame that would be written alone."""
+        """Write a frame to the transport directly. Use it for a frame that would be written alone."""
         self.writes += 1
         self._before_write()
         if isinstance(parts, bytes):
@@ -117,9 +117,9 @@ class WriteCoalescer:
             self.push()
 
     def push(self) -> None:
-        """Write the gathered frames, also to a peer that does not read; they then wait in the transport's buffer.
+        """Write the gathered frames even if the peer does not read; they then wait in the transport's buffer.
 
-        Frames may be gathered although the peer does not read: uvloop calls ``pause_writing`` some time after the write.
+        Frames can be gathered although the peer does not read, because uvloop calls ``pause_writing`` some time after the write.
         """
         frames = self.frames
         if not frames:
@@ -146,8 +146,8 @@ class WriteCoalescer:
             self._loop.call_soon(self._end_of_iteration)
 
     def when_written(self, callback: Callable[[int], None], cost: int) -> None:
-        """Call ``callback(cost)`` when all frames queued until the next write are written and the transport is not paused, or
-        when they are dropped.
+        """Call ``callback(cost)`` when all frames that are queued before the next write have been written and the transport is not
+        paused, or when these frames are dropped.
         """
         self._written.append((callback, cost))
 

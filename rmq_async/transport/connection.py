@@ -1,8 +1,7 @@
-"""One TCP connection, an asyncio.Protocol: its socket, its reading and its life cycle.
+"""One TCP connection as an asyncio.Protocol: its socket, its reading and its life cycle.
 
-Requests are in its RequestTable.
-
-Answers are decoded and resolved inside ``data_received``; no Task waits for bytes.
+The connection's RequestTable holds the requests. Responses are decoded, and their futures resolved, inside ``data_received``; no
+task waits for bytes.
 """
 
 from __future__ import annotations
@@ -46,11 +45,12 @@ except ImportError:  # not on Windows
 
 
 def unread(transport: asyncio.BaseTransport | None) -> int:
-    """Return the number of bytes that the kernel has received and the loop has not read: 1 if that is not known, 0 for a closed
-    socket.
+    """Return the number of bytes that the kernel has received and the loop has not read.
+
+    Return 1 if the number is not known. Return 0 for a closed socket.
     """
     if transport is not None and (known := transport.get_extra_info("unread")) is not None:
-        return int(known)  # of a simulated transport, which has no descriptor
+        return int(known)  # a simulated transport has no descriptor
     sock = transport.get_extra_info("socket") if transport is not None else None
     if ioctl is None or sock is None:
         return 1
@@ -63,17 +63,18 @@ def unread(transport: asyncio.BaseTransport | None) -> int:
 logger = logging.getLogger("rmq_async.transport")
 
 RequestHandler = Callable[["Connection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None]
-"""Called with a connection and a server's request; returns the response, an awaitable of it, or None for no response."""
+"""Called with a connection and a request of its server. Returns the response, an awaitable of the response, or None to send no
+response."""
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 _SEND_BACK: Final = int(RequestCode.CONSUMER_SEND_MSG_BACK)
 _NO_REPLY: Final = SendReply(code=-1)
 SOON: Final = 2.0
-"""Seconds within which a peer that closes a connection does so at once."""
+"""If the peer closes a new connection within this many seconds, an error says that it closed it at once."""
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 DROP_UP_TO: Final = 256 * 1024 * 1024
-"""Bytes of the largest frame above ``max_frame_size`` that is dropped while the connection stays: it delays what comes behind it by
-seconds at most. It is below 352,518,400, the "length" in the first bytes of a TLS record."""
+"""Maximum bytes of a frame above ``max_frame_size`` that is dropped while the connection stays open: it delays the frames behind it
+by seconds at most. The value is below 352,518,400, which the first bytes of a TLS record give as their "length"."""
 
 
 class ConnectionSettings(NamedTuple):
@@ -81,8 +82,8 @@ class ConnectionSettings(NamedTuple):
 
     Attributes:
         max_frame_size: Maximum bytes of a received frame. A larger one, up to DROP_UP_TO bytes, fails its request only.
-        dead_after: Seconds of silence after which the connection is closed as dead. Silence begins when the first request, long
-            polls excepted, is written after the last received byte.
+        dead_after: Seconds of silence after which the connection is closed as dead. Silence begins with the first request that is
+            written after the last received byte; long polls do not count.
     """
 
     max_frame_size: int
@@ -93,15 +94,15 @@ class ConnectionSettings(NamedTuple):
 class Connection(asyncio.Protocol):
     """A connection to a server, made by ConnectionPool.
 
-    ``on_request`` answers the server's own requests; without a handler they get REQUEST_CODE_NOT_SUPPORTED.
+    ``on_request`` answers the requests of the server. Without it, the server gets REQUEST_CODE_NOT_SUPPORTED.
 
     Args:
-        address: The text "host:port" with which it was requested.
-        on_retired: Called when the server sends its clients away (GO_AWAY); the connection takes no new requests from then on,
-            and the callback has to close it after the pending ones.
+        address: The "host:port" with which the connection was requested.
+        on_retired: Called when the server sends its clients away (GO_AWAY). The connection takes no new requests from then on,
+            and the callback must close it after the pending requests have ended.
     """
 
-    # More attributes than instances of a class share a layout for (30): without slots each would be looked up in a dictionary.
+    # Instances share the layout of their dictionaries only up to 30 attributes, and this class has more; slots avoid the look-up.
     __slots__ = (
         "__weakref__", "_answering", "_decoder", "_ended_at", "_loop", "_made_at", "_max_frame_size", "_on_closed", "_on_request",
         "_on_retired", "_state", "_transport", "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed",
@@ -125,18 +126,18 @@ class Connection(asyncio.Protocol):
         self.close_reason: CloseReason | None = None
         self.close_cause: BaseException | None = None
         self.ip = ""
-        """The IP address of the server, as it was looked up."""
+        """The IP address of the server, from the look-up of its name."""
         self.local_ip = self.local_address = ""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the socket is closed."""
         self.attributes: dict[type, Any] = {}
-        """State of other packages that lives as long as the connection, by the type that keeps it."""
+        """State of other packages that lives as long as the connection, keyed by the type that keeps it."""
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf
-        """Time (monotonic) of a recent read in which an answer confirmed a stored message; -infinity if there is none."""
+        """Time (monotonic) of a recent read in which a response confirmed a stored message; -infinity if there is none."""
         self.strays = 0
-        """Number of answers without a request."""
+        """Number of responses without a matching request."""
         self._loop = asyncio.get_running_loop()
         self._state = ConnectionState.CONNECTING
         self._transport: asyncio.Transport | None = None
@@ -163,7 +164,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def pending(self) -> int:
-        """Number of requests of any kind without an answer, including those held back."""
+        """Number of unanswered requests of any kind, including held requests."""
         return self.requests.unanswered
 
     @property
@@ -178,19 +179,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def answering(self) -> tuple[asyncio.Task[None], ...]:
-        """Tasks that answer requests of the server; cancelled when the connection closes."""
+        """Tasks that answer requests of the server; they are cancelled when the connection closes."""
         return () if self._answering is None else tuple(self._answering.tasks)
 
     def silent_for(self, now: float) -> float:
-        """Return the seconds since the first request, long polls excepted, that was written after the last byte came.
+        """Return the seconds since the first request that was written after the last received byte. Long polls do not count.
 
-        0 if there is none.
+        Return 0 if there is no such request.
         """
         return max(0.0, now - self.requests.deadlines.silent_since)
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes that the kernel has not taken: gathered frames, the transport's buffer and held one-way frames."""
+        """Number of bytes that the kernel has not taken yet: gathered frames, the transport's buffer and held one-way frames."""
         return self.requests.buffered_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
 
     def __repr__(self) -> str:
@@ -205,15 +206,15 @@ class Connection(asyncio.Protocol):
         long_poll: bool = False,
         calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
     ) -> RemotingCommand:
-        """Send ``command`` under an opaque of this connection and return the answer, of any code.
+        """Send ``command`` with an opaque of this connection and return the response, whatever its code.
 
         Args:
-            calls: Contains the future of the answer during the wait, so that other code can end it.
+            calls: Holds the future of the response while this method waits, so that other code can end the wait.
 
         Raises:
-            RequestTimeoutError: After ``timeout`` seconds.
-            ConnectionLostError: If the connection takes no requests or closes first.
-            LocalProtocolError: For a command that cannot be encoded or signed.
+            RequestTimeoutError: If no response arrives within ``timeout`` seconds.
+            ConnectionLostError: If the connection takes no requests, or closes before the response.
+            LocalProtocolError: If the command cannot be encoded or signed.
         """
         hooked = None
         if self.hooks.active:
@@ -226,7 +227,7 @@ class Connection(asyncio.Protocol):
         pending = Pending(future, deadline, deadline, command.code, typed=False, long_poll=long_poll)
         try:
             requests.require_open()
-            # The frame is no variable: tracebacks that show variables would show its signature and token.
+            # The frame is not stored in a variable: a traceback that shows variables would show its signature and token.
             requests.start_request(
                 opaque, encode_command(msgspec.structs.replace(command, opaque=opaque), self.serialize_type), pending
             )
@@ -321,7 +322,7 @@ class Connection(asyncio.Protocol):
         if not command.is_response:
             self._serve(command)
             return
-        pending = requests.take(command.opaque)  # never a held request: opaques can be guessed
+        pending = requests.take(command.opaque)  # held requests are not searched: a server could guess their opaques
         if pending is None:
             self._count_stray()
             return
@@ -335,11 +336,11 @@ class Connection(asyncio.Protocol):
             pending.receiver.set_result(command)
 
     def _too_large(self, frame: CutFrame) -> None:
-        """Fail the request of an answer above ``max_frame_size``, and refuse a request of the server above it."""
+        """Fail the pending request if its response exceeds ``max_frame_size``; refuse a request of the server that exceeds it."""
         command = decode_command(Frame(frame.serialize_type, frame.header, b""))
         limit = self._max_frame_size
         if not command.is_response:
-            text = f"a frame of {frame.size} bytes is above max_frame_size, {limit} bytes"
+            text = f"a frame of {frame.size} bytes is above max_frame_size={limit}"
             logger.warning("%s: %s was not handled: %s", self.address, request_name(command.code), text)
             self._respond(command, make_response(command, ResponseCode.SYSTEM_ERROR, text))
             return
@@ -348,8 +349,8 @@ class Connection(asyncio.Protocol):
             self._count_stray()
             return
         error = FrameTooLargeError(
-            f"the answer of {self.address} to {request_name(pending.code)} has {frame.size} bytes, above max_frame_size={limit}: "
-            f"ask for less, or set max_frame_size={frame.size} or more",
+            f"the response of {self.address} to {request_name(pending.code)} has {frame.size} bytes, above max_frame_size={limit}: "
+            f"request less data, or set max_frame_size={frame.size} or more",
             size=frame.size,
             limit=limit,
             fields=(command.ext_fields or {}) if command.code == ResponseCode.SUCCESS else None,
@@ -360,8 +361,9 @@ class Connection(asyncio.Protocol):
             pending.receiver.set_exception(error)
 
     def _refused(self, pending: Pending, code: int, remark: str | None) -> None:
-        """Learn from an answer that is not "success", before its receiver gets it: a sender that retries immediately must not
-        get a connection that is sent away.
+        """Act on a response that is not "success" before its receiver gets it.
+
+        A sender that retries immediately must not get a connection on which the server has answered GO_AWAY.
         """
         if code == _GO_AWAY:
             self.retire()
@@ -381,7 +383,7 @@ class Connection(asyncio.Protocol):
     def _count_stray(self) -> None:
         self.strays += 1
         if is_power_of_two(self.strays):
-            logger.debug("%s: %d answers without a request (dropped)", self.address, self.strays)
+            logger.debug("%s: dropped %d responses without a matching request", self.address, self.strays)
 
     def _serve(self, command: RemotingCommand) -> None:
         """Answer a request of the server."""
@@ -434,7 +436,7 @@ class Connection(asyncio.Protocol):
         self._set_state(ConnectionState.READY)
 
     def eof_received(self) -> None:
-        self.close(CloseReason.PEER)  # immediately: the loop would first wait until the peer has read what is buffered
+        self.close(CloseReason.PEER)  # close here: the loop would first wait until the peer has read the buffered bytes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(CloseReason.PEER if exc is None else CloseReason.RESET, exc)
@@ -442,13 +444,13 @@ class Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def drain(self) -> None:
-        """End the acceptance of new requests; pending ones may still be answered."""
+        """Stop taking new requests; pending requests may still be answered."""
         if self._state is ConnectionState.READY:
             self.requests.writer.flush()
             self._set_state(ConnectionState.DRAINING)
 
     def retire(self) -> None:
-        """Drain after GO_AWAY and call ``on_retired``, once."""
+        """Drain the connection after GO_AWAY and call ``on_retired``. Further calls do nothing."""
         if self._state is ConnectionState.READY:
             self.retired = True
             self.drain()
@@ -456,7 +458,7 @@ class Connection(asyncio.Protocol):
                 self._on_retired(self)
 
     def close(self, reason: CloseReason, cause: BaseException | None = None) -> None:
-        """Close the connection, once.
+        """Close the connection. Further calls do nothing.
 
         Each pending request gets an error of its own, which states ``reason`` and whether the request was written.
         """
@@ -481,7 +483,7 @@ class Connection(asyncio.Protocol):
         unfinished = requests.take_all()
         try:
             if self._on_closed is not None:
-                self._on_closed(self)  # first: a sender that retries immediately must not get this connection
+                self._on_closed(self)  # before ``end``: a sender that retries immediately must not get this connection
         finally:
             self._answering = None
             requests.end(unfinished)
@@ -496,7 +498,7 @@ class Connection(asyncio.Protocol):
         return error
 
     def close_text(self) -> str:
-        """Return why the connection takes no more requests, for errors."""
+        """Return why the connection takes no more requests, as text for error messages."""
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
         text = close_text(why, self.close_cause)
         if why not in (CloseReason.PEER, CloseReason.RESET):

@@ -1,7 +1,8 @@
-"""Reports errors of users' callbacks and hooks, which must not interrupt the library's own work.
+"""Reports errors of users' callbacks and hooks, so that they do not interrupt the library's own work.
 
 A callback or a hook runs between the members of a batch, or between the frames of one read. An ordinary exception is passed to
-the loop's exception handler. KeyboardInterrupt and SystemExit leave the loop from a callback of their own, after that work.
+the loop's exception handler. KeyboardInterrupt and SystemExit are raised out of the loop by a callback of their own, after that
+work has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NoReturn
 def report(text: str, error: BaseException) -> None:
     """Pass an Exception or a CancelledError to the loop's exception handler.
 
-    Others, such as KeyboardInterrupt, leave the loop in its next iteration.
+    Any other error, such as KeyboardInterrupt, is raised out of the loop in its next iteration.
     """
     if not isinstance(error, Exception | asyncio.CancelledError):
         raise_soon(error)
@@ -25,7 +26,7 @@ def report(text: str, error: BaseException) -> None:
 
 
 def raise_soon(error: BaseException) -> None:
-    """Raise ``error`` out of the running loop in its next iteration; immediately where no loop runs."""
+    """Raise ``error`` out of the running loop in its next iteration. If no loop runs, raise it immediately."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""One-way control requests: written once, without a response."""
+"""One-way control requests, which are written once and get no response."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .loop_errors import report
 from .pending import request_name
 
 MAX_UNREAD: Final = 1024 * 1024
-"""Bytes that wait to be written, above which control requests are dropped."""
+"""Control requests are dropped while more than this many bytes wait to be written."""
 
 
 def send_control(connection: Connection, command: RemotingCommand) -> bool:
-    """Send ``command`` one-way, through all hooks and signed like any request, and return True.
+    """Send ``command`` one-way and return True. It passes through all hooks and is signed like any other request.
 
-    Return False, with nothing sent, if the connection takes no requests, more than MAX_UNREAD bytes wait to be written, or the
-    command cannot be written; the error of the last case is reported to the loop's exception handler.
+    Send nothing and return False if the connection takes no requests, if more than MAX_UNREAD bytes wait to be written, or if a
+    step raises an error. Such an error is reported to the loop's exception handler.
     """
     if not connection.is_open or connection.buffered_bytes > MAX_UNREAD:
         return False
@@ -31,7 +31,7 @@ def send_control(connection: Connection, command: RemotingCommand) -> bool:
         if connection.hooks.active:
             hooked = connection.hooks.hooked(connection.address, command)
             command = hooked.command
-            requests.require_open()  # a hook may have closed it
+            requests.require_open()  # a hook may have closed the connection
         command = msgspec.structs.replace(command, opaque=requests.next_opaque())
         requests.submit_oneway(encode_command(command, connection.serialize_type), _ignore, 0)
     except Exception as error:  # noqa: BLE001 - reported; the caller has no use for it
@@ -45,4 +45,4 @@ def send_control(connection: Connection, command: RemotingCommand) -> bool:
 
 
 def _ignore(cost: int) -> None:
-    """Do nothing: senders of messages need the callback to count unwritten bytes, control requests do not."""
+    """Do nothing. Senders of messages need the callback to count unwritten bytes; control requests are not counted."""

@@ -1,10 +1,10 @@
-"""Pending requests, and a pure function that finds the late ones.
+"""Pending requests, a pure function that finds those that are late, and the timer of a connection's deadlines.
 
-Each entry has two deadlines. At the first one the *attempt* has failed and its receiver gets the error. Until the second one, the
-end of the *call*, the entry stays if its frame was written, because a late answer may still say "stored". In most entries both are
-the same.
+Each entry has two deadlines. At the first deadline the *attempt* has failed and its receiver gets the error. Until the second
+deadline, the end of the *call*, the entry stays if its frame was written, because a late response may still say "stored". In most
+entries both deadlines are equal.
 
-The table is scanned when the earliest deadline is due, not for each message: 1024 entries cost 20 us.
+The table is scanned when the earliest deadline is due, not for each message: a scan of 1024 entries costs 20 us.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .. import machine
 
 
 class Receiver(Protocol):
-    """The part of asyncio.Future's interface that the transport uses for an answer."""
+    """The part of asyncio.Future's interface that the transport uses to pass a response on."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -37,12 +37,13 @@ class Pending(msgspec.Struct):
         deadline: Monotonic time at which the attempt ends.
         call_deadline: Monotonic time at which the call ends.
         typed: True if the request is a send, whose receiver gets a SendReply instead of a RemotingCommand.
-        long_poll: True if the peer may hold the request, so that its silence does not mean that it is dead.
-        owner: The object that may end all its requests together (``RequestTable.abandon``).
-        sequence: Number in the order of writing; 0 while the frame is held back, -1 from when it got more time after a blocked
-            loop.
+        long_poll: True if the peer may hold the request, so that silence of the peer does not mean that it is dead.
+        owner: The object that can end all its requests together (``RequestTable.abandon``).
+        sequence: Position in the order of writing. 0 while the frame is held back; -1 while it is held back and its deadline was
+            extended after a blocked loop.
         opaque: Number of the request; set for sends only.
-        pull: True if the receiver gets a PullReply, if ``decode_pull_reply`` reads the answer.
+        pull: True if the request is a pull. Its receiver gets a PullReply if ``decode_pull_reply`` can read the response, else a
+            RemotingCommand.
     """
 
     receiver: Receiver
@@ -58,11 +59,11 @@ class Pending(msgspec.Struct):
 
 
 OnewayCallback = tuple[Callable[[int], None], int]
-"""The callback for a one-way frame that has been written or dropped, and its argument."""
+"""The callback that is called when a one-way frame has been written or dropped, and its argument."""
 
 
 class HeldFrame(NamedTuple):
-    """A frame that is held back: the frame of the request ``pending``, or a one-way frame with the callback ``oneway``."""
+    """A frame that is held back: either the frame of the request ``pending``, or a one-way frame with the callback ``oneway``."""
 
     parts: bytes | list[bytes]
     pending: Pending | None
@@ -78,7 +79,7 @@ class HeldFrame(NamedTuple):
 
 
 def overdue(entries: Iterable[tuple[int, Pending]], now: float) -> tuple[list[tuple[int, Pending]], float]:
-    """Return the entries whose next deadline has come, and the earliest deadline of the others (infinity without others)."""
+    """Return the entries whose next deadline has passed, and the earliest deadline of the others (infinity if there are none)."""
     late: list[tuple[int, Pending]] = []
     earliest = inf
     for opaque, entry in entries:
@@ -91,7 +92,7 @@ def overdue(entries: Iterable[tuple[int, Pending]], now: float) -> tuple[list[tu
 
 
 def request_name(code: int) -> str:
-    """Return RocketMQ's name of a request code, or its number."""
+    """Return RocketMQ's name of a request code, or "request" and the number if the code is unknown."""
     try:
         return RequestCode(code).name
     except ValueError:
@@ -100,30 +101,31 @@ def request_name(code: int) -> str:
 
 # The deadline timer of a connection: one timer, set for the earliest deadline in the request table.
 #
-# The same timer detects a dead peer: no byte came for ``dead_after`` seconds, counted from the first request, long polls excepted,
-# that was written after the last byte. After a blocked loop requests get a grace before they time out, because their answers may be
-# in the socket: the loop first reads the bytes that are there. The number and the length of consecutive graces are limited.
+# The same timer detects a dead peer: no byte arrived for ``dead_after`` seconds, counted from the first request that was written
+# after the last received byte; long polls do not count. After the loop was blocked, requests get a grace period before they time
+# out, because their responses may be in the socket: the loop first reads the bytes that are there. The number and the length of
+# consecutive grace periods are limited.
 
 SCAN_GRAIN: Final = 0.02
-"""Minimum seconds between a scan and the next one that it schedules, so that one scan ends several late requests."""
+"""Minimum seconds between a scan and the next scan that it schedules, so that one scan ends several late requests."""
 BLOCKED_AFTER: Final = 0.02
-"""Seconds: a scan that is later than this shows that the loop was blocked."""
+"""If a scan runs more than this many seconds late, the loop was blocked."""
 GRACE_STEP: Final = 0.01
 MAX_GRACE: Final = 0.5
-"""Maximum seconds of one grace."""
+"""Maximum seconds of one grace period."""
 FULL_FROM: Final = 32 * 1024
-"""Number of unread bytes in the socket from which on its receive window may be full; more answers may then wait in the peer's
+"""With at least this many unread bytes in the socket, its receive window may be full, and more responses may wait in the peer's
 kernel.
 
 Linux opens a window of 64 KiB, of which the kernel's own accounting takes a part, and widens it for a process that reads.
 """
 MAX_DELAY: Final = 1.0
-"""Maximum seconds of consecutive graces while the socket is empty: in services where each iteration blocks the loop, no request
-would time out otherwise."""
+"""Maximum seconds of consecutive grace periods while the socket is empty. Without this limit, no request would time out in a
+service that blocks the loop in every iteration."""
 MAX_GRACES: Final = 32
-"""Maximum number of consecutive graces: an iteration of the loop reads 256 KiB, and the kernel keeps up to 8 MiB."""
+"""Maximum number of consecutive grace periods: an iteration of the loop reads 256 KiB, and the kernel keeps up to 8 MiB."""
 GRACE_AFTER_WRITE: Final = 0.1
-"""Seconds for the answer to a frame that was written after its deadline, because the loop was blocked."""
+"""Seconds that are allowed for the response to a frame that was written after its deadline because the loop was blocked."""
 
 
 class Deadlines:
@@ -131,12 +133,12 @@ class Deadlines:
 
     ``flush`` writes the gathered frames; ``die`` closes the connection as dead.
 
-    ``expire(now)`` ends the late requests and returns the earliest deadline of the others, infinity if there are none.
+    ``expire(now)`` ends the late requests and returns the earliest deadline of the other requests (infinity if there are none).
 
     Code that runs for each message or each read uses the public attributes directly, to save calls.
 
     Args:
-        unread: Number of bytes in the socket.
+        unread: Returns the number of unread bytes in the socket.
     """
 
     __slots__ = (
@@ -153,12 +155,13 @@ class Deadlines:
         unread: Callable[[], int],
     ) -> None:
         self.dead_after = dead_after
-        """Seconds of silence after ``silent_since`` from which the peer counts as dead."""
+        """Seconds of silence after ``silent_since`` after which the peer counts as dead."""
         self.at = inf
-        """A request with a deadline before this time calls ``arm``; -infinity after ``stop``."""
+        """The time for which the timer is set. The caller must call ``arm`` for a request with an earlier deadline. -infinity after
+        ``stop``."""
         self.silent_since = inf
-        """Time of the first write of a request, long polls excepted, since data was last received; infinity if there is
-        none."""
+        """Time at which a request was first written since data was last received; long polls do not count. Infinity if there was
+        no such write."""
         self.received = 0
         """Number of bytes received."""
         self._flush = flush
@@ -168,18 +171,18 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._grace: tuple[float, float, int] | None = None
-        """Start of the present grace, value of ``received`` that ends it, and value of ``received`` at its last step."""
+        """The current grace period: its start, the value of ``received`` that ends it, and that value at its last step."""
         self._graces = (0, inf)
-        """Number of graces since the last scan that judged deadlines, and the start of the first."""
+        """Number of grace periods since the last scan that ended late requests, and the start of the first of them."""
         self._next_step = inf
-        """Time of the next step of a grace."""
+        """Time of the next step of the grace period."""
 
     def arm(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         now = machine.monotonic()
         self.at = max(at, now)
-        # In a context of its own, since each scan sets the timer of the next.
+        # An empty context: each scan sets the timer of the next scan and would pass the context of one caller on for ever.
         self._timer = self._loop.call_later(self.at - now, self._scan, context=Context())
 
     def stop(self) -> None:
@@ -203,14 +206,15 @@ class Deadlines:
         if dead:
             self._die()
             return
-        self._flush()  # gathered frames will be written in any case: their requests must not count as unwritten
+        self._flush()  # gathered frames will be written in any case, so their requests must not count as unwritten
         earliest = min(self._expire(now), self.silent_since + self.dead_after)
         if earliest < self.at:
             self.arm(max(earliest, now + SCAN_GRAIN))
 
     def _more_to_read(self, now: float) -> bool:
-        """Return whether bytes that were in the socket at the end of a blocked iteration of the loop may still have to be read;
-        False at the limits of graces.
+        """Return whether bytes that were in the socket when the loop stopped being blocked may still be unread.
+
+        Return False at the limits of grace periods.
         """
         if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
             self._flush()

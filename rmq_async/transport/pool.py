@@ -1,9 +1,10 @@
 """One connection per address, made at first use and shared by all callers.
 
-All callers share one connect, which continues if a caller is cancelled; each waits until its own deadline. After a failed connect
-the address backs off (``Backoff``, a pure class) for one second at most, so that a dead broker costs neither a storm of SYNs nor
-the whole time of a send. One timer for the whole pool closes connections that were idle for ``idle_timeout``, and looks up names of
-the others again: a connection whose name leads elsewhere now is given up, and closed when its pending requests are answered.
+All callers share one connect, which continues if a caller is cancelled; each caller waits until its own deadline. After a failed
+connect the address backs off (``Backoff``, a pure class) for at most one second, so that a dead broker causes no storm of SYNs and
+does not use up the whole time of a send. One timer for the whole pool closes connections that were idle for ``idle_timeout``, and
+looks up the host names of the other connections again. If a name now resolves to other addresses, its connection takes no more
+requests, and is closed when its pending requests are answered.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ logger = logging.getLogger("rmq_async.transport")
 FIRST_BACKOFF: Final = 0.05
 MAX_BACKOFF: Final = 1.0
 MAX_BACKOFFS: Final = 256
-"""Least number of failed addresses from which on those are dropped whose back-off ended more than MAX_BACKOFF ago."""
+"""With at least this many failed addresses, addresses whose back-off ended more than MAX_BACKOFF ago are dropped."""
 MAX_LOST: Final = 1024
 """Maximum number of addresses for which the reason of the last lost connection is kept."""
 MIN_DEAD_AFTER: Final = 10.0
 MAX_RETIRED: Final = 30.0
-"""Maximum seconds for pending requests on a retired connection (GO_AWAY); most end earlier, by their own deadlines."""
+"""Maximum seconds that a retired connection stays open for its pending requests; most requests end earlier, by their own
+deadlines."""
 RETIRED_CHECK: Final = 0.1
 REPEATED_GO_AWAY: Final = 10.0
-"""Seconds after a GO_AWAY in which a second one makes the address back off."""
+"""If a second GO_AWAY arrives within this many seconds of the first, the address backs off."""
 
 
 LOOK_EVERY: Final = 600.0
 """Seconds after which the host name of an open connection is looked up again."""
 LOOK_SPACING: Final = 3.0
-"""Minimum seconds between two look-ups of a name because of trouble."""
+"""Minimum seconds between two look-ups of a name that failed requests cause."""
 LOOK_WITHIN: Final = 1.0
-"""Seconds from the beginning of such a look-up for which calls wait: the resolver may be what is in trouble."""
+"""Maximum seconds that calls wait for such a look-up, counted from its start: the failure may be in the resolver."""
 PROOF_SHARE: Final = 0.9
-"""Share of a connect's time for an answer of a server whose name has several addresses."""
+"""The share of the connect timeout within which a server must respond if its name has several addresses."""
 MAX_SIBLINGS: Final = 1024
 
 
@@ -69,8 +71,9 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Backoff:
-    """Decides when an address is retried: 50 ms after the first failure, twice as long after each further one, up to one
-    second.
+    """Decides when an address is retried.
+
+    The delay is 50 ms after the first failure and doubles with each further failure, up to one second.
 
     Attributes:
         reason: Text of the last failure.
@@ -89,14 +92,15 @@ class Backoff:
         self._until = now + self._delay
 
     def remaining(self, now: float) -> float:
-        """Return the seconds until the next attempt is allowed; 0 if it is allowed now."""
+        """Return the seconds until the next attempt is allowed. Return 0 if it is allowed now."""
         return max(0.0, self._until - now)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "host:port" or "[v6]:port".
+    """Return the host and the port of "host:port" or "[IPv6]:port".
 
-    Raise a permanent ConnectError for other texts: addresses come from routes.
+    Raises:
+        ConnectError: If the string has another form; the error is permanent. Addresses come from routes and may be anything.
     """
     found = host_and_port(address)
     if found is None:
@@ -106,10 +110,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class ConnectionPool:
-    """The connections of one client instance; it belongs to the loop that makes it.
+    """The connections of one client instance. A pool belongs to the loop that is running when it is made.
 
-    ``on_connected`` and ``on_closed`` are plain functions that are called with the connection, the latter when it takes no more
-    requests (because it is closed, or retired and still open for answers). ``on_request`` answers servers' requests.
+    ``on_connected`` and ``on_closed`` are plain functions that are called with the connection. ``on_closed`` is called when the
+    connection takes no more requests, because it is closed, or retired and still open for responses. ``on_request`` answers the
+    servers' requests.
 
     Args:
         tls: The result of ``client_context``.
@@ -136,31 +141,32 @@ class ConnectionPool:
             config.max_frame_size, config.header_type, max(MIN_DEAD_AFTER, 2 * config.request_timeout)
         )
         self.hooks = RequestHooks(config.credentials, config.namespace_v2)
-        """Hooks of the requests on its connections."""
+        """The hooks of all requests on the pool's connections."""
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self.open: dict[str, Connection] = {}
-        """The open connections by address, read-only for callers; a plain dict because it is read for every message."""
+        """The open connections by address. Callers must not change it. It is a plain dict because it is read for every message."""
         self._all: OrderedSet[Connection] = OrderedSet()
         self._answering: OrderedSet[asyncio.Task[None]] = OrderedSet()
-        """Tasks of closed connections that answered their servers' requests and have not ended yet."""
+        """Tasks of closed connections that were answering requests of the server and have not ended yet."""
         self._connecting: SingleFlight[Connection] = SingleFlight("connect")
         self._resolver = Resolver()
         self._looking: SingleFlight[bool] = SingleFlight("new look-up of")
         self._looks: dict[str, float] = {}
-        """Times (monotonic) at which the newest look-ups of name servers' names because of trouble began."""
+        """Address -> start (monotonic) of the newest look-up of its name by ``look_again``."""
         self._siblings: dict[str, str] = {}
-        """Addresses that names of name servers lead to -> these names, as "host:port"."""
+        """Address that the name of a name server resolves to -> the name server, as "host:port"."""
         self._backoffs: dict[str, Backoff] = {}
         self._max_backoffs = MAX_BACKOFFS
         self._lost: dict[str, str] = {}
-        """Why the last connection to an address was lost, unless this client closed it; only if the server had sent a byte."""
+        """Address -> why its last connection was lost. An address is included only if the server had sent a byte, and this client
+        did not close the connection."""
         self._stored_at = -inf
         """The newest ``stored_at`` of connections that are closed or retired."""
         self._retired: dict[Connection, asyncio.TimerHandle] = {}
-        """Retired connections (GO_AWAY), and the timers of the next check whether they can be closed."""
+        """Retired connection -> the timer of the next check whether it can be closed."""
         self._sent_away: dict[str, float] = {}
-        """Times of the last GO_AWAY, by address."""
+        """Address -> time (monotonic) of its last GO_AWAY."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -169,11 +175,11 @@ class ConnectionPool:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Open connections, and retired ones that wait for their last answers."""
+        """The open connections, and the retired connections that wait for their last responses."""
         return (*self.open.values(), *self._retired)
 
     def get(self, address: str) -> Connection | None:
-        """Return the open connection to ``address``, None if there is none; no I/O."""
+        """Return the open connection to ``address`` without I/O. Return None if there is none."""
         return self.open.get(address)
 
     def connecting(self, address: str) -> bool:
@@ -186,22 +192,20 @@ class ConnectionPool:
         return backoff is not None and backoff.remaining(machine.monotonic()) > 0
 
     def is_down(self, address: str) -> bool:
-        """Return whether ``address`` has no open connection, and either a failure there is remembered or a connect is under
-        way.
-        """
+        """Return whether ``address`` has no open connection, and either its last connect failed or a connect is under way."""
         return address not in self.open and (address in self._backoffs or address in self._connecting)
 
     def refusal(self, address: str) -> ConnectError | None:
-        """Return the error for callers that do not wait until the back-off ends; None without a back-off."""
+        """Return the error for callers that do not wait until the back-off ends. Return None if the address does not back off."""
         if not self.backing_off(address):
             return None
-        text = f"no connect to {address} until its back-off ends, within {MAX_BACKOFF:.3g} s: {self._backoffs[address].reason}"
+        text = f"{address} backs off for at most {MAX_BACKOFF:.3g} s before the next connect: {self._backoffs[address].reason}"
         return ConnectError(text, address=address)
 
     def trouble(self, address: str) -> str | None:
-        """Return the known reason why ``address`` cannot be reached; None if there is none, as before the first attempt.
+        """Return why ``address`` cannot be reached. Return None if no reason is known, for example before the first attempt.
 
-        This and ``last_stored`` may be called from any thread.
+        This method and ``last_stored`` may be called from any thread.
         """
         connection = self.open.get(address)
         if connection is not None and connection.has_received:
@@ -210,23 +214,23 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Return the time (monotonic) of a recent read in which a server confirmed a stored message; None if there is none."""
+        """Return the time (monotonic) of a recent read in which a server confirmed a stored message, or None if there is none."""
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 
     async def connect(self, address: str, timeout: float, wait: WaitFor[Connection] = Flight.wait) -> Connection:
-        """Return the connection to ``address``, made if necessary; several callers share one connect.
+        """Return the connection to ``address``; connect if it does not exist. Several callers share one connect.
 
         Args:
             wait: The function that waits for the connect.
 
         Raises:
-            ConnectError: If the connect, its look-up or its TLS handshake fails or lasts longer than ``connect_timeout``, and
-                for an address that is malformed or not allowed.
+            ConnectError: If the connect, the look-up or the TLS handshake fails or takes longer than ``connect_timeout``, or if
+                the address is malformed or not allowed.
             ConnectionLostError: If the new connection is lost immediately.
-            RequestTimeoutError: After ``timeout`` seconds, which include a back-off.
+            RequestTimeoutError: If there is no connection after ``timeout`` seconds, which include a back-off.
             ClientStateError: If the client stops.
-            ForkedError: In a forked process.
+            ForkedError: If the process is a fork of the one that made the pool.
         """
         deadline = machine.monotonic() + timeout
         check_not_forked(self._generation)
@@ -242,7 +246,7 @@ class ConnectionPool:
                 return connection
 
     def too_late(self, address: str, seconds: float) -> RequestTimeoutError:
-        """Return the error of a caller that got no connection within ``seconds``."""
+        """Return the error for a caller that got no connection within ``seconds``."""
         backoff = self._backoffs.get(address)
         if backoff is None:
             text = f"no connection to {address} within {seconds:.3g} s; check that the server runs, or raise the timeout"
@@ -255,10 +259,10 @@ class ConnectionPool:
 
         Raises:
             ClientStateError: If the client stops.
-            ConnectError: For an address that is malformed or not allowed.
+            ConnectError: If the address is malformed or not allowed.
         """
         if self._closing:
-            text = f"no connect to {address}: the client is stopping or stopped; start it again"
+            text = f"cannot connect to {address}: the client is stopping or stopped; start it again"
             raise ClientStateError(text, address=address)
         if address not in self._connecting:
             host, _ = split_address(address)
@@ -275,14 +279,14 @@ class ConnectionPool:
         calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
         sent_away: RemotingCommand | None = None,
     ) -> RemotingCommand:
-        """Connect if necessary, send one request and return its answer, of any code, within ``timeout`` seconds.
+        """Connect if necessary, send one request and return the response, whatever its code, within ``timeout`` seconds.
 
-        A server that answers GO_AWAY has not processed the request, so it is sent once more over a new connection; if the
-        connect ends with ConnectError or RequestTimeoutError, the GO_AWAY is returned. Raises as ``connect`` and
-        ``Connection.request`` do.
+        A server that responds with GO_AWAY has not processed the request, so the request is sent once more over a new connection.
+        If that connect fails with ConnectError or RequestTimeoutError, the GO_AWAY response is returned. The method raises the
+        errors of ``connect`` and ``Connection.request``.
 
         Args:
-            sent_away: The GO_AWAY that answered an earlier attempt; then there is only one more attempt.
+            sent_away: The GO_AWAY response to an earlier attempt. If given, only one more attempt is made.
         """
         deadline = machine.monotonic() + timeout
         response = sent_away
@@ -306,10 +310,10 @@ class ConnectionPool:
     # -- names
 
     async def look_again(self, address: str, timeout: float) -> bool:
-        """Look up the host name of an open connection again, unless that was done a moment ago.
+        """Look up the host name of an open connection again, unless it was looked up a moment ago.
 
-        If it leads elsewhere now, give the connection up; return whether it was given up. Return False for an IP address,
-        without a connection, and if the look-up fails or lasts too long.
+        If the name no longer resolves to the connection's address, retire the connection and return True. Return False otherwise,
+        also if ``address`` is an IP address or has no connection, or if the look-up fails or takes too long.
         """
         connection, host, now = self.open.get(address), _host_of(address), machine.monotonic()
         if connection is None or self._resolver.age(host) < LOOK_SPACING or is_ip(host):
@@ -329,15 +333,15 @@ class ConnectionPool:
         try:
             found = await self._resolver.addresses(host, machine.monotonic() + self._config.connect_timeout)
         except (OSError, ValueError) as error:
-            logger.debug("%s: its name was not found again: %s", connection.address, error)
+            logger.debug("%s: a repeated look-up of the host name failed: %s", connection.address, error)
             return False
         if connection.ip in found or self.open.get(connection.address) is not connection:
             return False
-        self._give_up(connection, f"its name leads to {', '.join(found[:4])} now")
+        self._give_up(connection, f"the host name now resolves to {', '.join(found[:4])}")
         return True
 
     def siblings(self, address: str) -> list[str]:
-        """Return the other addresses that the name of a name server leads to, each as an address of its own."""
+        """Return the IP addresses that the host name of a name server resolves to, except the connected one, each with the port."""
         host, connection = _host_of(address), self.open.get(address)
         known = self._resolver.known(host)
         if len(known) < 2 or connection is None:
@@ -350,9 +354,9 @@ class ConnectionPool:
         return found
 
     def lead(self, sibling: str) -> str:
-        """Make the name lead to one of its ``siblings`` first, and give up the connection to another.
+        """Prefer ``sibling``, one of the ``siblings`` of a name server's address, and retire the connection to another sibling.
 
-        Return the name's address. Any other address is returned as it is.
+        Return the name server's address. If ``sibling`` belongs to no name server, change nothing and return it.
         """
         address = self._siblings.get(sibling)
         if address is None:
@@ -363,11 +367,11 @@ class ConnectionPool:
         return address
 
     async def aclose(self, timeout: float = 0.0) -> None:
-        """Wait up to ``timeout`` seconds for pending requests, close all connections, and wait until sockets and tasks have
-        ended.
+        """Wait at most ``timeout`` seconds for pending requests, close all connections, and wait until their sockets are closed and
+        the pool's tasks have ended.
 
         Raises:
-            ForkedError: In a forked process.
+            ForkedError: If the process is a fork of the one that made the pool.
         """
         self._closing = True
         check_not_forked(self._generation)
@@ -386,12 +390,12 @@ class ConnectionPool:
                 connection.close(CloseReason.LOCAL)
         ending: list[asyncio.Future[Any]] = [*tasks, *self._answering, *[connection.closed for connection in self._all]]
         if ending:
-            await asyncio.wait(ending)  # unlike gather() it does not cancel the tasks when it is cancelled itself
+            await asyncio.wait(ending)  # unlike gather(), wait() does not cancel the tasks if it is cancelled
 
     # -- inside
 
     async def _connect(self, address: str) -> Connection:
-        """Connect for all callers; after a failure the address backs off."""
+        """Connect on behalf of all callers. After a failure the address backs off."""
         try:
             backoff = self._backoffs.get(address)
             if backoff is not None:
@@ -403,7 +407,11 @@ class ConnectionPool:
             raise
 
     async def _open(self, address: str) -> Connection:
-        """Connect to the first address of the host that accepts, within ``connect_timeout``. Raises ConnectError."""
+        """Connect to the first address of the host that accepts, within ``connect_timeout``.
+
+        Raises:
+            ConnectError: If the look-up or all connects fail, or take too long.
+        """
         host, port = split_address(address)
         timeout = self._config.connect_timeout
         deadline = machine.monotonic() + timeout
@@ -424,14 +432,14 @@ class ConnectionPool:
                 f"no connection to {address} within {timeout:.3g} s (connect_timeout)", address=address
             ) from error
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be resolved
-            # A text: the error itself would be a variable of a frame in its own traceback.
+            # Keep the text only: a variable with the error would form a cycle through the frame in the error's traceback.
             why = system_text(error) if self._tls is None else handshake_reason(error)
             raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
 
     async def _open_at(self, address: str, ip: str, host: str, port: int) -> Connection:
         """Connect to ``ip``, an address of ``host``.
 
-        The server's certificate must be for ``server_hostname``, by default ``host``.
+        The server's certificate must match ``server_hostname``. The default is the host name that was configured or looked up.
         """
         connection = Connection(
             address,
@@ -451,21 +459,21 @@ class ConnectionPool:
                     lambda: connection, ip, port, ssl=self._tls, server_hostname=name, ssl_shutdown_timeout=SHUTDOWN_TIMEOUT
                 )
         except BaseException:
-            # The loop has closed the socket; uvloop does so without calling the protocol, so nothing may wait for that.
+            # The loop has closed the socket. uvloop does not call the protocol in this case, so nothing may wait for that call.
             connection.close(CloseReason.RESET)
             raise
         return connection
 
     async def _prove(self, connection: Connection, timeout: float) -> None:
-        """Wait for any answer of the server.
+        """Wait for any response of the server.
 
         Raises:
-            OSError: If none comes.
+            OSError: If no response arrives.
         """
         try:
             await connection.request(_question(connection.address in self._name_servers), timeout)
         except RocketMQError as error:
-            text = f"{connection.ip} accepted the connection and did not answer"
+            text = f"{connection.ip} accepted the connection but did not respond"
             raise OSError(text if isinstance(error, RequestTimeoutError) else f"{text}: {error}") from None
 
     def _check_allowed(self, address: str, host: str) -> None:
@@ -496,7 +504,7 @@ class ConnectionPool:
     def _retire(self, connection: Connection) -> None:
         """Retire a connection after GO_AWAY.
 
-        A new connection may reach another server at the address; after a repeated GO_AWAY the address backs off.
+        A new connection may reach another server at the same address. After a repeated GO_AWAY the address backs off.
         """
         address = connection.address
         if self.open.get(address) is not connection:
@@ -511,13 +519,13 @@ class ConnectionPool:
             self._back_off(address, "it sends its clients away")
         else:
             self._backoffs.pop(address, None)
-        logger.info("%s sends its clients away, %d requests still wait for their answers", address, connection.pending)
+        logger.info("%s sends its clients away (GO_AWAY); %d requests still wait for responses", address, connection.pending)
         if self._on_closed is not None:
             self._on_closed(connection)
 
     def _give_up(self, connection: Connection, why: str) -> None:
-        """Retire a connection to an address that its name should not lead to any more."""
-        text = "the connection of %s to %s is given up, %d requests still wait for their answers: %s"
+        """Retire a connection to an IP address that its host name should no longer resolve to."""
+        text = "giving up the connection of %s to %s; %d requests still wait for responses: %s"
         logger.info(text, connection.address, connection.ip, connection.pending, why)
         connection.drain()
         self._part_with(connection, CloseReason.LOCAL)
@@ -526,7 +534,7 @@ class ConnectionPool:
             self._on_closed(connection)
 
     def _part_with(self, connection: Connection, reason: CloseReason) -> None:
-        """Take a connection out of use, and close it when its pending requests are answered."""
+        """Take a connection out of use. It is closed when its pending requests are answered, or after MAX_RETIRED seconds."""
         del self.open[connection.address]
         self._stored_at = max(self._stored_at, connection.stored_at)
         self._schedule_check(connection, reason, machine.monotonic() + MAX_RETIRED)
@@ -553,8 +561,11 @@ class ConnectionPool:
                 self._backoffs.pop(connection.address, None)
                 own = connection.close_reason in (CloseReason.LOCAL, CloseReason.IDLE)
                 self._note_lost(connection.address, None if own else connection.close_text())
-            elif connection.close_reason not in (CloseReason.LOCAL, CloseReason.IDLE):  # it was accepted, and no byte came
-                self._back_off(connection.address, f"it accepted a connection and said nothing: {connection.close_text()}")
+            elif connection.close_reason not in (
+                CloseReason.LOCAL,
+                CloseReason.IDLE,
+            ):  # the server accepted it but sent no byte
+                self._back_off(connection.address, f"it accepted a connection but sent nothing: {connection.close_text()}")
             if self._on_closed is not None:
                 self._on_closed(connection)
 
@@ -568,7 +579,7 @@ class ConnectionPool:
 
     def _back_off(self, address: str, reason: str) -> None:
         now = machine.monotonic()
-        if len(self._backoffs) >= self._max_backoffs:  # routes may name other addresses every time
+        if len(self._backoffs) >= self._max_backoffs:  # each route may contain new addresses
             self._backoffs = {each: backoff for each, backoff in self._backoffs.items() if backoff.remaining(now - MAX_BACKOFF)}
             self._max_backoffs = max(MAX_BACKOFFS, 2 * len(self._backoffs))
         self._backoffs.setdefault(address, Backoff()).failed(now, reason)
@@ -588,7 +599,7 @@ class ConnectionPool:
         self._idle_timer = self._loop.call_later(min(self._config.idle_timeout, LOOK_EVERY) / 4, self._close_idle)
 
     def _look_if_due(self, connection: Connection) -> None:
-        """Start a look-up in the background if the newest one of a connection's name is too old."""
+        """Start a look-up of a connection's host name in the background if the last look-up is too old."""
         host = _host_of(connection.address)
         if inf > self._resolver.age(host) >= LOOK_EVERY:
             self._looking.start(connection.address, lambda: self._look_again(connection, host))
@@ -600,12 +611,12 @@ def _host_of(address: str) -> str:
 
 
 def _question(name_server: bool) -> RemotingCommand:
-    """Return a request that changes nothing: for a route, or a heartbeat without groups."""
+    """Return a request that changes nothing: a request for a route to a name server, or a heartbeat without groups to a broker."""
     if name_server:
         return request_of(GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True))
     return RemotingCommand(code=RequestCode.HEART_BEAT, body=encode_heartbeat(HeartbeatData("rmq_async")))
 
 
 def _drop(connection: Connection) -> None:
-    """Close a connection that is not used, because one to another address of the host is."""
+    """Close a connection that is not needed, because a connection to another address of the host is used."""
     connection.close(CloseReason.LOCAL)

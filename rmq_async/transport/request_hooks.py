@@ -1,8 +1,8 @@
 """The steps of a request that is not made from a template, before it is written: namespace, users' hooks, signature.
 
 A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Templates are used only without
-hooks and namespace (``only_sign``); those of sends sign their frames themselves. Functions in ``on_change`` are called when a
-hook is added or removed.
+hooks and namespace (``only_sign``); send templates sign their own frames. Functions in ``on_change`` are called when a hook is
+added or removed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RequestHooks:
     """The hooks of one connection pool.
 
     Args:
-        namespace: The value that each request gets in the extField ``ns``, as from Java's ``NamespaceRpcHook``; None adds
-            nothing.
+        namespace: The value of the extField ``ns``, which is added to each request as in Java's ``NamespaceRpcHook``. None adds
+            no field.
     """
 
     __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change", "only_sign")
@@ -36,9 +36,9 @@ class RequestHooks:
         self._namespace = namespace
         self._hooks: tuple[RequestHook, ...] = ()
         self._uses: dict[RequestHook, int] = {}
-        """Number of ``add`` calls of each hook: producers of one client may share a hook, which is called once for a request."""
+        """Number of ``add`` calls for each hook. Producers of one client may share a hook; it is called once for each request."""
         self.active = credentials is not None or namespace is not None
-        """Whether requests need ``hooked``. A plain attribute: it is read for every request."""
+        """Whether requests need ``hooked``. It is a plain attribute because it is read for every request."""
         self.only_sign = namespace is None
         """Whether requests need at most a signature, which send templates can make."""
         self.on_change: list[Callable[[], None]] = []
@@ -48,17 +48,17 @@ class RequestHooks:
         self._change()
 
     def remove(self, hook: RequestHook) -> None:
-        """Undo one ``add``. The hook still gets ``after`` of requests that are pending."""
+        """Undo one ``add``. The ``after`` of the hook is still called for pending requests."""
         self._uses[hook] -= 1
         if not self._uses[hook]:
             del self._uses[hook]
         self._change()
 
     def hooked(self, address: str, command: RemotingCommand) -> HookedRequest:
-        """Return the request as it is to be written; ``command`` itself is not changed.
+        """Return the request in the form in which it must be written. ``command`` itself is not changed.
 
         Raises:
-            LocalProtocolError: For a text that cannot be signed.
+            LocalProtocolError: If a field cannot be signed.
         """
         ext: dict[str, str | None] = dict(command.ext_fields or {})
         if self._namespace is not None:
@@ -69,7 +69,7 @@ class RequestHooks:
             kept = msgspec.structs.replace(command, ext_fields=dict(command.ext_fields or {}))
             call_hook(hook.before, address, command)
             if (fault := _undo(command, kept)) is not None:
-                text = f"hook {hook!r} {fault}; the request is sent without that change"
+                text = f"hook {hook!r} {fault}; the request is sent without this change"
                 report(text, TypeError(text))
         if self._credentials is not None:
             command.ext_fields = {**sign(self._credentials, command.ext_fields, (command.body,))}
@@ -84,7 +84,7 @@ class RequestHooks:
 
 
 class HookedRequest(msgspec.Struct):
-    """A request after the ``before`` of its hooks; ``finish`` calls their ``after``, once."""
+    """A request whose hooks have been called with ``before``. ``finish`` calls ``after`` of each hook once."""
 
     address: str
     command: RemotingCommand
@@ -98,15 +98,15 @@ class HookedRequest(msgspec.Struct):
                 call_hook(hook.after, self.address, self.command, response, error)
 
     def receiver(self, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> Receiver:
-        """Return a receiver that calls the hooks before it passes the answer on, or ``receiver`` itself if there are no hooks.
+        """Return a receiver that calls the hooks before it passes the response on. Return ``receiver`` itself without hooks.
 
-        ``read`` makes a command of the answer.
+        ``read`` converts the response to a RemotingCommand for the hooks.
         """
         return _HookedReceiver(self, receiver, read) if self.hooks else receiver
 
 
 class _HookedReceiver:
-    """A receiver that is not ``done`` until its hooks are called, so that they get the answer even if the caller was
+    """A receiver that is not ``done`` until its hooks have been called, so that the hooks get the response even if the caller was
     cancelled.
     """
 
@@ -132,17 +132,17 @@ class _HookedReceiver:
 
     def cancel(self) -> None:
         """Call the hooks with a CancelledError, and do not call the receiver."""
-        self._request.finish(None, asyncio.CancelledError("the caller does not wait for the answer any more"))
+        self._request.finish(None, asyncio.CancelledError("the caller no longer waits for the response"))
 
 
 def cancel_hooked(receiver: Receiver) -> None:
-    """Call the hooks of a request that was removed from its table before it was answered."""
+    """Call the hooks of a request that was removed from its table before its response arrived."""
     if isinstance(receiver, _HookedReceiver):
         receiver.cancel()
 
 
 def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
-    """Revert changes that a hook may not make; return a text about the last one, None if there are none."""
+    """Revert the changes that a hook may not make. Return a text about the last of these changes, or None if there are none."""
     fault = None
     for name in command.__struct_fields__:
         if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):
@@ -170,7 +170,7 @@ def _sound(ext: object) -> bool:
 
 
 def call_hook(hook: Callable[..., object], *arguments: Any) -> None:
-    """Call a user's hook. An exception goes to the loop's exception handler, KeyboardInterrupt out of the loop."""
+    """Call a user's hook. An Exception is passed to the loop's exception handler; KeyboardInterrupt is raised out of the loop."""
     try:
         hook(*arguments)
     except BaseException as error:  # noqa: BLE001 - reported; the message is sent all the same

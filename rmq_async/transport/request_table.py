@@ -1,11 +1,11 @@
 """The sending half of a connection: requests by opaque, frames that are held back, and the deadline of each request.
 
-To be cheap, a request has one future and one table entry; no Task, no timer, no ``wait_for``. One timer per connection is set for
-the earliest deadline. This module has no socket: frames go to the write coalescer.
+To be cheap, a request has one future and one table entry, but no task, no timer and no ``wait_for``. One timer per connection is
+set for the earliest deadline. This module has no socket: frames go to the write coalescer.
 
-Bounds: at most as many sends are on the wire as the connection's ``SendWindow`` and the producer's ``broker_window`` allow, further
-ones are held in their order; while the transport has paused writing, because the peer does not read, every request is held. The
-frame of a held request that times out or is cancelled is dropped.
+The number of sends on the wire is limited by the connection's ``SendWindow`` and the producer's ``broker_window``; further sends
+are held in their order. While the transport has paused writing because the peer does not read, every request is held. If a held
+request times out or is cancelled, its frame is dropped.
 """
 
 from __future__ import annotations
@@ -41,16 +41,14 @@ _OPAQUES: Final = range(FIRST_OPAQUE, LAST_OPAQUE + 1)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 LEAST_WRITTEN: Final = 0.2
-"""Seconds that a send which was held has for its answer, if its call has as many."""
+"""Minimum seconds that a send which was held has for its response, if its call has as much time left."""
 MOST_MADE_UP: Final = 1.0
 FEW: Final = 16
-"""Oldest entries among which a send is looked for: there may be thousands of long polls."""
+"""Number of the oldest entries that are searched for a send; without a limit the search could pass thousands of long polls."""
 
 
 class Remainder(NamedTuple):
-    """The entries that were left in a table when its connection closed: requests without an answer, and callbacks of one-way frames
-    that were held.
-    """
+    """The entries left in a table when its connection closed: unanswered requests, and the callbacks of held one-way frames."""
 
     requests: list[Pending]
     oneways: list[OnewayCallback]
@@ -68,8 +66,9 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 
 
 def _make_up(pending: Pending, now: float) -> None:
-    """Give a held request whose deadline passed while the loop was blocked as much more time, once, MOST_MADE_UP seconds at
-    most: its window could not open.
+    """Extend the deadline of a held request once by the time that the loop was blocked after it, at most by MOST_MADE_UP seconds.
+
+    The window of the request could not open during that time.
     """
     if pending.sequence == 0:
         pending.sequence = -1
@@ -80,19 +79,19 @@ def _make_up(pending: Pending, now: float) -> None:
 class RequestTable:
     """The requests of one connection.
 
-    A request leaves the table with its answer, at the deadline of its call (of its attempt, if its frame was not written), when
-    its caller or its owner gives it up, or when the connection closes.
+    A request leaves the table when its response arrives, at the deadline of its call (or of its attempt, if its frame was not
+    written), when its caller or its owner gives it up, or when the connection closes.
 
     ``lost(written, code)`` returns the error of a request on a connection that is not open; ``code`` is None for a request that
     did not enter the table.
 
     The connection uses ``entries``, ``writer``, ``deadlines``, ``is_open`` and ``last_used`` directly, for each read or for each
-    answer, to save calls.
+    response, to save calls.
 
     Args:
-        die: Called after ``dead_after`` seconds of silence, which begins when the first request, long polls excepted, is
-            written after the last received byte. ``unread()`` returns the number of bytes that the kernel has received and the
-            loop has not read.
+        die: Called after ``dead_after`` seconds of silence. Silence begins with the first request that is written after the last
+            received byte; long polls do not count.
+        unread: Returns the number of bytes that the kernel has received and the loop has not read.
     """
 
     __slots__ = (
@@ -112,30 +111,30 @@ class RequestTable:
     ) -> None:
         self.address = address
         self.is_open = False
-        """Whether it takes requests. A plain attribute: it is read for every message."""
+        """Whether the table takes requests. It is a plain attribute because it is read for every message."""
         self.last_used = machine.monotonic()
         self.entries: dict[int, Pending] = {}
         """Requests whose frames are written or gathered, by opaque."""
         self.opaques: Iterator[int] = iter(_OPAQUES[1:])
-        """The opaques that are left before they start again. ``next(opaques, 0)`` takes half the time of ``next_opaque``, which
-        replaces an iterator that is exhausted."""
+        """The remaining opaques before the numbers start again. ``next(opaques, 0)`` takes half the time of ``next_opaque``, which
+        replaces an exhausted iterator."""
         self.untyped = 0
         """Number of ``entries`` that are not sends."""
         self.held: OrderedDict[int, HeldFrame] = OrderedDict()
-        """Sends and one-way frames that are held back, in their order."""
+        """Sends and one-way frames that are held back, in the order in which they will be written."""
         self.window = SendWindow()
         self.limit = self.window.size
-        """The size of ``window``. A plain attribute: it is read for every message."""
+        """The size of ``window``. It is a plain attribute because it is read for every message."""
         self.writer = WriteCoalescer(self._before_write, self._count_sends)
         self.deadlines = Deadlines(dead_after, self.writer.push, self._end_late, die, unread)
         self._lost = lost
         self._expects_answer = False
         self._sequence = 0
         self._flushed = 0
-        self._others = 0  # requests so far that are not sends
-        self._unanswered = 0  # sends that left ``entries`` without an answer
+        self._others = 0  # number of requests so far that are not sends
+        self._unanswered = 0  # number of sends that left ``entries`` without a response
         self._held_control: OrderedDict[int, HeldFrame] = OrderedDict()
-        """Control requests that are held back; they leave before ``held``."""
+        """Control requests that are held back; they are released before the frames in ``held``."""
         self._held_oneways = 0
         self._held_oneway_bytes = 0
         self._window = 1 << 30
@@ -143,7 +142,7 @@ class RequestTable:
     def require_open(self) -> None:
         """Raise ConnectionLostError unless the table takes requests.
 
-        Called before a frame is signed: a traceback that shows variables would show the signature.
+        Call it before a frame is signed, because a traceback that shows variables would show the signature.
         """
         if not self.is_open:
             raise self._lost(False, None)
@@ -162,25 +161,25 @@ class RequestTable:
 
     @property
     def unanswered(self) -> int:
-        """Number of requests of any kind without an answer, including those held back."""
+        """Number of unanswered requests of any kind, including held requests."""
         return len(self.entries) + len(self._held_control) + len(self.held) - self._held_oneways
 
     @property
     def buffered_bytes(self) -> int:
         """Number of bytes of gathered frames and of held one-way frames.
 
-        Held requests are left out: their senders count them.
+        Held requests do not count here, because their senders count them.
         """
         return self.writer.gathered_bytes + self._held_oneway_bytes
 
     def oldest_of(self, owner: object, since: int = 0) -> tuple[int, int]:
-        """Return the opaque of the owner's oldest request without an answer (0: none), and the newest opaque given out.
+        """Return the opaque of the owner's oldest unanswered request (0 if there is none), and the newest opaque given out.
 
-        Opaques rise until they start again, so a caller that kept the newest one of an earlier call can see whether the oldest
-        request is older than that call.
+        Opaques rise until the numbers start again, so a caller that keeps the newest opaque of an earlier call can tell whether the
+        oldest request is older than that call.
 
         Args:
-            since: An opaque at which the search may begin, because the owner has no request with a lower one.
+            since: The opaque at which the search may begin, because the owner has no request with a lower opaque.
         """
         newest = LAST_OPAQUE - length_hint(self.opaques)
         oldest = _oldest_of(owner, self.entries, since, newest) or _oldest_of(owner, self.held, since, newest)
@@ -198,10 +197,10 @@ class RequestTable:
     def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending, *, alone: bool = False) -> None:
         """Enter a request that is not a send.
 
-        It is not held for a window, only while the peer does not read.
+        The request is held only while the peer does not read, never for a window.
 
         Args:
-            alone: True writes it immediately unless other frames are gathered.
+            alone: True writes the frame immediately unless other frames are gathered.
         """
         if not self.is_open:
             self.require_open()
@@ -228,13 +227,13 @@ class RequestTable:
     ) -> int:
         """Start a pull from a template and return its opaque.
 
-        The receiver gets a PullReply for messages in a JSON answer, else a RemotingCommand.
+        The receiver gets a PullReply for a response with a JSON header and messages, else a RemotingCommand.
 
-        The frame is written immediately unless others are gathered or the peer does not read: the caller is about to decode the
-        previous answer, and the peer should work meanwhile.
+        The frame is written immediately unless other frames are gathered or the peer does not read: the caller is about to decode
+        the previous response, and the peer should work meanwhile.
 
         Args:
-            gather: True writes it at the end of the iteration, together with others; for callers that start several pulls.
+            gather: True writes the frame at the end of the iteration, together with others. Use it to start several pulls.
         """
         opaque = self.next_opaque()
         pending = Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True)
@@ -253,9 +252,8 @@ class RequestTable:
     ) -> Pending:
         """Enter the send of one message and return the entry.
 
-        It does the work of ``start_send`` with fewer calls, because it runs for each message.
-
-        The caller must have called ``require_open``, or read ``is_open``, before it made the frame.
+        This method does the work of ``start_send`` with fewer calls, because it runs for each message. The caller must have called
+        ``require_open``, or read ``is_open``, before it made the frame.
         """
         if deadline < self.deadlines.at:
             self.deadlines.arm(deadline)
@@ -268,12 +266,12 @@ class RequestTable:
             self._hold(opaque, parts, pending, window)
             return pending
         self._sequence = sequence = self._sequence + 1
-        # Made here, because setting a field of a Struct later costs as much as making the Struct.
+        # The Struct is made here with its sequence: setting a field later costs as much as making the Struct.
         entries[opaque] = pending = Pending(receiver, deadline, call_deadline, _SEND, owner, sequence, opaque)
         self._expects_answer = True
         frames = writer.frames
         if len(frames) < writer.room and parts.__class__ is bytes:
-            frames.append(parts)  # what queue does, nearly always
+            frames.append(parts)  # nearly always, queue would do only this
         elif not frames and len(entries) == 1:
             writer.write(parts)
         else:
@@ -284,7 +282,8 @@ class RequestTable:
         """Enter a send of any kind.
 
         Args:
-            parts: Its frame, made with ``opaque``, an opaque of this table.
+            opaque: An opaque of this table.
+            parts: The frame, which was made with ``opaque``.
         """
         if not self.is_open:
             self.require_open()
@@ -306,9 +305,9 @@ class RequestTable:
     def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
         """Queue a one-way frame.
 
-        ``written(cost)`` is called when it is written and the transport is not paused, or when it will never be written.
+        ``written(cost)`` is called when the frame is written and the transport is not paused, or when the frame is dropped.
 
-        The frame keeps its place in the order of the sends, so it is held while sends are held.
+        The frame keeps its position in the order of the sends, so it is held while sends are held.
         """
         self.require_open()
         if self.writer.paused or self.held:
@@ -326,18 +325,18 @@ class RequestTable:
         return self.is_open and not self.writer.paused and not self.held
 
     def when_written(self, written: Callable[[int], None]) -> None:
-        """Call ``written(0)`` when all frames queued until the next write are written and the transport is not paused, or when
-        they are dropped.
+        """Call ``written(0)`` when all frames that are queued before the next write have been written and the transport is not
+        paused, or when these frames are dropped.
         """
         self.writer.when_written(written, 0)
 
     def submit_single_oneway(self, template: SendTemplate, born_ms: bytes, properties: str, body: bytes, flag: int) -> None:
-        """Queue the one-way frame of one message, provided that ``takes_oneways`` is true."""
+        """Queue the one-way frame of one message. ``takes_oneways()`` must be true."""
         opaque = next(self.opaques, 0) or self.next_opaque()
         parts = template.parts(opaque, born_ms, properties, body, 0, flag)
         writer = self.writer
         if len(writer.frames) < writer.room and parts.__class__ is bytes:
-            writer.frames.append(parts)  # what queue does, nearly always
+            writer.frames.append(parts)  # nearly always, queue would do only this
         else:
             writer.queue(parts)
 
@@ -351,31 +350,31 @@ class RequestTable:
             self._expects_answer = True
 
     def _hold(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Hold a send's frame until the peer reads and has answered enough sends for the window."""
+        """Hold the frame of a send until the peer reads and has answered enough sends for the window."""
         if not self.held:
             self._begin_holding()
         self._window = window
         self.held[opaque] = HeldFrame(parts, pending)
 
     def _begin_holding(self) -> None:
-        """Let the window count and time the answers from now on."""
+        """Let the window count and time the responses from now on."""
         entries = self.entries
         if self.window.timed not in entries:
-            self.window.timed = 0  # it was answered while none were held
+            self.window.timed = 0  # this send was answered while no sends were held
         oldest = (each for each, pending in islice(entries.items(), FEW) if pending.typed)
         self.window.holds(self._count_answers(), machine.monotonic(), oldest)
 
     # -- requests leave
 
     def take(self, opaque: int) -> Pending | None:
-        """Remove and return the entry of an answer; return None if there is none."""
+        """Remove and return the entry with ``opaque``. Return None if there is none."""
         pending = self.entries.pop(opaque, None)
         if pending is not None and not pending.typed:
             self.untyped -= 1
         return pending
 
     def forget(self, opaque: int) -> None:
-        """Remove a request whose caller does not wait for the answer any more; a held frame is dropped."""
+        """Remove a request whose caller no longer waits for the response. If its frame is held, it is dropped."""
         pending = self._remove(opaque)
         self.release_held()
         if pending is not None:
@@ -387,7 +386,7 @@ class RequestTable:
 
     def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
         """End every request of ``owner`` with an error of its own, the result of ``error(written)``."""
-        self.writer.push()  # gathered frames leave in any case
+        self.writer.push()  # gathered frames will be written in any case, so their requests count as written
         ended = [item for item in self.entries.items() if item[1].owner is owner]
         for held in (self.held, self._held_control):
             ended += [(opaque, each.pending) for opaque, each in held.items() if each.pending and each.pending.owner is owner]
@@ -399,11 +398,11 @@ class RequestTable:
         self.release_held()
 
     def was_written(self, pending: Pending) -> bool:
-        """Return whether the frame has been given to the transport, so that the peer may have it."""
+        """Return whether the request's frame has been passed to the transport, so that the peer may have received it."""
         return 0 < pending.sequence <= self._flushed
 
     def take_all(self) -> Remainder:
-        """Empty the table when its connection closes, and return the entries for ``end``."""
+        """Empty the table when its connection closes, and return its entries for ``end``."""
         frames = [*self.held.values(), *self._held_control.values()]
         held = [frame.pending for frame in frames if frame.pending is not None]
         unfinished = Remainder([*self.entries.values(), *held], [frame.oneway for frame in frames if frame.oneway is not None])
@@ -414,7 +413,7 @@ class RequestTable:
         return unfinished
 
     def end(self, unfinished: Remainder) -> None:
-        """End the entries that ``take_all`` returned: requests with an error of their own, one-way frames with their callbacks."""
+        """Give each request that ``take_all`` returned an error of its own, and call the callbacks of the one-way frames."""
         for pending in unfinished.requests:
             if not pending.receiver.done():
                 pending.receiver.set_exception(self._lost(self.was_written(pending), pending.code))
@@ -425,24 +424,24 @@ class RequestTable:
     # -- held frames
 
     def answers_came(self) -> None:
-        """Adjust the window to the answers of one read and queues held frames; called while sends are held."""
+        """Adjust the window to the responses of one read and queue held frames. Call it while sends are held."""
         self.window.came(self._count_answers(), self.last_used, self.entries)
         self.limit = self.window.size
         self.release_held()
 
     def adjust(self, answers: int, seconds: float) -> None:
-        """Adjust the window to one answer after ``seconds``, which stands for ``answers``."""
+        """Adjust the window to one response that arrived after ``seconds`` and counts as ``answers`` responses."""
         self.window.measured(seconds)
         self.window.answered(answers)
         self.limit = self.window.size
 
     def busy(self, pending: Pending) -> None:
-        """Narrow the window, because the broker answered "busy" to a request that has left the table."""
+        """Narrow the window because the broker answered "busy" to ``pending``, which has left the table."""
         self.window.busy(pending.sequence, self._sequence, self._count_sends() + 1)
         self.limit = self.window.size
 
     def release_held(self) -> None:
-        """Queue held frames, as many as the peer and the window allow."""
+        """Queue as many held frames as the peer and the window allow."""
         held, control, writer = self.held, self._held_control, self.writer
         while control and not writer.paused:
             self._release(*control.popitem(last=False))
@@ -459,7 +458,8 @@ class RequestTable:
             pending, now = frame.pending, machine.monotonic()
             if pending.deadline < now:
                 _make_up(pending, now)
-            # It may have waited for most of its attempt's time. Sent again to another broker at once, it would be stored twice.
+            # The send may have waited for most of its attempt's time. If the attempt ended now, a retry at another broker would
+            # store the message twice.
             pending.deadline = max(pending.deadline, min(now + LEAST_WRITTEN, pending.call_deadline))
             self._enter(opaque, pending)
             if not self.window.timed and pending.typed:
@@ -467,7 +467,7 @@ class RequestTable:
         self.writer.queue(frame.parts)
 
     def _remove(self, opaque: int) -> Pending | None:
-        """Remove and return a request that gets no answer; its frame is dropped if it is held."""
+        """Remove and return a request that gets no response. If its frame is held, it is dropped."""
         pending = self.take(opaque)
         if pending is not None:
             self._unanswered += pending.typed
@@ -478,7 +478,7 @@ class RequestTable:
         return frame.pending if frame is not None else None
 
     def _count_answers(self) -> int:
-        """Return the number of sends that were answered."""
+        """Return the number of sends that were answered so far."""
         return self._sequence - self._others - self._count_sends() - self._unanswered
 
     def _why_held(self) -> str:
@@ -491,7 +491,7 @@ class RequestTable:
     def _count_sends(self) -> int:
         """Return the number of sends in ``entries``.
 
-        Other requests, such as pulls that the peer holds, do not count for a window.
+        Other requests, such as pulls that the peer holds, do not count towards a window.
         """
         return len(self.entries) - self.untyped
 
@@ -513,14 +513,14 @@ class RequestTable:
     # -- deadlines
 
     def _extend(self, before: int, until: float) -> None:
-        """Extend the deadlines of requests that are written now, after a blocked loop, to ``until`` at least.
+        """Extend the deadlines of the requests that are written now, after the loop was blocked, to at least ``until``.
 
         Args:
-            before: Sequence of the newest request that was written before. The write may come from any of several timers that
-                the block delayed.
+            before: The sequence of the newest request that was already written. Any of several delayed timers may have caused the
+                present write.
         """
         leaving = self._flushed - before
-        for pending in reversed(self.entries.values()):  # mostly the newest: each pull leaves alone, there may be thousands
+        for pending in reversed(self.entries.values()):  # newest first: there may be thousands of older pulls
             if leaving <= 0:
                 break
             if before < pending.sequence <= self._flushed:
@@ -529,7 +529,7 @@ class RequestTable:
                     pending.deadline = until
 
     def _end_late(self, now: float) -> float:
-        """End the requests whose deadline has come; return the earliest deadline of the others."""
+        """End the requests whose deadline has passed, and return the earliest deadline of the other requests."""
         held = [
             (opaque, frame.pending)
             for opaque, frame in chain(self.held.items(), self._held_control.items())
@@ -547,12 +547,12 @@ class RequestTable:
         return earliest
 
     def _expire(self, opaque: int, pending: Pending, now: float, why_held: str) -> float:
-        """Give a receiver that is not done a RequestTimeoutError.
+        """Set a RequestTimeoutError on the receiver, unless the receiver is done.
 
-        Return the entry's next deadline, infinity if the entry has left the table.
+        Return the entry's next deadline. Return infinity if the entry has left the table.
         """
         written = self.was_written(pending)
-        call_over = pending.call_deadline <= now or not written  # an unwritten frame needs no answer, and must not leave later
+        call_over = pending.call_deadline <= now or not written  # an unwritten frame gets no late response; drop it
         if call_over:
             self._remove(opaque)
         else:

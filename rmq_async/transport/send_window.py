@@ -1,13 +1,13 @@
-"""The window of one connection: how many sends may be unanswered there at a time, found from the broker's answers.
+"""The window of one connection limits how many sends may be unanswered at a time. It adapts to the broker's responses.
 
-A broker keeps what it has read in a queue, and answers "busy" to a send that has waited there for 200 ms
-(``waitTimeMillsInSendQueue``). How many it serves in that time is not known: a JVM that has just started serves a tenth of
-what it serves a minute later. So the window begins small and, while sends wait for it, grows by one with each answer, as TCP's
-does, as long as answers come soon. It stops growing when they take longer, and is halved when the broker's queue is long or an
-answer says "busy".
+A broker keeps the requests that it has read in a queue, and answers "busy" to a send that has waited there for 200 ms
+(``waitTimeMillsInSendQueue``). The number of sends that it handles in that time is unknown: a JVM that has just started handles a
+tenth of the sends that it handles a minute later. Therefore the window begins small. While sends wait for the window and responses
+arrive soon, it grows by one with each response, like the window of TCP. It stops growing when responses take longer, and it is
+halved when the broker's queue is long or a response says "busy".
 
-One send at a time is timed, from its write to its answer. All this happens only while sends are held back; sends in a window
-that has room cost nothing.
+One send at a time is timed, from its write to its response. The window changes only while sends are held back; sends that need not
+wait for it cost nothing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ FIRST_SIZE: Final = 64
 LEAST_SIZE: Final = 8
 MOST_SIZE: Final = 1 << 30
 SOON: Final = 0.03
-"""Seconds in the broker's queue up to which the window grows. It may have grown to four times its size by the time that shows, and
-the queue must stay below the broker's 200 ms."""
+"""The window grows while sends wait less than this many seconds in the broker's queue. By the time that a longer wait is measured,
+the window may have grown to four times its size, and the wait must still stay below the broker's 200 ms."""
 LONG: Final = 0.1
-"""Seconds in the broker's queue from which on the window is halved."""
+"""The window is halved if sends wait at least this many seconds in the broker's queue."""
 PAUSE: Final = 0.03
-"""Seconds between two reads of answers that are no part of a queue."""
+"""A longer pause, in seconds, between two reads of responses is not caused by the broker's queue."""
 
 
 class SendWindow:
     """The size of the window.
 
-    It has no clock and no requests: the caller reports what it saw, with times in seconds (monotonic).
+    This class has no clock and no requests: the caller reports events with times in seconds (monotonic).
 
     Attributes:
-        size: Sends that may be unanswered.
-        timed: Opaque of the send whose answer is timed, 0 if there is none.
+        size: Number of sends that may be unanswered.
+        timed: Opaque of the send whose response is timed; 0 if there is none.
     """
 
     __slots__ = ("_answers", "_began", "_grows", "_narrowed_at", "_nearest", "_paused", "_read_at", "size", "timed")
@@ -44,11 +44,11 @@ class SendWindow:
         self.size = FIRST_SIZE
         self.timed = 0
         self._grows = True
-        self._nearest = inf  # seconds from a write to its answer without a queue: the way there and back
+        self._nearest = inf  # seconds from a write to its response without a queue: the round trip
         self._narrowed_at = 0
         self._answers = 0
-        self._began = 0.0  # write of the send that is timed
-        self._paused = 0.0  # seconds since then in long pauses
+        self._began = 0.0  # when the timed send was written
+        self._paused = 0.0  # sum of the long pauses since then, in seconds
         self._read_at = 0.0
 
     # -- while sends are held back
@@ -58,18 +58,23 @@ class SendWindow:
 
         Args:
             answers: Number of sends that were answered so far.
-            written: Opaques of some sends on the wire, the oldest first.
+            written: Opaques of some sends on the wire; the oldest comes first.
         """
         self._answers, self._read_at = answers, now
         if self._nearest == inf and (oldest := next(iter(written), 0)):
-            self.time(oldest, now)  # it has waited least in the broker's queue
+            self.time(oldest, now)  # the oldest send has waited least in the broker's queue
 
     def time(self, opaque: int, now: float) -> None:
         """Time a send that is written now."""
         self.timed, self._began, self._paused = opaque, now, 0.0
 
     def came(self, answers: int, now: float, unanswered: Container[int]) -> None:
-        """Report a read: ``answers`` sends were answered so far, those in ``unanswered`` are not."""
+        """Report a read.
+
+        Args:
+            answers: Number of sends that were answered so far.
+            unanswered: Opaques of the requests that are not answered yet.
+        """
         pause = now - self._read_at
         if pause > PAUSE:
             self._paused += pause
@@ -79,19 +84,19 @@ class SendWindow:
         self.answered(answers - self._answers)
         self._answers, self._read_at = answers, now
 
-    # -- what was seen
+    # -- events
 
     def answered(self, number: int) -> None:
-        """Report ``number`` answers that came while sends waited for the window."""
+        """Report ``number`` responses that arrived while sends waited for the window."""
         if self._grows:
             self.size = min(self.size + number, MOST_SIZE)
 
     def measured(self, seconds: float, paused: float = 0.0) -> None:
-        """Report the seconds from the write of a send to its answer.
+        """Report the seconds from the write of a send to its response.
 
         Args:
-            paused: Seconds of these in long pauses without any answer. A queue makes none: they are those of a loop that was
-                blocked, of the whole broker, or of a way that is long for what is on it.
+            paused: The part of these seconds that passed in long pauses without any response. The broker's queue does not cause
+                such pauses; a blocked loop, a broker that pauses, or a network with a long delay does.
         """
         self._nearest = min(self._nearest, seconds)
         queued = seconds - max(self._nearest, paused)
@@ -100,15 +105,16 @@ class SendWindow:
             return
         if self.size > LEAST_SIZE:
             self.size = max(LEAST_SIZE, self.size // 2)
-        else:  # so few make no queue: the way to the broker has become longer
+        else:  # so few sends do not cause a queue, so the round trip to the broker has become longer
             self._nearest = seconds
 
     def busy(self, sequence: int, newest: int, unanswered: int) -> None:
-        """Report the answer "busy" to the send ``sequence``, with ``unanswered`` sends on the wire before it came.
+        """Report that the broker answered "busy" to the send ``sequence``.
 
         Args:
-            newest: The send that was written last. Those up to it were written before the broker's answer showed anything, so
-                they do not halve the window again.
+            newest: The sequence of the send that was written last. "Busy" for a send up to this one does not halve the window
+                again, because it was written before the present response arrived.
+            unanswered: Number of sends on the wire before the response arrived.
         """
         if sequence > self._narrowed_at:
             self._narrowed_at = newest

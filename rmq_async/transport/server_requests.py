@@ -1,7 +1,7 @@
 """Requests that a server sends to this client, and the responses to them.
 
-A handler returns a response or an awaitable of it. A response costs no Task; an awaitable is awaited by a Task of its own, which is
-cancelled when the connection closes.
+A handler returns a response or an awaitable of a response. A response needs no task. An awaitable is awaited by a task of its own,
+which is cancelled when the connection closes.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from .pending import request_name
 logger = logging.getLogger("rmq_async.transport")
 
 MAX_ANSWERING: Final = 32
-"""Maximum number of requests of one connection whose awaitables run at a time."""
+"""Maximum number of awaitables that run at a time for the requests of one connection."""
 
 
 class Answering:
     """The requests of one server whose handlers returned awaitables.
 
-    ``respond`` writes a response, if the connection is open.
+    ``respond`` writes a response if the connection is open.
     """
 
     def __init__(self, address: str, respond: Callable[[RemotingCommand, RemotingCommand], None]) -> None:
         self.tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self.refused = 0
-        """Number of requests refused because too many were being answered."""
+        """Number of requests that were refused because too many others were being answered."""
         self._address = address
         self._respond = respond
 
     def start(self, command: RemotingCommand, response: Awaitable[RemotingCommand | None]) -> None:
-        """Respond when the awaitable is done; if MAX_ANSWERING others run, immediately with SYSTEM_BUSY."""
+        """Respond when the awaitable is done. If MAX_ANSWERING other awaitables run, respond immediately with SYSTEM_BUSY."""
         if len(self.tasks) >= MAX_ANSWERING:
             discard(response)
             self._refuse(command)
@@ -71,14 +71,14 @@ class Answering:
         self.refused += 1
         if is_power_of_two(self.refused):
             name = request_name(command.code)
-            text = "%s: %d of its requests are being answered, %s gets SYSTEM_BUSY; check for handlers that hang"
+            text = "%s: %d requests of this server are being answered, so %s is refused (SYSTEM_BUSY); check for handlers that hang"
             logger.warning(text, self._address, MAX_ANSWERING, name)
         remark = f"[OVERLOAD]system busy, {MAX_ANSWERING} requests are being answered"
         self._respond(command, make_response(command, ResponseCode.SYSTEM_BUSY, remark))
 
 
 def discard(awaitable: Awaitable[object]) -> None:
-    """Close a coroutine, or cancel a future, that nothing awaits, so that Python does not warn about it."""
+    """Close a coroutine or cancel a future that nothing will await, so that Python does not warn about it."""
     if isinstance(awaitable, Coroutine):
         awaitable.close()
     elif isinstance(awaitable, asyncio.Future):
@@ -88,7 +88,10 @@ def discard(awaitable: Awaitable[object]) -> None:
 def response_frame(
     command: RemotingCommand, response: RemotingCommand, address: str, serialize_type: SerializeType
 ) -> list[bytes]:
-    """Return the frame of a handler's response; one that cannot be encoded is reported, and the server gets SYSTEM_ERROR."""
+    """Return the frame of a handler's response.
+
+    If the response cannot be encoded, report the error and return the frame of a SYSTEM_ERROR response.
+    """
     try:
         return encode_command(response, serialize_type)
     except Exception as error:  # noqa: BLE001 - a bug of the handler must not close the connection
@@ -96,11 +99,11 @@ def response_frame(
 
 
 def failed(command: RemotingCommand, address: str, error: BaseException) -> RemotingCommand:
-    """Report the error of a handler to the loop's exception handler; return SYSTEM_ERROR for the server."""
+    """Report the error of a handler to the loop's exception handler, and return a SYSTEM_ERROR response for the server."""
     report(f"handler of {request_name(command.code)} from {address} raised", error)
     return make_response(command, ResponseCode.SYSTEM_ERROR, type(error).__name__)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """Return the response of a RocketMQ peer to a request code it does not know (``NettyRemotingAbstract``)."""
+    """Return the response of a RocketMQ peer to an unknown request code (``NettyRemotingAbstract``)."""
     return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

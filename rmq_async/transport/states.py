@@ -13,7 +13,7 @@ class ConnectionState(Enum):
     CONNECTING = "connecting"
     READY = "ready"
     DRAINING = "draining"
-    """No new requests; pending ones may still be answered."""
+    """The connection takes no new requests; pending requests may still be answered."""
     CLOSED = "closed"
 
 
@@ -26,14 +26,18 @@ _LEGAL = {
 
 
 def next_state(now: ConnectionState, then: ConnectionState) -> ConnectionState:
-    """Return ``then``. Raises RuntimeError, which is a bug of this library, if that state cannot follow ``now``."""
+    """Return ``then``.
+
+    Raises:
+        RuntimeError: If that state cannot follow ``now``, which is a bug of this library.
+    """
     if then not in _LEGAL[now]:
-        raise RuntimeError(f"a connection cannot go from {now.value} to {then.value}; this is a bug of rmq_async, report it")
+        raise RuntimeError(f"a connection cannot change from {now.value} to {then.value}; please report this bug of rmq_async")
     return then
 
 
 class CloseReason(Enum):
-    """The reason why a connection was closed. Its value is a part of the errors of requests that were pending."""
+    """The reason why a connection was closed. The value is part of the error messages of the requests that were pending."""
 
     LOCAL = "this client closed it"
     IDLE = "it was idle"
@@ -45,14 +49,14 @@ class CloseReason(Enum):
     AWAY = "the server sent its clients away"
 
 
-# Errors of lost connections, and of requests whose deadline has passed.
+# Errors for lost connections, and for requests whose deadline has passed.
 
 
 def close_text(reason: CloseReason | None, cause: BaseException | None) -> str:
     """Return why a connection takes no more requests.
 
     Args:
-        reason: None while it waits for its last answers.
+        reason: None while the connection waits for its last responses.
     """
     text = reason.value if reason is not None else "it is closing"
     return f"{text} ({tls_reason(cause)})" if cause is not None and str(cause) else text
@@ -72,9 +76,9 @@ def late_error(address: str, code: int, why_held: str | None) -> RequestTimeoutE
     """Return the error of a request whose deadline has passed.
 
     Args:
-        why_held: Why its frame was not written; None if it was.
+        why_held: Why the request's frame was not written; None if the frame was written.
     """
-    text = f"{request_name(code)} to {address}: no answer came by its deadline"
+    text = f"{request_name(code)} to {address}: no response arrived by its deadline"
     if why_held is not None:
         text = f"{request_name(code)} to {address}: {why_held} by its deadline"
     return RequestTimeoutError(text, maybe_stored=why_held is None, address=address)

@@ -1,10 +1,10 @@
 """Threads for work that would block the loop: compressing and decompressing large bodies, reading the system's certificates.
 
-They are the library's own. The loop's default executor belongs to the service, whose blocking calls would delay this work for
-seconds. A process has one set of threads, at most as many as the machine has processors and at most ``MAX_THREADS``, made at
-first use and ended when the last client stops. Clients wait until a deadline: work that has not started by then never starts, and
-the result of work that has started is dropped. The loop itself does the work while no thread exists and none can be started: it
-takes milliseconds, and without it neither a large message nor those behind it would get on.
+The library has threads of its own, because the blocking calls of a service in the loop's default executor would delay this work
+for seconds. All clients of a process share these threads, at most ``MAX_THREADS`` and at most one for each processor. They are
+started at first use and ended when the last client stops. Callers wait until a deadline: work that has not started by then never
+starts, and the result of work that has started is dropped. If no thread exists and none can be started, the loop itself does the
+work: this blocks it for milliseconds, but otherwise neither a large message nor the messages behind it would make progress.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .._threads import NoThreadError, ThreadPool
 from ..errors import ClientStateError
 
 MAX_THREADS: Final = 4
-"""Maximum number of threads of one process: compression keeps each one busy, and more would take the loop's time."""
+"""Maximum number of threads of one process: compression keeps each thread busy, and more threads would slow the loop down."""
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class _Shared:
         self.reset()
 
     def reset(self) -> None:
-        """Set the state without threads and clients. Also called in a forked child, which has none of its parent's threads."""
+        """Set the state without threads and clients. It is also called in a forked child, which has no threads of its parent."""
         self._lock = Lock()
         self._users = 0
         self._pool: ThreadPool | None = None
@@ -73,7 +73,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Threads:
-    """One client's use of the threads; belongs to the loop that makes it."""
+    """One client's use of the threads. It belongs to the loop that is running when it is made."""
 
     __slots__ = ("_closed", "_loop", "_waits")
 
@@ -81,12 +81,12 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._waits: WaitTable[bool] = WaitTable()
         self._closed = machine.executor is not None
-        """True from the start if another executor is used: the client does not count among the users of the process's threads."""
+        """True from the start if another executor is used, because the client is then no user of the process's threads."""
         if not self._closed:
             _shared.join()
 
     def close(self) -> None:
-        """End this client's use of the threads; when the last client does, the threads end. A second call has no effect."""
+        """End this client's use of the threads. The threads end when the last client calls it. Further calls do nothing."""
         if not self._closed:
             self._closed = True
             _shared.leave()
@@ -95,10 +95,10 @@ class Threads:
         """Run ``work()`` in a thread; return its result or raise its error.
 
         Args:
-            calls: Contains a future during the wait, so that other code can end it with an exception.
+            calls: Holds a future while this method waits, so that other code can end the wait with an exception.
 
         Raises:
-            TimeoutError: At ``deadline`` (monotonic).
+            TimeoutError: If the work has not ended at ``deadline`` (monotonic).
             ClientStateError: If the last client stops before the work has started.
         """
         try:
@@ -122,8 +122,8 @@ class Threads:
             job.cancel()
 
     def _ended(self, future: asyncio.Future[bool | None]) -> None:
-        """Handle the end of a job, in the thread or after a cancellation."""
-        with suppress(RuntimeError):  # the loop is closed, so no call waits
+        """Wake the caller of a job that has ended in its thread, or that was cancelled."""
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self._loop.call_soon_threadsafe(_wake, future)
 
 

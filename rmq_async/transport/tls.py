@@ -1,7 +1,7 @@
-"""TLS: one context for all connections of a client, and texts for the causes of failed handshakes.
+"""TLS: one context for all connections of a client, and messages for the causes of failed handshakes.
 
-Certificates are verified unless ``tls_verify`` is False, and TLS 1.2 is the lowest version; an SSLContext given as ``tls`` has its
-own settings for both. A client with TLS never connects without it.
+Certificates are verified unless ``tls_verify`` is False, and TLS 1.2 is the lowest version. An SSLContext given as ``tls`` has its
+own settings for both. A client with TLS never connects without TLS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .threads import Threads
 logger = logging.getLogger("rmq_async.transport")
 
 SHUTDOWN_TIMEOUT: Final = 0.5
-"""Maximum seconds that a connection closed here waits for the peer's close_notify."""
+"""Maximum seconds that a connection which this client closes waits for the peer's close_notify."""
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _ENDED: Final = (
@@ -36,12 +36,12 @@ _ENDED: Final = (
 
 
 async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLContext | None:
-    """Return the context for ``config``; None without TLS.
+    """Return the context for ``config``. Return None without TLS.
 
     A thread reads the system's certificate authorities, which takes 30 ms.
 
     Raises:
-        RequestTimeoutError: If that takes longer than ``request_timeout``.
+        RequestTimeoutError: If the thread takes longer than ``request_timeout``.
         ClientStateError: If the last client of the process stops before the thread has begun.
     """
     if isinstance(config.tls, ssl.SSLContext):
@@ -59,19 +59,19 @@ async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLConte
 
 def _make_context(verify: bool) -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # the system may ask for more
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # the system may require a newer version
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        logger.warning("tls_verify=False: server certificates are not verified; not for production")
+        logger.warning("tls_verify=False: server certificates are not verified; do not use this in production")
     return context
 
 
 def system_text(error: BaseException) -> str:
     """Return the error's text.
 
-    For an OSError with an errno, except errors of TLS and look-ups, it is the system's text, because the texts of event loops
-    differ.
+    For an OSError with an errno, return the system's text, because event loops use different texts. Errors of TLS and of look-ups
+    keep their own text.
     """
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
         return str(error)
@@ -79,7 +79,7 @@ def system_text(error: BaseException) -> str:
 
 
 def tls_reason(error: BaseException) -> str:
-    """Return the cause of a TLS error as text for a user; the text of any other error."""
+    """Return the cause of a TLS error as text for a user. Return the text of any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not accepted: {error.verify_message}"
     if not isinstance(error, ssl.SSLError):
@@ -89,27 +89,30 @@ def tls_reason(error: BaseException) -> str:
         return f"the server does not speak TLS ({reason})"
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         return f"the server refuses this client's certificate, or requires one ({reason})"
-    if "ALERT_HANDSHAKE_FAILURE" in reason:  # TLS 1.2 has one alert for both
-        return f"the server shares no TLS version and cipher with this client, or requires a client's certificate ({reason})"
+    if "ALERT_HANDSHAKE_FAILURE" in reason:  # TLS 1.2 has one alert for both causes
+        return (
+            f"the server has no TLS version and cipher in common with this client, or requires a client certificate ({reason})"
+        )
     return f"TLS failed ({reason})"
 
 
 def handshake_reason(error: BaseException) -> str:
     """Return the cause of a failed connect with TLS as text for a user."""
     if isinstance(error, _ENDED):
-        return "the server closed the connection during the TLS handshake; it may not speak TLS, or may require another certificate"
+        return "the server closed the connection during the TLS handshake; it may not speak TLS, or require another certificate"
     return tls_reason(error)
 
 
 def silent_end(transport: asyncio.BaseTransport | None, *, soon: bool) -> str:
-    """Return a possible reason why the peer closed the connection before it had sent a byte: with TLS 1.3 it may reject the
-    client's certificate after the handshake, and without TLS it may want it.
+    """Return a possible reason why the peer closed the connection before it had sent a byte.
+
+    With TLS 1.3 the peer may reject the client's certificate after the handshake. Without TLS the peer may require TLS.
 
     Args:
-        soon: Whether it did so at once; else an empty text is returned without TLS.
+        soon: Whether the peer closed the connection soon after it was made. If not, and without TLS, return an empty string.
     """
     if transport is None:
         return ""
     if transport.get_extra_info("sslcontext") is not None:
-        return ", right after the TLS handshake: the server may want a client's certificate"
-    return " before it had sent a byte: the server may want TLS (tls=True), or be no RocketMQ server" if soon else ""
+        return ", right after the TLS handshake: the server may require a client certificate"
+    return " before it had sent a byte: the server may require TLS (tls=True), or may not be a RocketMQ server" if soon else ""

@@ -47,7 +47,7 @@ async def listening(answer: bytes, *, greets: bool = False, closes: bool = True)
             True,
             "the peer closed it: it answers as a gRPC or HTTP/2 server",
         ),
-        (b"", False, r"the peer closed it before it had sent a byte: the server may want TLS \(tls=True\)"),
+        (b"", False, r"the peer closed it before it had sent a byte: the server may require TLS \(tls=True\)"),
     ],
     ids=["HTTP", "SSH", "TLS", "Redis", "MySQL", "gRPC", "closed"],
 )

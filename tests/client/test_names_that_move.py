@@ -70,8 +70,8 @@ async def test_connection_is_given_up_when_its_answers_have_come(
         await until(lambda: held, 5.0)
         names.hosts["host"] = [THERE]
         assert await pool.look_again(named(old.address), 1.0)
-        said = f"the connection of {named(old.address)} to {HERE} is given up, 1 requests still wait for their answers: "
-        assert caplog.messages == [f"{said}its name leads to {THERE} now"]
+        said = f"giving up the connection of {named(old.address)} to {HERE}; 1 requests still wait for responses: "
+        assert caplog.messages == [f"{said}the host name now resolves to {THERE}"]
         await pool.request(named(old.address), PING, 1.0)
         assert (old.received, new.received) == (1, 1)
         echo(*held[0])

@@ -307,7 +307,7 @@ async def test_everything_goes_over_tls(encrypted: RealCluster, vip_channel: boo
             lambda real: {"tls": _trusting(real), "server_hostname": "other.example"},
             "certificate is not accepted: Hostname mism",
         ),
-        (lambda real: {}, r"the peer closed it before it had sent a byte: the server may want TLS \(tls=True\)"),
+        (lambda real: {}, r"the peer closed it before it had sent a byte: the server may require TLS \(tls=True\)"),
     ],
     ids=["unknown authority", "stock settings", "wrong host", "no TLS"],
 )

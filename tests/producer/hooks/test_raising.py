@@ -99,7 +99,7 @@ async def test_a_hook_that_spoils_a_request_is_undone(
     assert {sent.fields["mine"] for sent in cluster.sends} == {"yes"}
     assert [sent.command.body for sent in cluster.sends if sent.command.code == SEND[0]] == [b"body"] * 3
     assert loop_errors
-    assert all("the request is sent without that change" in str(context["exception"]) for context in loop_errors)
+    assert all("the request is sent without this change" in str(context["exception"]) for context in loop_errors)
     assert all("Spoils" in context["message"] for context in loop_errors)  # the hook, no function of the library
     loop_errors.clear()
 
