@@ -43,6 +43,10 @@ def fields_of(message: MessageExt) -> dict[str, object]:
         return {**fields, "body_base64": base64.b64encode(message.body).decode()}
 
 
+def fields_of_queue(queue: MessageQueue) -> dict[str, object]:
+    return {"topic": queue.topic, "broker": queue.broker_name, "queue_id": queue.queue_id}
+
+
 def body_bytes(message: MessageExt) -> bytes:
     """Return the body; for a terminal as text, with escapes for invalid UTF-8 and control characters except newline and tab."""
     return visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body

@@ -38,7 +38,7 @@ from rmq_protocol.message import MAX_DELAY_LEVEL
 from .._threads import start_thread
 from .options import PROPERTY, QUEUE, ClientOptions, Seconds, client_config, client_options, pass_options, run
 from .output import Output
-from .records import LeftOut, Queues, read_record
+from .records import LeftOut, Queues, fields_of_queue, read_record
 
 CHUNK: Final = 64 * 1024
 AHEAD: Final = 4
@@ -356,9 +356,7 @@ def _print(output: Output, result: SendResult) -> None:
             "status": result.status.name,
             "msg_id": result.msg_id,
             "offset_msg_id": result.offset_msg_id,
-            "topic": queue.topic,
-            "broker": queue.broker_name,
-            "queue_id": queue.queue_id,
+            **fields_of_queue(queue),
             "queue_offset": result.queue_offset,
             "recall_handle": result.recall_handle,
         }

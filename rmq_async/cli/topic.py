@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import click
+import msgspec
 
-from rmq_async import Admin, ClientConfig
+from rmq_async import Admin
 from rmq_async.admin import is_wanted
 from rmq_protocol.route import BrokerData
 
-from .options import PROPERTY, ClientOptions, client_config, client_options, needs_command, pass_options, run
+from .admin_command import admin_command
+from .options import PROPERTY, needs_command
 from .output import Output, plain_table
-from .records import moment
+from .records import fields_of_queue, moment
 
 
 @click.group(invoke_without_command=True, short_help="List, create, look at, copy and delete topics.")
@@ -24,47 +24,19 @@ def topic(context: click.Context) -> int:
     return needs_command(context)
 
 
-def with_admin(config: ClientConfig, work: Callable[[Admin], Awaitable[None]]) -> int:
-    """Run ``work`` with a started admin; return the exit code 0."""
-
-    async def started() -> None:
-        async with Admin(client=config) as admin:
-            await work(admin)
-
-    run(started())
-    return 0
-
-
 @topic.command("list", short_help="Print the names of the topics.")
 @click.option("--system", is_flag=True, help="Include topics of the system, brokers, clusters, retries and dead letters.")
-@client_options
-def list_topics(system: bool, namesrv: str | None, timeout: float, as_json: bool) -> int:
+@admin_command()
+async def list_topics(admin: Admin, output: Output, system: bool) -> None:
     """Print the names of the topics that a name server knows."""
-    output = Output(as_json=as_json)
-
-    async def work(admin: Admin) -> None:
-        names = await admin.topics()
-        if not system:
-            info = await admin.cluster_info()
-            own = {*info.broker_addr_table, *info.cluster_addr_table}
-            names = tuple(name for name in names if is_wanted(name, name, "*", own))
-        for name in names:
-            output.record({"topic": name})
-            output.line(name)
-
-    return with_admin(client_config(namesrv, timeout), work)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CreateOptions(ClientOptions):
-    name: str
-    queues: int
-    read_queues: int | None
-    perm: str
-    order: bool
-    attributes: tuple[tuple[str, str], ...]
-    cluster: str | None
-    broker: str | None
+    names = await admin.topics()
+    if not system:
+        info = await admin.cluster_info()
+        own = {*info.broker_addr_table, *info.cluster_addr_table}
+        names = tuple(name for name in names if is_wanted(name, name, "*", own))
+    for name in names:
+        output.record({"topic": name})
+        output.line(name)
 
 
 @topic.command(short_help="Create a topic, or change its settings.")
@@ -78,66 +50,48 @@ class _CreateOptions(ClientOptions):
 @click.option("--attribute", "attributes", type=PROPERTY, multiple=True, help="Such as message.type=FIFO; may be given again.")
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
 @click.option("--broker", metavar="NAME", help="On this broker only.")
-@client_options
-@pass_options(_CreateOptions)
-def create(options: _CreateOptions) -> int:
+@admin_command()
+async def create(
+    admin: Admin, output: Output, name: str, perm: str, attributes: tuple[tuple[str, str], ...], **settings: Any
+) -> None:
     """Create TOPIC, or change its settings, and wait until a name server shows it."""
-    output, name = Output(as_json=options.as_json), options.name
-
-    async def work(admin: Admin) -> None:
-        await admin.create_topic(
-            name,
-            queues=options.queues,
-            read_queues=options.read_queues,
-            perm=int(options.perm),
-            order=options.order,
-            attributes=dict(options.attributes),
-            cluster=options.cluster,
-            broker=options.broker,
-        )
-        brokers = sorted({data.broker_name for data in (await admin.topic_route(name)).queue_datas})
-        output.record({"topic": name, "brokers": brokers})
-        output.line(f"{name} is on {', '.join(brokers)}")
-
-    return with_admin(client_config(options.namesrv, options.timeout), work)
+    await admin.create_topic(name, perm=int(perm), attributes=dict(attributes), **settings)
+    brokers = sorted({data.broker_name for data in (await admin.topic_route(name)).queue_datas})
+    output.record({"topic": name, "brokers": brokers})
+    output.line(f"{name} is on {', '.join(brokers)}")
 
 
 @topic.command(short_help="Print on which brokers a topic is.")
 @click.argument("name", metavar="TOPIC")
-@client_options
-def route(name: str, namesrv: str | None, timeout: float, as_json: bool) -> int:
+@admin_command()
+async def route(admin: Admin, output: Output, name: str) -> None:
     """Print on which brokers TOPIC is, with how many queues."""
-    output = Output(as_json=as_json)
-
-    async def work(admin: Admin) -> None:
-        found = await admin.topic_route(name)
-        brokers = {data.broker_name: data for data in found.broker_datas}
-        table = plain_table("broker", "cluster", "addresses", write=True, read=True, perm=True)
-        for queues in sorted(found.queue_datas, key=lambda data: data.broker_name):
-            broker = brokers.get(queues.broker_name, BrokerData(queues.broker_name))
-            output.record(
-                {
-                    "topic": name,
-                    "broker": queues.broker_name,
-                    "cluster": broker.cluster,
-                    "addresses": {str(number): address for number, address in sorted(broker.broker_addrs.items())},
-                    "write_queues": queues.write_queue_nums,
-                    "read_queues": queues.read_queue_nums,
-                    "perm": queues.perm,
-                    "order_conf": found.order_topic_conf,
-                }
-            )
-            table.add_row(
-                queues.broker_name,
-                broker.cluster,
-                " ".join(f"{number}={address}" for number, address in sorted(broker.broker_addrs.items())),
-                str(queues.write_queue_nums),
-                str(queues.read_queue_nums),
-                _PERMISSIONS.get(queues.perm & 6, str(queues.perm)),
-            )
-        output.table(table)
-
-    return with_admin(client_config(namesrv, timeout), work)
+    found = await admin.topic_route(name)
+    brokers = {data.broker_name: data for data in found.broker_datas}
+    table = plain_table("broker", "cluster", "addresses", write=True, read=True, perm=True)
+    for queues in sorted(found.queue_datas, key=lambda data: data.broker_name):
+        broker = brokers.get(queues.broker_name, BrokerData(queues.broker_name))
+        output.record(
+            {
+                "topic": name,
+                "broker": queues.broker_name,
+                "cluster": broker.cluster,
+                "addresses": {str(number): address for number, address in sorted(broker.broker_addrs.items())},
+                "write_queues": queues.write_queue_nums,
+                "read_queues": queues.read_queue_nums,
+                "perm": queues.perm,
+                "order_conf": found.order_topic_conf,
+            }
+        )
+        table.add_row(
+            queues.broker_name,
+            broker.cluster,
+            " ".join(f"{number}={address}" for number, address in sorted(broker.broker_addrs.items())),
+            str(queues.write_queue_nums),
+            str(queues.read_queue_nums),
+            _PERMISSIONS.get(queues.perm & 6, str(queues.perm)),
+        )
+    output.table(table)
 
 
 _PERMISSIONS: Final = {0: "-", 2: "write", 4: "read", 6: "both"}
@@ -145,50 +99,31 @@ _PERMISSIONS: Final = {0: "-", 2: "write", 4: "read", 6: "both"}
 
 @topic.command(short_help="Print what each queue of a topic holds.")
 @click.argument("name", metavar="TOPIC")
-@client_options
-def offsets(name: str, namesrv: str | None, timeout: float, as_json: bool) -> int:
+@admin_command()
+async def offsets(admin: Admin, output: Output, name: str) -> None:
     """Print first offset, next offset and time of the last message of each queue of TOPIC."""
-    output = Output(as_json=as_json)
-
-    async def work(admin: Admin) -> None:
-        table = plain_table("queue", first=True, next=True, messages=True, last=False)
-        for queue, stats in (await admin.topic_stats(name)).queues.items():
-            output.record(
-                {
-                    "topic": queue.topic,
-                    "broker": queue.broker_name,
-                    "queue_id": queue.queue_id,
-                    "min_offset": stats.min_offset,
-                    "max_offset": stats.max_offset,
-                    "last_store_time_ms": stats.last_store_time_ms,
-                }
-            )
-            table.add_row(
-                f"{queue.broker_name}:{queue.queue_id}",
-                str(stats.min_offset),
-                str(stats.max_offset),
-                str(stats.max_offset - stats.min_offset),
-                moment(stats.last_store_time_ms),
-            )
-        output.table(table)
-
-    return with_admin(client_config(namesrv, timeout), work)
+    table = plain_table("queue", first=True, next=True, messages=True, last=False)
+    for queue, stats in (await admin.topic_stats(name)).queues.items():
+        output.record({**fields_of_queue(queue), **msgspec.structs.asdict(stats)})
+        table.add_row(
+            f"{queue.broker_name}:{queue.queue_id}",
+            str(stats.min_offset),
+            str(stats.max_offset),
+            str(stats.max_offset - stats.min_offset),
+            moment(stats.last_store_time_ms),
+        )
+    output.table(table)
 
 
 @topic.command(short_help="Delete a topic and its messages.")
 @click.argument("name", metavar="TOPIC")
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all.")
-@client_options
-def delete(name: str, cluster: str | None, namesrv: str | None, timeout: float, as_json: bool) -> int:
+@admin_command()
+async def delete(admin: Admin, output: Output, name: str, cluster: str | None) -> None:
     """Delete TOPIC, its messages and its route. There is no confirmation and no way back."""
-    output = Output(as_json=as_json)
-
-    async def work(admin: Admin) -> None:
-        await admin.delete_topic(name, cluster=cluster)
-        output.record({"topic": name, "deleted": True})
-        output.line(f"{name} is deleted")
-
-    return with_admin(client_config(namesrv, timeout), work)
+    await admin.delete_topic(name, cluster=cluster)
+    output.record({"topic": name, "deleted": True})
+    output.line(f"{name} is deleted")
 
 
 @topic.command(short_help="Copy the settings of topics to another broker.")
@@ -198,48 +133,35 @@ def delete(name: str, cluster: str | None, namesrv: str | None, timeout: float, 
     "--topics", "patterns", multiple=True, metavar="PATTERN", help="Such as 'orders*'; default: all; may be given again."
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@client_options
-def sync(
-    source: str,
-    target: str,
-    patterns: tuple[str, ...],
-    dry_run: bool,
-    namesrv: str | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@admin_command()
+async def sync(admin: Admin, output: Output, source: str, target: str, patterns: tuple[str, ...], dry_run: bool) -> None:
     """Give a broker that was added to a cluster the topics of another one, with the same settings.
 
     Messages stay where they are. Running producers and consumers use the new broker too within their route_poll_interval (30 s).
     Topics of the system, retry and dead-letter topics and static topics are left out.
     """
-    output = Output(as_json=as_json)
-
-    async def work(admin: Admin) -> None:
-        table = plain_table("topic", "action", write=True, read=True, perm=True)
-        for each in await admin.sync_topics(source, target, topics=patterns or "*", dry_run=dry_run):
-            config = each.config
-            output.record(
-                {
-                    "topic": each.topic,
-                    "action": each.action,
-                    "done": not dry_run,
-                    "write_queues": config.write_queue_nums,
-                    "read_queues": config.read_queue_nums,
-                    "perm": config.perm,
-                    "order": config.order,
-                    "attributes": config.attributes,
-                }
-            )
-            table.add_row(
-                each.topic,
-                each.action,
-                str(config.write_queue_nums),
-                str(config.read_queue_nums),
-                _PERMISSIONS.get(config.perm & 6, str(config.perm)),
-            )
-        output.table(table)
-        if dry_run:
-            output.line("Nothing was done.")
-
-    return with_admin(client_config(namesrv, timeout), work)
+    table = plain_table("topic", "action", write=True, read=True, perm=True)
+    for each in await admin.sync_topics(source, target, topics=patterns or "*", dry_run=dry_run):
+        config = each.config
+        output.record(
+            {
+                "topic": each.topic,
+                "action": each.action,
+                "done": not dry_run,
+                "write_queues": config.write_queue_nums,
+                "read_queues": config.read_queue_nums,
+                "perm": config.perm,
+                "order": config.order,
+                "attributes": config.attributes,
+            }
+        )
+        table.add_row(
+            each.topic,
+            each.action,
+            str(config.write_queue_nums),
+            str(config.read_queue_nums),
+            _PERMISSIONS.get(config.perm & 6, str(config.perm)),
+        )
+    output.table(table)
+    if dry_run:
+        output.line("Nothing was done.")
