@@ -21,7 +21,7 @@ import msgspec
 from rmq_async import ClientConfig, Consumer, DeadLetter, Delivery, MessageExt, RetryLater, RocketMQError, current_delivery
 
 from .._backoff import Backoff
-from .options import MOMENT, ClientOptions, Seconds, client_config, client_options, pass_options, run
+from .options import MOMENT, ClientOptions, client_config, client_options, number_option, pass_options, run, seconds_option
 from .output import Output, Printer
 from .records import body_bytes, fields_of, headline
 from .signals import exit_code_of, signals_handled
@@ -482,15 +482,16 @@ class _Work:
 )  # fmt: skip
 @click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Messages with one of these tags: a || b.")
 @click.option("--sql", metavar="CONDITION", help="Messages whose properties meet an SQL92 condition (enablePropertyFilter).")
-@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@number_option("--count", help="End after N messages.")
 @click.option("--exec", "command", metavar="COMMAND", help="Run this by the shell for each message, see above.")
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N", help="Messages at a time."
-)
-@click.option(
-    "--exec-timeout", type=Seconds(0.0, 86400.0, min_open=True), default=900.0, show_default=True, metavar="SECONDS",
+@number_option("--concurrency", most=1024, default=1, help="Messages at a time.")
+@seconds_option(
+    "--exec-timeout",
+    most=86400.0,
+    min_open=True,
+    default=900.0,
     help="Time of one command; then it is ended and its message is tried again.",
-)  # fmt: skip
+)
 @click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
 @client_options
 @pass_options(ConsumeOptions)

@@ -18,7 +18,7 @@ import click
 from rmq_async import Admin, ClientConfig, Message, MessageExt, Producer, PullConsumer, RocketMQError, SendResult
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .options import json_option, namesrv_option, run, timeout_option
+from .options import json_option, namesrv_option, number_option, run, timeout_option
 from .output import Output, plain_table
 from .security import security_given, security_options, security_settings
 
@@ -342,17 +342,8 @@ def _shown(value: object) -> str:
 @timeout_option
 @json_option
 @security_options
-@click.option(
-    "--messages", type=click.IntRange(1, 100_000), default=5_000, show_default=True, metavar="N", help="Messages in each mode."
-)
-@click.option(
-    "--size",
-    type=click.IntRange(32, 1 << 20),
-    default=128,
-    show_default=True,
-    metavar="BYTES",
-    help="Size of a message's body.",
-)
+@number_option("--messages", most=100_000, default=5_000, help="Messages in each mode.")
+@number_option("--size", least=32, most=1 << 20, default=128, metavar="BYTES", help="Size of a message's body.")
 @click.option("--keep-topic", is_flag=True, help="Leave the topic and its messages on the cluster.")
 def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size: int, keep_topic: bool) -> int:
     """Send messages in every mode, read all of them back, and check that none is missing.

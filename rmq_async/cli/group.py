@@ -20,7 +20,7 @@ from rmq_protocol.forwarding import original_topic
 from rmq_protocol.validation import is_system_group
 
 from .admin_command import admin_command, confirm, with_admin, yes_option
-from .options import MOMENT, ClientOptions, client_config, client_options, needs_command, pass_options, time_help
+from .options import MOMENT, ClientOptions, client_config, client_options, needs_command, number_option, pass_options, time_help
 from .output import Output, plain_table
 from .records import fields_of, fields_of_queue, headline, moment, visible
 
@@ -87,14 +87,15 @@ async def lag(admin: Admin, output: Output, name: str, topic: str | None) -> Non
 
 @group.command(short_help="Create a group, or replace its settings.")
 @_NAME
-@click.option(
-    "--retries", type=click.IntRange(0, 2**31 - 1), default=16, show_default=True, metavar="N",
-    help="Attempts after the first one; then a message is dead-lettered.",
-)  # fmt: skip
-@click.option(
-    "--retry-queues", type=click.IntRange(1, 65535), default=1, show_default=True, metavar="N",
+@number_option(
+    "--retries", least=0, most=2**31 - 1, default=16, help="Attempts after the first one; then a message is dead-lettered."
+)
+@number_option(
+    "--retry-queues",
+    most=65535,
+    default=1,
     help="Queues that failed messages go to; the group's retry topic gets as many.",
-)  # fmt: skip
+)
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
 @click.option("--broker", metavar="NAME", help="On this broker only.")
 @admin_command()
@@ -168,7 +169,7 @@ async def clone(admin: Admin, output: Output, source: str, target: str, topic: s
 
 @group.command("dead-letters", short_help="Print the dead letters of a group.")
 @_NAME
-@click.option("--limit", type=click.IntRange(1, 65535), default=100, show_default=True, metavar="N", help="Messages, at most.")
+@number_option("--limit", most=65535, default=100, help="Messages, at most.")
 @admin_command()
 async def dead_letters(admin: Admin, output: Output, name: str, limit: int) -> None:
     """Print the dead letters of GROUP that were not sent again: queue, offset, time, id, tags, keys, and each one's first topic."""
@@ -183,7 +184,7 @@ async def dead_letters(admin: Admin, output: Output, name: str, limit: int) -> N
 
 @group.command(short_help="Send the dead letters of a group to their topics again.")
 @_NAME
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Messages, at most; default: all.")
+@number_option("--limit", help="Messages, at most; default: all.")
 @click.option(
     "--skip-topic", "skip_topics", multiple=True, metavar="TOPIC",
     help="Pass over the letters of this topic, for good; may be given more than once.",

@@ -9,7 +9,7 @@ import click
 from rmq_async import Admin, MessageExt
 
 from .admin_command import admin_command
-from .options import TIME, needs_command, time_help
+from .options import TIME, needs_command, number_option, time_help
 from .output import Output
 from .records import described, fields_of
 
@@ -33,7 +33,7 @@ async def view(admin: Admin, output: Output, topic: str, msg_id: str) -> None:
 @message.command(short_help="Print the messages with a key.")
 @click.argument("topic")
 @click.argument("key")
-@click.option("--max", "limit", type=click.IntRange(1, 65535), default=32, show_default=True, metavar="N", help="The last N.")
+@number_option("--max", "limit", most=65535, default=32, help="The last N.")
 @click.option("--begin", type=TIME, help=f"Stored then or later: {time_help}.")
 @click.option("--end", type=TIME, help="Stored then or before.")
 @admin_command()

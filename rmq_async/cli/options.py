@@ -76,15 +76,21 @@ def namesrv_option(help_text: str) -> Callable[[Command], Command]:
     return click.option("--namesrv", metavar="HOST:PORT[;...]", callback=_namesrv, help=help_text)
 
 
+def number_option(*names: str, least: int = 1, most: int | None = None, **settings: Any) -> Callable[[Command], Command]:
+    """Return an option that takes a whole number."""
+    return click.option(*names, type=click.IntRange(least, most), show_default=True, **{"metavar": "N", **settings})
+
+
+def seconds_option(
+    *names: str, least: float = 0.0, most: float | None = None, min_open: bool = False, **settings: Any
+) -> Callable[[Command], Command]:
+    """Return an option that takes a number of seconds, above ``least`` if ``min_open``."""
+    kind = Seconds(least, most, min_open=min_open)
+    return click.option(*names, type=kind, show_default=True, **{"metavar": "SECONDS", **settings})
+
+
 def timeout_option(command: Command) -> Command:
-    return click.option(
-        "--timeout",
-        type=Seconds(0.0, 3600.0, min_open=True),
-        default=3.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Budget of each call.",
-    )(command)
+    return seconds_option("--timeout", most=3600.0, min_open=True, default=3.0, help="Budget of each call.")(command)
 
 
 def client_options(command: Command) -> Command:

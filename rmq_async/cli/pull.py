@@ -22,6 +22,7 @@ from .options import (
     client_config,
     client_options,
     moment_help,
+    number_option,
     pass_options,
     run,
 )
@@ -72,7 +73,7 @@ class _Printed:
 @click.option("--from", "start", type=MOMENT, default="earliest", show_default=True, help=f"Where to begin: {moment_help}.")
 @click.option("--to", "end", type=MOMENT, help="Where to end, in the same forms; default: latest.")
 @click.option("--follow", is_flag=True, help="Go on for ever, until Ctrl-C.")
-@click.option("--max", "limit", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@number_option("--max", "limit", help="End after N messages.")
 @click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Messages with one of these tags: a || b.")
 @click.option("--queue", "queues", type=QUEUE, multiple=True, help="This queue only; may be given again.")
 @click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")

@@ -36,7 +36,17 @@ from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY
 from rmq_protocol.message import MAX_DELAY_LEVEL
 
 from .._threads import start_thread
-from .options import PROPERTY, QUEUE, ClientOptions, Seconds, client_config, client_options, pass_options, run
+from .options import (
+    PROPERTY,
+    QUEUE,
+    ClientOptions,
+    client_config,
+    client_options,
+    number_option,
+    pass_options,
+    run,
+    seconds_option,
+)
 from .output import Output
 from .records import LeftOut, Queues, fields_of_queue, read_record
 
@@ -187,17 +197,12 @@ class _SendOptions(ClientOptions):
     metavar="PATH",
     help="A file that is the message; - for all of standard input.",
 )
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Send the message N times.")
+@number_option("--count", default=1, help="Send the message N times.")
 @click.option("--tags", metavar="TAG", help="Its tag.")
 @click.option("--keys", "keys", multiple=True, metavar="KEY", help="A key to find it by; may be given again.")
 @click.option("--property", "properties", type=PROPERTY, multiple=True, help="A property; may be given again.")
-@click.option("--delay", type=Seconds(0.0), metavar="SECONDS", help="Deliver it later (brokers from 5.0 on).")
-@click.option(
-    "--delay-level",
-    type=click.IntRange(1, MAX_DELAY_LEVEL),
-    metavar="N",
-    help="Deliver it later, by the broker's level (a stock broker has 18).",
-)
+@seconds_option("--delay", help="Deliver it later (brokers from 5.0 on).")
+@number_option("--delay-level", most=MAX_DELAY_LEVEL, help="Deliver it later, by the broker's level (a stock broker has 18).")
 @click.option("--sharding-key", metavar="KEY", help="Messages with the same key go to the same queue, in order.")
 @click.option("--queue", type=QUEUE, help="Send to this queue, in order.")
 @click.option("--create/--no-create", default=True, show_default=True, help="Whether brokers may create a missing topic.")

@@ -12,7 +12,7 @@ import rmq_async
 from rmq_async import Admin
 from rmq_async.embedded import MAX_BROKERS, SECOND_BELOW, EmbeddedRocketMQ, broker_ports
 
-from .options import json_option, pass_options
+from .options import json_option, number_option, pass_options
 from .output import Output
 from .signals import ended_by_signal
 
@@ -36,15 +36,14 @@ class _ServerOptions:
 @click.command(short_help="Run a name server and brokers in memory.")
 @json_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=9876, show_default=True, help="Port of the name server; 0: a free one."
-)
-@click.option("--brokers", type=click.IntRange(1, MAX_BROKERS), default=1, show_default=True, help="Number of brokers.")
-@click.option(
+@number_option("--port", least=0, most=65535, default=9876, metavar=None, help="Port of the name server; 0: a free one.")
+@number_option("--brokers", most=MAX_BROKERS, default=1, metavar=None, help="Number of brokers.")
+@number_option(
     "--broker-port",
-    type=click.IntRange(0, 65535),
+    least=0,
+    most=65535,
     default=0,
-    show_default=True,
+    metavar=None,
     help="Port of the first broker, which also takes the port two below; each further one's is ten higher. 0: free ones.",
 )
 @click.option(
@@ -54,11 +53,11 @@ class _ServerOptions:
     multiple=True,
     help=f"Create TOPIC with {QUEUES} queues on each broker at the start; may be given again.",
 )
-@click.option(
+@number_option(
     "--max-memory",
-    type=click.IntRange(1, MAX_MEGABYTES),
+    most=MAX_MEGABYTES,
     default=256,
-    show_default=True,
+    metavar=None,
     help="MiB of messages that are kept; above it the oldest are dropped.",
 )
 @pass_options(_ServerOptions)

@@ -12,7 +12,7 @@ from rmq_async.admin import is_wanted
 from rmq_protocol.route import BrokerData
 
 from .admin_command import admin_command
-from .options import PROPERTY, needs_command
+from .options import PROPERTY, needs_command, number_option
 from .output import Output, plain_table
 from .records import fields_of_queue, moment
 
@@ -41,10 +41,8 @@ async def list_topics(admin: Admin, output: Output, system: bool) -> None:
 
 @topic.command(short_help="Create a topic, or change its settings.")
 @click.argument("name", metavar="TOPIC")
-@click.option(
-    "--queues", type=click.IntRange(1, 65535), default=8, show_default=True, metavar="N", help="Queues on each broker."
-)
-@click.option("--read-queues", type=click.IntRange(1, 65535), metavar="N", help="Queues to read from; default: the same.")
+@number_option("--queues", most=65535, default=8, help="Queues on each broker.")
+@number_option("--read-queues", most=65535, help="Queues to read from; default: the same.")
 @click.option("--perm", type=click.Choice(["2", "4", "6"]), default="6", show_default=True, help="2: write, 4: read, 6: both.")
 @click.option("--order", is_flag=True, help="An ordered topic: the name servers record its queues.")
 @click.option("--attribute", "attributes", type=PROPERTY, multiple=True, help="Such as message.type=FIFO; may be given again.")

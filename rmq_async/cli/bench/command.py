@@ -11,7 +11,7 @@ import click
 
 from rmq_async import Admin, ClientConfig, ProducerConfig, RocketMQError, TopicNotFoundError
 
-from ..options import ClientOptions, Seconds, client_config, client_options, pass_options, run
+from ..options import ClientOptions, client_config, client_options, number_option, pass_options, run, seconds_option
 from ..output import Output
 from ..signals import exit_code_of
 from .figures import merged
@@ -72,36 +72,27 @@ class _BenchOptions(ClientOptions):
 @click.command(short_help="Measure how fast messages can be sent.")
 @click.option("--topic", required=True, metavar="TOPIC", help="Where to send to. The messages stay in it.")
 @click.option("--create", is_flag=True, help="Create the topic if it does not exist; it stays.")
-@click.option(
-    "--queues", type=click.IntRange(1, 65535), default=8, show_default=True, metavar="N", help="With --create, on each broker."
-)
+@number_option("--queues", most=65535, default=8, help="With --create, on each broker.")
 @click.option("--mode", type=click.Choice(list(MODES)), default="send", show_default=True, help="How to send, see above.")
-@click.option(
+@number_option(
     "--in-flight",
-    type=click.IntRange(1, 65535),
-    metavar="N",
+    most=65535,
     help=f"Calls under way in each process; default: {', '.join(f'{number} ({mode})' for mode, number in MODES.items())}.",
 )
-@click.option("--batch", type=click.IntRange(1, 8192), default=32, show_default=True, metavar="N", help="Messages of a batch.")
-@click.option(
+@number_option("--batch", most=8192, default=32, help="Messages of a batch.")
+@number_option(
     "--body",
-    type=click.IntRange(1, ProducerConfig.max_message_size),
+    most=ProducerConfig.max_message_size,
     default=128,
-    show_default=True,
     metavar="BYTES",
     help="Size of a message's body: random bytes, not compressed.",
 )
-@click.option("--seconds", type=Seconds(0.0, 86400.0, min_open=True), metavar="S", help="How long to measure; default: 10.")
-@click.option("--messages", type=click.IntRange(1), metavar="N", help="Number of messages to send, instead of a duration.")
-@click.option(
-    "--warm-up",
-    type=Seconds(0.0, 600.0),
-    metavar="S",
-    help="Seconds that are not counted before; default: 1, with --messages 0.",
+@seconds_option("--seconds", most=86400.0, min_open=True, metavar="S", help="How long to measure; default: 10.")
+@number_option("--messages", help="Number of messages to send, instead of a duration.")
+@seconds_option(
+    "--warm-up", most=600.0, metavar="S", help="Seconds that are not counted before; default: 1, with --messages 0."
 )
-@click.option(
-    "--processes", type=click.IntRange(1, PROCESSES), default=1, show_default=True, metavar="N", help="Sender processes."
-)
+@number_option("--processes", most=PROCESSES, default=1, help="Sender processes.")
 @client_options
 @pass_options(_BenchOptions)
 def bench(options: _BenchOptions) -> int:

@@ -15,14 +15,15 @@ from rmq_async.config import check_group
 from ..options import (
     AGE,
     FAILED,
-    Seconds,
     client_config,
     client_options,
     json_option,
     needs_command,
     needs_extra,
+    number_option,
     pass_options,
     run,
+    seconds_option,
 )
 from ..output import Output
 from .settings import RelayOptions
@@ -48,8 +49,7 @@ def _table_options(command: Command) -> Command:
 
 
 def _seconds(option: str, default: float, help_text: str) -> Callable[[Command], Command]:
-    kind = Seconds(0.0, _DAY, min_open=True)
-    return click.option(option, type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
+    return seconds_option(option, most=_DAY, min_open=True, default=default, help=help_text)
 
 
 def _database_url(database: str | None) -> str:
@@ -90,7 +90,7 @@ def outbox(context: click.Context) -> int:
 
 
 @outbox.command(short_help="Print how many messages are pending, sent and failed.")
-@click.option("--fail-above", type=Seconds(0.0), metavar="SECONDS", help="Exit code 1 if a message is pending for longer.")
+@seconds_option("--fail-above", help="Exit code 1 if a message is pending for longer.")
 @_table_options
 @json_option
 def status(fail_above: float | None, database: str | None, table: str, as_json: bool) -> int:
@@ -114,9 +114,7 @@ def status(fail_above: float | None, database: str | None, table: str, as_json: 
 @click.option("--drain", is_flag=True, help="End when nothing is left that can be sent.")
 @_seconds("--every", 10.0, "Between two lines of progress.")
 @click.option("--group", default="outbox-relay", show_default=True, help="Producer group.")
-@click.option(
-    "--batch-size", type=click.IntRange(1, 10_000), default=256, show_default=True, metavar="N", help="Rows read at a time."
-)
+@number_option("--batch-size", most=10_000, default=256, help="Rows read at a time.")
 @_seconds("--lease", 30.0, "How long a claimed row stays reserved. Other relays take over after it expires.")
 @_seconds("--poll-interval", 1.0, "Between two looks for messages; also before a second attempt.")
 @_seconds("--stuck-after", 60.0, "Age at which a message that is not sent is reported.")

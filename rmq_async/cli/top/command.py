@@ -18,7 +18,7 @@ from rich.live import Live
 
 from rmq_async import Admin, ClientConfig, RocketMQError
 
-from ..options import ClientOptions, Seconds, client_config, client_options, pass_options, run
+from ..options import ClientOptions, client_config, client_options, pass_options, run, seconds_option
 from ..output import Output
 from ..signals import end_at_once, exit_code_of, signals_handled
 from .controls import COLUMNS, Controls
@@ -48,10 +48,13 @@ class _TopOptions(ClientOptions):
 
 
 @click.command(short_help="Watch topics, groups and brokers live.")
-@click.option(
-    "--interval", type=Seconds(0.2, 3600.0), default=2.0, show_default=True, metavar="SECONDS",
+@seconds_option(
+    "--interval",
+    least=0.2,
+    most=3600.0,
+    default=2.0,
     help="Time between two reads of the figures, over which rates are taken.",
-)  # fmt: skip
+)
 @click.option("--once", is_flag=True, help="Print the figures of one interval and end.")
 @click.option(
     "--sort", type=click.Choice(SORTABLE), multiple=True, metavar="COLUMN",
