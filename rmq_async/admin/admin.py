@@ -177,17 +177,17 @@ class Admin(ClientUser):
 
         With ``namespace``, topics in it and topics of the system.
         """
-        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        command = RemotingCommand(code=RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 
         def read(response: RemotingCommand, address: str) -> tuple[str, ...]:
-            check(response, code, None, address)
+            check(response, command, None, address)
             names = self._names
             return tuple(
                 sorted(names.shown(each) for each in decode_body(TopicList, response.body).topic_list if names.owns(each))
             )
 
         async with self._call() as instance:
-            command, timeout = RemotingCommand(code=code), instance.config.request_timeout
+            timeout = instance.config.request_timeout
             return await instance.name_servers.fullest(command, timeout, read, len, lambda found: not found)
 
     async def topic_route(self, topic: str) -> TopicRouteData:

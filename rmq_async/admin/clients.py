@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rmq_protocol.bodies import Connection, ConsumerConnection, ProducerConnection, TopicStatsTable
+from rmq_protocol.bodies import Connection, ConsumerConnection, ConsumeStats, ProducerConnection, TopicStatsTable
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.heartbeat import SubscriptionData
@@ -15,24 +15,22 @@ from .. import machine
 from .._text import printable
 from ..client import ClientInstance, max_offset, min_offset, store_time_ms
 from ..errors import GroupNotOnlineError
-from .requests import brokers_of, check, cluster_info, everywhere, masters_of
-from .results import ClientConnection, ConsumerConnections, QueueStats, TopicStats
+from .requests import brokers_of, cluster_info, everywhere, masters_of
+from .results import ClientConnection, ConsumerConnections, QueueLag, QueueStats, TopicStats
 
-_NO_SUCH_PRODUCERS: Final = "not exist"
-"""In the remark of SYSTEM_ERROR with which a broker says that no producer of the group is connected."""
+_NO_SUCH_PRODUCERS: Final = ResponseCode.SYSTEM_ERROR, "not exist"
+"""Code and remark with which a broker says that no producer of the group is connected."""
+_NOT_ONLINE: Final = ResponseCode.CONSUMER_NOT_ONLINE, ""
 
 
 async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicStats:
     """Implement ``Admin.topic_stats``."""
     route = (await instance.routes.fetch(topic, max(deadline - machine.monotonic(), 0.0))).data
     brokers = brokers_of(route)
-    code = RequestCode.GET_TOPIC_STATS_INFO
+    command = RemotingCommand(code=RequestCode.GET_TOPIC_STATS_INFO, ext_fields={"topic": topic})
     queues: dict[MessageQueue, QueueStats] = {}
     tps = 0.0
-    for name, response in (
-        await everywhere(instance, brokers, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
-    ).items():
-        check(response, code, name, brokers[name])
+    for response in (await everywhere(instance, brokers, command, deadline)).values():
         table = decode_body(TopicStatsTable, response.body)
         tps += table.topic_put_tps
         for queue, offsets in table.offset_table.items():
@@ -55,16 +53,23 @@ async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: flo
     return QueueStats(low, high, last_ms)
 
 
+def lags_in(body: bytes) -> dict[MessageQueue, QueueLag]:
+    """Return a group's progress in the queues that an answer to GET_CONSUME_STATS names."""
+    return {
+        queue: QueueLag(
+            each.consumer_offset, each.broker_offset, max(each.pull_offset - each.consumer_offset, 0), each.last_timestamp
+        )
+        for queue, each in decode_body(ConsumeStats, body).offset_table.items()
+    }
+
+
 async def producers(instance: ClientInstance, group: str, deadline: float) -> tuple[ClientConnection, ...]:
     """Implement ``Admin.producer_connections``."""
     brokers = masters_of(await cluster_info(instance, deadline))
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
     command = RemotingCommand(code=code, ext_fields={"producerGroup": group})
     found: list[ClientConnection] = []
-    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
-        if response.code == ResponseCode.SYSTEM_ERROR and _NO_SUCH_PRODUCERS in (response.remark or ""):
-            continue
-        check(response, code, name, brokers[name])
+    for name, response in (await everywhere(instance, brokers, command, deadline, absent=_NO_SUCH_PRODUCERS)).items():
         found += [_shown(name, each) for each in decode_body(ProducerConnection, response.body).connection_set]
     return _some(found, "producer", instance.names.display_name(group), code, brokers)
 
@@ -77,10 +82,7 @@ async def consumers(instance: ClientInstance, group: str, deadline: float) -> Co
     found: list[ClientConnection] = []
     subscriptions: dict[str, SubscriptionData] = {}
     answer = ConsumerConnection()
-    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
-        if response.code == ResponseCode.CONSUMER_NOT_ONLINE:
-            continue
-        check(response, code, name, brokers[name])
+    for name, response in (await everywhere(instance, brokers, command, deadline, absent=_NOT_ONLINE)).items():
         answer = decode_body(ConsumerConnection, response.body)
         found += [_shown(name, each) for each in answer.connection_set]
         for topic, subscription in answer.subscription_table.items():

@@ -12,11 +12,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import (
-    AUTO_CREATE_TOPIC_KEY,
-    DLQ_TOPIC_PREFIX,
-    ResponseCode,
-)
+from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, DLQ_TOPIC_PREFIX, ResponseCode
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, request_of
 from rmq_protocol.heartbeat import java_hash

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from rmq_protocol import headers
-from rmq_protocol.bodies import ConsumeStats, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rmq_protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX, Perm, RequestCode, ResponseCode
 from rmq_protocol.errors import shown
@@ -30,9 +30,9 @@ from .. import client, machine
 from .._asyncio import for_each
 from .._text import printable
 from ..errors import ConfigError, RocketMQError, SubscriptionGroupNotExistError
-from .clients import consumers
+from .clients import consumers, lags_in
 from .groups import check_exists, check_offline, is_online
-from .requests import ask_at, brokers_of, check, cluster_info, everywhere, masters_of
+from .requests import ask, ask_at, brokers_of, check, cluster_info, everywhere, masters_of
 from .results import ConsumerConnections, GroupLag, OffsetChange, QueueLag
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ _AT_ONCE: Final = 16
 async def lag(instance: client.ClientInstance, group: str, topic: str | None, deadline: float) -> GroupLag:
     """Implement ``Admin.group_lag``."""
     brokers = masters_of(await cluster_info(instance, deadline))
-    code = RequestCode.GET_CONSUME_STATS
     asked: list[str | None] = [topic, RETRY_TOPIC_PREFIX + group, *_of_pops(topic, group)] if topic is not None else [None]
     members = await _members(instance, group, deadline) if topic is None else None
     if members is not None:
@@ -65,7 +64,7 @@ async def lag(instance: client.ClientInstance, group: str, topic: str | None, de
             members = await _members(instance, group, deadline)
         of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
         what = f"group {instance.names.display_name(group)} has no offsets{of_topic} on {', '.join(brokers)}"
-        raise SubscriptionGroupNotExistError(f"{what}{_why_none(members, topic)}", request=code.name)
+        raise SubscriptionGroupNotExistError(f"{what}{_why_none(members, topic)}", request=RequestCode.GET_CONSUME_STATS.name)
     if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
         await check_exists(instance, group, deadline)
     await _warn_above_end(instance, group, found)
@@ -100,16 +99,11 @@ async def _consume_stats(
     Args:
         asked: Topics on the wire; None: all in which it has offsets.
     """
-    code = RequestCode.GET_CONSUME_STATS
     found: dict[MessageQueue, QueueLag] = {}
     for each in asked:
         command = headers.request_of(headers.GetConsumeStatsRequestHeader(consumerGroup=group, topic=each))
-        for name, response in (await everywhere(instance, brokers, command, deadline)).items():
-            check(response, code, name, brokers[name])
-            for queue, offsets in decode_body(ConsumeStats, response.body).offset_table.items():
-                committed = offsets.consumer_offset
-                inflight = max(offsets.pull_offset - committed, 0)
-                found[queue] = QueueLag(committed, offsets.broker_offset, inflight, offsets.last_timestamp)
+        for response in (await everywhere(instance, brokers, command, deadline)).values():
+            found |= lags_in(response.body)
     return found
 
 
@@ -320,7 +314,6 @@ class _Reset:
         Returns:
             False where the broker knows no member to send the offsets to, or no offset of the group.
         """
-        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
         header = headers.ResetOffsetRequestHeader(
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
         )
@@ -328,7 +321,7 @@ class _Reset:
         response = await ask_at(self._instance, broker, address, command, self._deadline())
         if response.code == ResponseCode.CONSUMER_NOT_ONLINE or _NO_OFFSET in (response.remark or ""):
             return False
-        check(response, code, broker, address)
+        check(response, command, broker, address)
         return True
 
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
@@ -382,9 +375,8 @@ async def _resets_by_server(instance: client.ClientInstance, broker: str, addres
     """Return whether the broker resets offsets itself (5.2.0 or later, with ``useServerSideResetOffset``): it keeps the new
     offsets until a member pulls, and accepts an offset for a single queue.
     """
-    code = RequestCode.GET_BROKER_CONFIG
-    response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
-    check(response, code, broker, address)
+    command = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
+    response = await ask(instance, broker, address, command, deadline)
     return response.version >= _BY_SERVER_FROM and _BY_SERVER.search(response.body.decode(errors="replace")) is not None
 
 

@@ -20,7 +20,7 @@ from ..client import ClientInstance
 from . import dead_letters
 from . import topics as topic_settings
 from .clients import consumers
-from .requests import ask_at, check, cluster_info, everywhere, masters_of
+from .requests import ask, cluster_info, everywhere, masters_of
 from .results import GroupMember
 
 
@@ -52,9 +52,8 @@ async def list_groups(instance: ClientInstance, deadline: float) -> tuple[str, .
 async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline: float) -> set[str]:
     """Return the groups that the brokers have settings of, by their names on the wire."""
     found: set[str] = set()
-    code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-    for name, response in (await everywhere(instance, brokers, RemotingCommand(code=code), deadline)).items():
-        check(response, code, name, brokers[name])
+    command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    for response in (await everywhere(instance, brokers, command, deadline)).values():
         found.update(decode_body(bodies.SubscriptionGroupWrapper, response.body).subscription_group_table)
     return found
 
@@ -109,11 +108,9 @@ async def create(
 ) -> None:
     """Implement ``Admin.create_group``."""
     brokers = masters_of(await cluster_info(instance, deadline), cluster, broker, any_cluster=False)
-    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-    command = RemotingCommand(code=code, body=encode_body(config))
+    command = RemotingCommand(code=RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
     await _grow_retry_topic(instance, config, brokers, deadline)
-    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
-        check(response, code, name, brokers[name])
+    await everywhere(instance, brokers, command, deadline)
     await _grow_retry_topic(instance, config, brokers, deadline)  # a member may have made the topic meanwhile
 
 
@@ -143,12 +140,10 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     of_pops = await _pop_retries(instance, group, known - {group}, brokers, deadline)
     for topic in of_pops:  # before the offsets, by which a second call would find them
         await topic_settings.delete_at(instance, topic, brokers, deadline)
-    code = RequestCode.DELETE_SUBSCRIPTIONGROUP
     header = headers.DeleteSubscriptionGroupRequestHeader(groupName=group, cleanOffset=True)
     fields: dict[str, str | None] = {**headers.to_ext(header), "removeOffset": "true"}  # the name of cleanOffset in 4.9
-    command = RemotingCommand(code=code, ext_fields=fields)
-    for name, response in (await everywhere(instance, brokers, command, deadline)).items():
-        check(response, code, name, brokers[name])
+    command = RemotingCommand(code=RequestCode.DELETE_SUBSCRIPTIONGROUP, ext_fields=fields)
+    await everywhere(instance, brokers, command, deadline)
     there = group in known or bool(of_pops)
     await dead_letters.forget(instance, group, brokers, deadline)
     for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
@@ -171,13 +166,11 @@ async def _pop_retries(
     A name that ends in "a_b_c" may be that of group "a" and topic "b_c", or of "a_b" and "c": names that may be those of another
     group are left out.
     """
-    code = RequestCode.QUERY_TOPICS_BY_CONSUMER  # to brokers, because name servers need not list these topics
-    command = RemotingCommand(code=code, ext_fields={"group": group})
+    # to brokers, because name servers need not list these topics
+    command = RemotingCommand(code=RequestCode.QUERY_TOPICS_BY_CONSUMER, ext_fields={"group": group})
+    unknown = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ""
     names: set[str] = set()
-    for broker, response in (await everywhere(instance, brokers, command, deadline)).items():
-        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            continue
-        check(response, code, broker, brokers[broker])
+    for response in (await everywhere(instance, brokers, command, deadline, absent=unknown)).values():
         for topic in decode_body(bodies.TopicList, response.body).topic_list:
             names |= {pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)}
     if not names:
@@ -231,10 +224,8 @@ async def is_online(instance: ClientInstance, group: str) -> bool:
 async def running_info(instance: ClientInstance, group: str, client_id: str, deadline: float) -> bodies.ConsumerRunningInfo:
     """Implement ``Admin.consumer_status``."""
     broker, address = await _broker_of_member(instance, group, client_id, deadline)
-    code = RequestCode.GET_CONSUMER_RUNNING_INFO
     command = headers.request_of(headers.GetConsumerRunningInfoRequestHeader(consumerGroup=group, clientId=client_id))
-    response = await ask_at(instance, broker, address, command, deadline)
-    check(response, code, broker, address)
+    response = await ask(instance, broker, address, command, deadline)
     return decode_body(bodies.ConsumerRunningInfo, response.body)
 
 
@@ -247,7 +238,6 @@ async def consume_directly(
     stored_at = [name for name, address in masters.items() if address == message.store_host]
     broker = stored_at[0] if stored_at else queue.broker_name
     address = masters.get(broker)
-    code = RequestCode.CONSUME_MESSAGE_DIRECTLY
     if address is None:
         raise errors.BrokerNotFoundError(
             f"no name server knows a master of broker {printable(broker)}; check the name, or start the broker", broker=broker
@@ -255,9 +245,7 @@ async def consume_directly(
     header = headers.ConsumeMessageDirectlyResultRequestHeader(
         consumerGroup=group, clientId=client_id, msgId=message.offset_msg_id, brokerName=broker, topic=queue.topic
     )
-    command = headers.request_of(header)
-    response = await ask_at(instance, broker, address, command, deadline)
-    check(response, code, broker, address)
+    response = await ask(instance, broker, address, headers.request_of(header), deadline)
     return decode_body(bodies.ConsumeMessageDirectlyResult, response.body)
 
 

@@ -27,7 +27,8 @@ from .. import machine
 from .._asyncio import for_each
 from ..client import ClientInstance, broker_time_in, has_no_members, store_time_ms
 from ..errors import BrokerError, RocketMQError
-from .requests import ask_at, check, cluster_info
+from .clients import lags_in
+from .requests import ask, cluster_info
 from .results import BrokerOverview, GroupLag, GroupOverview, Overview, QueueLag, QueueStats
 from .topics import is_wanted, settings_of
 
@@ -229,12 +230,7 @@ class _Asked:
             body = (await self._get(RequestCode.GET_CONSUME_STATS, to_ext(header))).body
         except BrokerError as error:
             return {} if error.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST else None
-        return {
-            queue: QueueLag(
-                each.consumer_offset, each.broker_offset, max(each.pull_offset - each.consumer_offset, 0), each.last_timestamp
-            )
-            for queue, each in decode_body(bodies.ConsumeStats, body).offset_table.items()
-        }
+        return lags_in(body)
 
     async def _members(self, group: str) -> tuple[str, ...] | None:
         """Return the client ids of a group's members; None if the broker refuses."""
@@ -247,9 +243,7 @@ class _Asked:
 
     async def _get(self, code: RequestCode, fields: dict[str, str] | None = None) -> RemotingCommand:
         command = RemotingCommand(code=code, ext_fields={**(fields or {})})
-        response = await ask_at(self._instance, self._name, self._address, command, machine.monotonic() + self._timeout)
-        check(response, code, self._name, self._address)
-        return response
+        return await ask(self._instance, self._name, self._address, command, machine.monotonic() + self._timeout)
 
 
 def _ratio(text: str) -> float | None:

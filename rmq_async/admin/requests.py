@@ -109,12 +109,29 @@ async def ask_at(
         raise
 
 
+async def ask(
+    instance: ClientInstance, broker: str, address: str, command: RemotingCommand, deadline: float
+) -> RemotingCommand:
+    """Send one request and return the response. Raise the error of a response that is not success."""
+    response = await ask_at(instance, broker, address, command, deadline)
+    check(response, command, broker, address)
+    return response
+
+
 async def everywhere(
-    instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
+    instance: ClientInstance,
+    brokers: Mapping[str, str],
+    command: RemotingCommand,
+    deadline: float,
+    *,
+    absent: tuple[ResponseCode, str] | None = None,
 ) -> dict[str, RemotingCommand]:
     """Send one request to all brokers concurrently and return broker name -> response.
 
-    Wait for all before it raises the error of the first broker that has one.
+    Wait for all before raising the error of a request, else that of a response, of the first broker that has one.
+
+    Args:
+        absent: Code, and part of the remark, of a response that says that the broker has nothing; it is left out.
     """
     answers: dict[str, RemotingCommand] = {}
     for name, outcome in (await outcomes(instance, brokers, command, deadline)).items():
@@ -123,7 +140,10 @@ async def everywhere(
                 raise outcome
             finally:
                 del outcome  # its traceback has this frame
-        answers[name] = outcome
+        if absent is None or outcome.code != absent[0] or absent[1] not in (outcome.remark or ""):
+            answers[name] = outcome
+    for name, response in answers.items():
+        check(response, command, name, brokers[name])
     return answers
 
 
@@ -144,13 +164,14 @@ async def ask_every_name_server(instance: ClientInstance, command: RemotingComma
     """
     answers = await instance.name_servers.each(command, max(deadline - machine.monotonic(), 0.0))
     for address, response in answers.items():
-        check(response, RequestCode(command.code), None, address)
+        check(response, command, None, address)
 
 
-def check(response: RemotingCommand, code: RequestCode, broker: str | None, address: str | None) -> None:
-    """Raise the error of a response that is not success."""
+def check(response: RemotingCommand, command: RemotingCommand, broker: str | None, address: str | None) -> None:
+    """Raise the error of a response to ``command`` that is not success."""
     if response.code != ResponseCode.SUCCESS:
-        raise broker_error(response.code, response.remark, request=code.name, broker=broker, address=address)
+        name = RequestCode(command.code).name
+        raise broker_error(response.code, response.remark, request=name, broker=broker, address=address)
 
 
 def _listed(names: Mapping[str, object]) -> str:

@@ -26,7 +26,7 @@ from .._asyncio import for_each
 from .._text import printable
 from ..client import ClientInstance, max_offset, min_offset
 from ..errors import ConfigError, NameServerError, RequestTimeoutError, RocketMQError, TopicNotFoundError
-from .requests import ask_at, ask_every_name_server, check, cluster_info, everywhere, masters_of, outcomes
+from .requests import ask, ask_every_name_server, check, cluster_info, everywhere, masters_of, outcomes
 from .results import SyncedTopic
 
 logger = logging.getLogger(__name__)
@@ -146,16 +146,13 @@ async def delete_at(
     instance: ClientInstance, topic: str, masters: Mapping[str, str], deadline: float, cluster: str | None = None
 ) -> None:
     """Delete a topic on ``masters``, and its route in ``cluster`` (None: in every cluster) on the name servers."""
-    code = RequestCode.DELETE_TOPIC_IN_BROKER
-    answers = await everywhere(instance, masters, RemotingCommand(code=code, ext_fields={"topic": topic}), deadline)
-    for name, response in answers.items():
-        check(response, code, name, masters[name])
+    command = RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": topic})
+    await everywhere(instance, masters, command, deadline)
     fields: dict[str, str | None] = {"topic": topic}
     if cluster is not None:
         fields["clusterName"] = cluster
-    await ask_every_name_server(
-        instance, RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_NAMESRV, ext_fields=fields), deadline
-    )
+    command = RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_NAMESRV, ext_fields=fields)
+    await ask_every_name_server(instance, command, deadline)
 
 
 async def _create_at(
@@ -165,7 +162,6 @@ async def _create_at(
 
     Raises RequestTimeoutError, which names the brokers without an answer at ``deadline``, unless a broker has another error.
     """
-    code = RequestCode.UPDATE_AND_CREATE_TOPIC
     command = headers.request_of(header)
     silent = []
     for name, outcome in (await outcomes(instance, masters, command, deadline)).items():
@@ -177,13 +173,13 @@ async def _create_at(
             finally:
                 del outcome  # its traceback has this frame
         else:
-            check(outcome, code, name, masters[name])
+            check(outcome, command, name, masters[name])
     if silent:
         topic, sure = instance.names.display_name(header.topic), sorted(masters.keys() - {*silent})
         done = f"; it was created or changed on {printable(', '.join(sure))}" if sure else ""
         raise RequestTimeoutError(
-            f"no answer to {code.name} came in time from {printable(', '.join(silent))}: whether topic {topic} was created or "
-            f"changed there is not known{done}; repeat the call",
+            f"no answer to UPDATE_AND_CREATE_TOPIC came in time from {printable(', '.join(silent))}: whether topic "
+            f"{topic} was created or changed there is not known{done}; repeat the call",
             broker=silent[0],
             address=masters[silent[0]],
         )
@@ -239,16 +235,16 @@ async def _put_order(
 
 
 async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> str:
-    code = RequestCode.GET_KV_CONFIG
     get = headers.GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
+
+    command = headers.request_of(get)
 
     def read(response: RemotingCommand, address: str) -> str:
         if response.code == ResponseCode.QUERY_NOT_FOUND:
             return ""
-        check(response, code, None, address)
+        check(response, command, None, address)
         return headers.from_ext(headers.GetKVConfigResponseHeader, response.ext_fields).value or ""
 
-    command = headers.request_of(get)
     return await instance.name_servers.fullest(command, max(deadline - machine.monotonic(), 0.0), read, len)
 
 
@@ -350,9 +346,8 @@ async def sync(
 
 
 async def settings_of(instance: ClientInstance, broker: str, address: str, deadline: float) -> _Settings:
-    code = RequestCode.GET_ALL_TOPIC_CONFIG
-    response = await ask_at(instance, broker, address, RemotingCommand(code=code), deadline)
-    check(response, code, broker, address)
+    command = RemotingCommand(code=RequestCode.GET_ALL_TOPIC_CONFIG)
+    response = await ask(instance, broker, address, command, deadline)
     if len(response.body) > MAX_JSON_BODY_SIZE:  # beyond 20,000 topics; standard JSON of any size is read in no time
         with suppress(msgspec.MsgspecError, ValueError, RecursionError):
             return msgspec.json.decode(response.body, type=_Settings)
@@ -393,13 +388,5 @@ def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection
 
 def _plain(config: TopicConfig) -> TopicConfig:
     """Return the settings, with the names of attributes without the "+" that a broker may keep them with."""
-    return TopicConfig(
-        config.topic_name,
-        config.read_queue_nums,
-        config.write_queue_nums,
-        config.perm,
-        config.topic_filter_type,
-        config.topic_sys_flag,
-        config.order,
-        {name.removeprefix("+"): value for name, value in config.attributes.items()},
-    )
+    attributes = {name.removeprefix("+"): value for name, value in config.attributes.items()}
+    return msgspec.structs.replace(config, attributes=attributes)
