@@ -21,16 +21,13 @@ from sqlalchemy.types import TypeEngine
 
 from .._database import UtcDateTime, seconds_from_now, seconds_since
 from .rows import LONGEST_ID, SMALL_BODY
-from .table import FAILED, PENDING, SENDING, SENT
+from .table import FAILED, PENDING, SENDING, SENT, literal
 
 _MESSAGE: Final = (
     "topic", "tags", "keys", "body", "properties", "sharding_key", "flag", "wait_store", "delay_level", "deliver_at", "unique_id",
 )  # fmt: skip
 
-
-def _written(value: str) -> sa.ColumnElement[str]:
-    """Return a text as an SQL literal: a condition with a bound value matches no partial index."""
-    return sa.literal_column(f"'{value}'", sa.String)
+_ME: Final = sa.bindparam("me", type_=sa.String)
 
 
 def _ago(name: str) -> sa.ColumnElement[Any]:
@@ -110,38 +107,23 @@ class Statements:
         """Return the statement that claims up to ``limit`` due rows: of the topics in ``topics`` (``only``), or of all others."""
         table, wanted = self._table, self._table.c.topic
         first = table.alias("first")
-        waits = sa.and_(
-            first.c.sharding_key == table.c.sharding_key,
-            first.c.topic == table.c.topic,
-            first.c.id < table.c.id,
-            first.c.state != _written(SENT),
-            sa.or_(first.c.state == _written(FAILED), first.c.next_attempt > _now()),
-        )
+        waits = self._is_behind(first, sa.or_(first.c.state == literal(FAILED), first.c.next_attempt > _now()))
         among = self._among if only else self._not_among
         due = (
             sa.select(table.c.id)
             .where(
-                table.c.state != _written(SENT),
-                table.c.state != _written(FAILED),
+                table.c.state != literal(SENT),
+                table.c.state != literal(FAILED),
                 table.c.next_attempt <= _now(),
                 among(wanted, "topics", sa.String(255)),
-                sa.or_(
-                    table.c.sharding_key.is_(None),
-                    ~sa.exists(sa.select(sa.literal(1)).select_from(first).where(waits).correlate(table)),
-                ),
+                sa.or_(table.c.sharding_key.is_(None), ~waits),
             )
             .order_by(table.c.id)
             .limit(sa.bindparam("limit", type_=sa.BigInteger))
         )
         lease = seconds_from_now(sa.bindparam("lease_seconds", type_=sa.Float))
-        taken = sa.update(table).values(
-            state=SENDING, owner=sa.bindparam("me", type_=sa.String), lease=lease, next_attempt=lease, updated=_now()
-        )
-        if self._arrays:
-            locked = due.with_for_update(skip_locked=True).cte("due")
-            taken = taken.where(table.c.id == locked.c.id)
-        else:
-            taken = taken.where(table.c.id.in_(due))
+        taken = sa.update(table).values(state=SENDING, owner=_ME, lease=lease, next_attempt=lease, updated=_now())
+        taken = taken.where(self._is_one_of(due, "due"))
         size = sa.func.length(table.c.body)
         body = sa.case((size <= SMALL_BODY, table.c.body), else_=None)
         columns = [sa.type_coerce(table.c[name], _type_of(table, name)).label(name) for name in _MESSAGE if name != "body"]
@@ -152,11 +134,7 @@ class Statements:
         messages: SQLite reuses the id of a row that was rolled back.
         """
         table = self._table
-        return sa.select(table.c.id, table.c.unique_id).where(
-            self._among(table.c.id, "ids", sa.BigInteger()),
-            table.c.owner == sa.bindparam("me", type_=sa.String),
-            table.c.state == SENDING,
-        )
+        return sa.select(table.c.id, table.c.unique_id).where(self._among(table.c.id, "ids", sa.BigInteger()), self._is_mine())
 
     def _blocked(self) -> sa.Select[Any]:
         """Return the query for the rows of ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
@@ -164,17 +142,10 @@ class Statements:
         """
         table = self._table
         first = table.alias("first")
-        before = sa.select(sa.literal(1)).where(
-            first.c.sharding_key == table.c.sharding_key,
-            first.c.topic == table.c.topic,
-            first.c.id < table.c.id,
-            first.c.state != _written(SENT),
-            self._not_among(first.c.id, "in_hand", sa.BigInteger()),
-        )
         return sa.select(table.c.id).where(
             self._among(table.c.id, "ids", sa.BigInteger()),
             table.c.sharding_key.is_not(None),
-            sa.exists(before.select_from(first).correlate(table)),
+            self._is_behind(first, self._not_among(first.c.id, "in_hand", sa.BigInteger())),
         )
 
     # -- outcomes
@@ -184,7 +155,7 @@ class Statements:
         table = self._table
         values = ("offset_message_id", sa.String(LONGEST_ID)), ("queue", sa.String(255)), ("queue_offset", sa.BigInteger())
         row, given = self._many("sent", values)
-        changed = sa.update(table).where(row, table.c.state != _written(SENT))
+        changed = sa.update(table).where(row, table.c.state != literal(SENT))
         return changed.values(
             state=SENT, owner=None, lease=None, attempts=table.c.attempts + 1, next_attempt=_now(), updated=_now(), **given
         )
@@ -197,7 +168,7 @@ class Statements:
         table = self._table
         values = ("delay", sa.Float()), ("last_error", sa.Text()), ("given_up", sa.Boolean())
         row, given = self._many("failed", values)
-        changed = sa.update(table).where(row, table.c.owner == sa.bindparam("me", type_=sa.String), table.c.state == SENDING)
+        changed = sa.update(table).where(row, self._is_mine())
         return changed.values(
             state=sa.case((given["given_up"], FAILED), else_=PENDING),
             owner=None,
@@ -211,12 +182,8 @@ class Statements:
     def _released(self) -> sa.Update:
         """Return the statement by which claimed rows whose send has not begun become due again."""
         table = self._table
-        mine = (
-            self._among(table.c.id, "ids", sa.BigInteger()),
-            table.c.owner == sa.bindparam("me", type_=sa.String),
-            table.c.state == SENDING,
-        )
-        return sa.update(table).where(*mine).values(state=PENDING, owner=None, lease=None, next_attempt=_now(), updated=_now())
+        chosen = sa.update(table).where(self._among(table.c.id, "ids", sa.BigInteger()), self._is_mine())
+        return chosen.values(state=PENDING, owner=None, lease=None, next_attempt=_now(), updated=_now())
 
     # -- supervision
 
@@ -229,24 +196,19 @@ class Statements:
         found = (
             sa.select(table.c.id)
             .where(
-                table.c.state != _written(SENT),
+                table.c.state != literal(SENT),
                 table.c.id > sa.bindparam("after", type_=sa.BigInteger),
                 sa.or_(
                     table.c.created <= seconds_from_now(-sa.bindparam("age", type_=sa.Float)),
                     table.c.attempts >= sa.bindparam("most_attempts", type_=sa.BigInteger),
-                    table.c.state == _written(FAILED),
+                    table.c.state == literal(FAILED),
                 ),
                 sa.or_(table.c.alerted.is_(None), table.c.alerted <= again),
             )
             .order_by(table.c.id)
             .limit(sa.bindparam("limit", type_=sa.BigInteger))
         )
-        marked = sa.update(table).values(alerted=_now())
-        if self._arrays:
-            locked = found.with_for_update(skip_locked=True).cte("found")
-            marked = marked.where(table.c.id == locked.c.id)
-        else:
-            marked = marked.where(table.c.id.in_(found))
+        marked = sa.update(table).values(alerted=_now()).where(self._is_one_of(found, "found"))
         names = ("id", "topic", "keys", "attempts", "last_error", "state", "unique_id")
         return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
 
@@ -256,27 +218,20 @@ class Statements:
         """
         table = self._table
         sent = table.alias("sent")
-        failed = table.c.state == _written(FAILED)
+        failed = table.c.state == literal(FAILED)
         return sa.select(
             sa.func.count().filter(~failed).label("pending"),
             sa.func.max(seconds_since(table.c.created)).filter(~failed).label("oldest_age"),
             sa.func.count().filter(failed).label("failed"),
-            sa.select(sa.func.count()).select_from(sent).where(sent.c.state == _written(SENT)).scalar_subquery().label("sent"),
-        ).where(table.c.state != _written(SENT))
+            sa.select(sa.func.count()).select_from(sent).where(sent.c.state == literal(SENT)).scalar_subquery().label("sent"),
+        ).where(table.c.state != literal(SENT))
 
     def _left(self) -> tuple[sa.Select[*tuple[Any, ...]], sa.Select[*tuple[Any, ...]]]:
         """Return two statements: whether a row can be sent, and the number of rows that wait behind a FAILED row of their key."""
         table = self._table
         first = table.alias("first")
-        failed_before = sa.and_(
-            first.c.sharding_key == table.c.sharding_key,
-            first.c.topic == table.c.topic,
-            first.c.id < table.c.id,
-            first.c.state != _written(SENT),  # redundant, but makes the planner use the index
-            first.c.state == _written(FAILED),
-        )
-        behind = sa.exists(sa.select(sa.literal(1)).select_from(first).where(failed_before).correlate(table))
-        pending = sa.and_(table.c.state != _written(SENT), table.c.state != _written(FAILED))
+        behind = self._is_behind(first, first.c.state == literal(FAILED))
+        pending = sa.and_(table.c.state != literal(SENT), table.c.state != literal(FAILED))
         sendable = sa.select(table.c.id).where(pending, sa.or_(table.c.sharding_key.is_(None), ~behind))
         left = sa.select(sa.func.count(table.c.id)).where(pending, table.c.sharding_key.is_not(None), behind)
         return sa.select(sendable.exists()), left
@@ -289,22 +244,42 @@ class Statements:
             .values(state=PENDING, attempts=0, next_attempt=_now(), alerted=None, updated=_now())
         )
         return again.where(self._among(table.c.id, "ids", sa.BigInteger())), again.where(
-            table.c.state == _written(FAILED), table.c.state != _written(SENT)
+            table.c.state == literal(FAILED), table.c.state != literal(SENT)
         )
 
     def _purge(self, state: str) -> sa.Delete:
         table = self._table
-        old = sa.select(table.c.id).where(table.c.state == _written(state), table.c.updated <= _ago("age"))
+        old = sa.select(table.c.id).where(table.c.state == literal(state), table.c.updated <= _ago("age"))
         if state == SENT:
             old = old.order_by(table.c.updated)
         else:
-            old = old.where(table.c.state != _written(SENT))  # SQLite does not infer it, and needs it for the index
+            old = old.where(table.c.state != literal(SENT))  # SQLite does not infer it, and needs it for the index
         old = old.limit(sa.bindparam("limit", type_=sa.BigInteger))
         if self._arrays:
             old = old.with_for_update(skip_locked=True)
         return sa.delete(table).where(table.c.id.in_(old))
 
-    # -- lists of rows
+    # -- conditions
+
+    def _is_mine(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self._table.c.owner == _ME, self._table.c.state == SENDING)
+
+    def _is_behind(self, first: sa.FromClause, condition: sa.ColumnElement[bool]) -> sa.Exists:
+        """Return the condition that ``first``, an earlier row of the same key and topic, is not SENT and meets ``condition``."""
+        table = self._table
+        before = (
+            first.c.sharding_key == table.c.sharding_key,
+            first.c.topic == table.c.topic,
+            first.c.id < table.c.id,
+            first.c.state != literal(SENT),  # also where it is redundant: it makes the planner use the index
+            condition,
+        )
+        return sa.exists(sa.select(sa.literal(1)).select_from(first).where(*before).correlate(table))
+
+    def _is_one_of(self, found: sa.Select[Any], name: str) -> sa.ColumnElement[bool]:
+        """Return the condition that a query finds the row; PostgreSQL passes over rows that others have locked."""
+        row = self._table.c.id
+        return row == found.with_for_update(skip_locked=True).cte(name).c.id if self._arrays else row.in_(found)
 
     def _among(self, of: sa.ColumnElement[Any], name: str, kind: TypeEngine[Any]) -> sa.ColumnElement[bool]:
         if self._arrays:

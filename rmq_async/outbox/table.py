@@ -9,21 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    DateTime,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    literal_column,
-)
-from sqlalchemy.sql.elements import ColumnElement
+import sqlalchemy as sa
+from sqlalchemy import MetaData, Table  # without a module in the public signature
 
 from .._database import split_table_name
 
@@ -44,46 +31,46 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
         ConfigError: For another name, and SQLAlchemy's InvalidRequestError if ``metadata`` has a table of that name already.
     """
     schema, table = split_table_name(name)
-    time = DateTime(timezone=True)
+    time = sa.DateTime(timezone=True)
     made = Table(
         table,
         metadata,
-        Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-        Column("topic", String(255), nullable=False),
-        Column("tags", Text),
-        Column("keys", Text, comment="separated by spaces"),
-        Column("body", LargeBinary, nullable=False),
-        Column("properties", Text, comment="a JSON object"),
-        Column("sharding_key", Text),
-        Column("flag", Integer, nullable=False),
-        Column("wait_store", Boolean, nullable=False),
-        Column("delay_level", Integer, nullable=False),
-        Column("deliver_at", time),
-        Column("unique_id", String(255), nullable=False),
-        Column("state", String(8), nullable=False, comment=", ".join(STATES)),
-        Column("owner", String(64), comment="who sends it until lease"),
-        Column("lease", time),
-        Column("attempts", Integer, nullable=False),
-        Column("next_attempt", time, nullable=False, comment="while SENDING: when the lease is over"),
-        Column("alerted", time),
-        Column("last_error", Text),
-        Column("offset_message_id", String(255)),
-        Column("queue", String(255), comment="broker:queue"),
-        Column("queue_offset", BigInteger),
-        Column("created", time, nullable=False),
-        Column("updated", time, nullable=False),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+        sa.Column("topic", sa.String(255), nullable=False),
+        sa.Column("tags", sa.Text),
+        sa.Column("keys", sa.Text, comment="separated by spaces"),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("properties", sa.Text, comment="a JSON object"),
+        sa.Column("sharding_key", sa.Text),
+        sa.Column("flag", sa.Integer, nullable=False),
+        sa.Column("wait_store", sa.Boolean, nullable=False),
+        sa.Column("delay_level", sa.Integer, nullable=False),
+        sa.Column("deliver_at", time),
+        sa.Column("unique_id", sa.String(255), nullable=False),
+        sa.Column("state", sa.String(8), nullable=False, comment=", ".join(STATES)),
+        sa.Column("owner", sa.String(64), comment="who sends it until lease"),
+        sa.Column("lease", time),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("next_attempt", time, nullable=False, comment="while SENDING: when the lease is over"),
+        sa.Column("alerted", time),
+        sa.Column("last_error", sa.Text),
+        sa.Column("offset_message_id", sa.String(255)),
+        sa.Column("queue", sa.String(255), comment="broker:queue"),
+        sa.Column("queue_offset", sa.BigInteger),
+        sa.Column("created", time, nullable=False),
+        sa.Column("updated", time, nullable=False),
         schema=schema,
         sqlite_autoincrement=True,  # ids grow also after a purge: they are the order of sending
     )
-    unsent = made.c.state != _text(SENT)
-    Index(f"ix_{table}_unsent", made.c.id, postgresql_where=unsent, sqlite_where=unsent)
+    unsent = made.c.state != literal(SENT)
+    sa.Index(f"ix_{table}_unsent", made.c.id, postgresql_where=unsent, sqlite_where=unsent)
     keyed = unsent & made.c.sharding_key.is_not(None)
-    Index(f"ix_{table}_key", made.c.sharding_key, made.c.topic, made.c.id, postgresql_where=keyed, sqlite_where=keyed)
-    sent = made.c.state == _text(SENT)
-    Index(f"ix_{table}_sent", made.c.updated, postgresql_where=sent, sqlite_where=sent)
+    sa.Index(f"ix_{table}_key", made.c.sharding_key, made.c.topic, made.c.id, postgresql_where=keyed, sqlite_where=keyed)
+    sent = made.c.state == literal(SENT)
+    sa.Index(f"ix_{table}_sent", made.c.updated, postgresql_where=sent, sqlite_where=sent)
     return made
 
 
-def _text(value: str) -> ColumnElement[str]:
+def literal(value: str) -> sa.ColumnElement[str]:
     """Return a text as an SQL literal: a condition with a bound value matches no partial index."""
-    return literal_column(f"'{value}'", String)
+    return sa.literal_column(f"'{value}'", sa.String)
