@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from types import MappingProxyType
 from typing import Final
 
 import click
@@ -24,37 +23,22 @@ from .options import FAILED, WRONG_USE, needs_command
 
 TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-COMMANDS: Final = MappingProxyType(
-    {
-        "bench": ".bench",
-        "consume": ".consume",
-        "demo": ".demo",
-        "group": ".group",
-        "message": ".message",
-        "outbox": ".outbox",
-        "pull": ".pull",
-        "send": ".send",
-        "server": ".server",
-        "simulate": ".simulate",
-        "spark": ".spark",
-        "top": ".top",
-        "topic": ".topic",
-    }
-)
-"""Command -> its module, which has a function of the command's name."""
+COMMANDS: Final = (
+    "bench", "consume", "demo", "group", "message", "outbox", "pull", "send", "server", "simulate", "spark", "top", "topic",
+)  # fmt: skip
+"""Each is a module, which has a function of the command's name."""
 
 
 class Commands(click.Group):
     """A group that imports the module of a command when it is called, to save the time that the others take."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
-        if module is None:
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(module, __package__), cmd_name)
+        command = getattr(import_module(f".{cmd_name}", __package__), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from statistics import quantiles
 from time import perf_counter
@@ -77,6 +77,17 @@ class Mode:
     def stored(self, message: Message, msg_id: str) -> None:
         self.acknowledged[message.keys[0]] = msg_id
 
+    @contextmanager
+    def timed(self, number: int) -> Iterator[None]:
+        """Count the time of a call that sends ``number`` messages, or its error."""
+        began = perf_counter()
+        try:
+            yield
+        except RocketMQError as error:
+            self.fail(number, error)
+        else:
+            self.seconds.append(perf_counter() - began)
+
     def fail(self, number: int, error: BaseException) -> None:
         assert isinstance(error, RocketMQError)
         self.failed += number
@@ -115,13 +126,8 @@ async def one_after_another(mode: Mode, producer: Producer) -> None:
     """Send by ``result = await producer.send(message)``."""
     while taken := mode.take():
         (message,) = taken
-        began = perf_counter()
-        try:
+        with mode.timed(1):
             result = await producer.send(message)
-        except RocketMQError as error:
-            mode.fail(1, error)
-        else:
-            mode.seconds.append(perf_counter() - began)
             mode.stored(message, result.msg_id)
 
 
@@ -152,13 +158,8 @@ async def oneway(mode: Mode, producer: Producer) -> None:
     """Send by ``await producer.send_oneway(message)``, which returns once the frame is handed over; no broker responds."""
     while taken := mode.take():
         (message,) = taken
-        began = perf_counter()
-        try:
+        with mode.timed(1):
             await producer.send_oneway(message)
-        except RocketMQError as error:
-            mode.fail(1, error)
-        else:
-            mode.seconds.append(perf_counter() - began)
             mode.stored(message, "")
     await producer.flush()
 
@@ -168,13 +169,8 @@ async def batches(mode: Mode, producer: Producer) -> None:
 
     async def send() -> None:
         while messages := mode.take(BATCH):
-            began = perf_counter()
-            try:
+            with mode.timed(len(messages)):
                 result = await producer.send_batch(messages)
-            except RocketMQError as error:
-                mode.fail(len(messages), error)
-            else:
-                mode.seconds.append(perf_counter() - began)
                 for message, each in zip(messages, result.results, strict=True):
                     mode.stored(message, each.msg_id)
 

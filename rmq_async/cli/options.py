@@ -21,7 +21,7 @@ from rmq_async import ClientConfig, ConfigError
 from rmq_async.config import LONGEST, NAMESRV_ENVIRONMENT, name_servers
 
 from .security import security_options, security_settings
-from .signals import end_at_once, signals_handled
+from .signals import end_at_once, exit_code_of, signals_handled
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -122,32 +122,18 @@ def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options]
 
 
 class Interrupted(click.ClickException):
-    """Error of a command that SIGINT has ended, printed like other errors (click would print an empty line before it)."""
+    """Error of a command that a signal has ended, printed like other errors (click would print an empty line before it)."""
 
-    exit_code = 128 + signal.SIGINT
-
-    def __init__(self) -> None:
-        super().__init__("interrupted")
-
-
-class Terminated(Interrupted):
-    """Error of a command that SIGTERM has ended."""
-
-    exit_code = 128 + signal.SIGTERM
-
-    def __init__(self) -> None:
-        click.ClickException.__init__(self, "terminated")
-
-
-def _interrupted_by(number: int) -> Interrupted:
-    return Terminated() if number == signal.SIGTERM else Interrupted()
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__("terminated" if number == signal.SIGTERM else "interrupted")
+        self.exit_code = exit_code_of(number)  # type: ignore[misc]  # click reads it from the instance
 
 
 def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
     """Run a coroutine by ``rmq_async.run`` and return its result or raise its error.
 
-    The first SIGINT or SIGTERM cancels it; when that ends it, Interrupted is raised, for SIGTERM its subclass Terminated. A
-    second one ends the process at once, also while the loop is blocked by output that no one reads.
+    The first SIGINT or SIGTERM cancels it; when that ends it, Interrupted is raised. A second one ends the process at once, also
+    while the loop is blocked by output that no one reads.
 
     Args:
         signalled: True if a first signal has come already, so that the next one is the second. Outside of the main thread no
@@ -172,7 +158,7 @@ async def _until_signal(work: Coroutine[Any, Any, T], signalled: bool) -> T:
             return await work
         except asyncio.CancelledError:
             if received:
-                raise _interrupted_by(received[0]) from None
+                raise Interrupted(received[0]) from None
             raise
 
 

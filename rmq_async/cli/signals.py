@@ -10,9 +10,11 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -59,3 +61,15 @@ def ended_by_signal() -> Iterator[asyncio.Event]:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     with signals_handled(lambda _: loop.call_soon_threadsafe(ended.set)):
         yield ended
+
+
+async def unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of ``work``; cancel it and return None when ``ended`` is set first."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        waiting.cancel()
+        await asyncio.wait((working, waiting))
+    return None if working.cancelled() else working.result()

@@ -3,7 +3,7 @@
 Each method has transactions of its own.
 
 Errors of the database (``DATABASE_ERRORS``) are passed on, but ``probe`` raises ConfigError for a missing table or column. Methods
-that use ``_transaction`` or ``_reading`` raise TimeoutError after ``patience`` seconds.
+of a relay raise TimeoutError after ``patience`` seconds.
 """
 
 from __future__ import annotations
@@ -116,26 +116,20 @@ class Store:
         """Maximum seconds of a transaction: a lost connection to the database may stay silent for hours."""
 
     @asynccontextmanager
-    async def _begin(self) -> AsyncIterator[AsyncConnection]:
-        with naming_refusals():
-            async with self._engine.begin() as connection:
-                yield connection
+    async def _begin(self, timeout: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """Provide a connection in a transaction, for ``timeout`` seconds at most."""
+        async with asyncio.timeout(timeout):
+            with naming_refusals():
+                async with self._engine.begin() as connection:
+                    yield connection
 
     @asynccontextmanager
-    async def _connect(self) -> AsyncIterator[AsyncConnection]:
-        with naming_refusals():
-            async with self._engine.connect() as connection:
-                yield connection
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
-        async with asyncio.timeout(self.patience), self._begin() as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        async with asyncio.timeout(self.patience), self._connect() as connection:
-            yield connection
+    async def _connect(self, timeout: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """Provide a connection to read by, for ``timeout`` seconds at most."""
+        async with asyncio.timeout(timeout):
+            with naming_refusals():
+                async with self._engine.connect() as connection:
+                    yield connection
 
     async def create_table(self) -> None:
         async with self._begin() as connection:
@@ -179,7 +173,7 @@ class Store:
             in_hand: Rows that this process is sending: they do not keep later rows of their keys out of turn.
         """
         until = machine.monotonic() + self.lease
-        async with self._transaction() as connection:
+        async with self._begin(self.patience) as connection:
             given = {"limit": limit, "topics": list(topics), "me": self.me, "lease_seconds": self.lease}
             found = (await connection.execute(self._claim_only if only else self._claim_except, given)).mappings().all()
             rows, unreadable = self._read(found, until)
@@ -196,7 +190,7 @@ class Store:
         Args:
             in_hand: As for ``claim``.
         """
-        async with self._reading() as connection:
+        async with self._connect(self.patience) as connection:
             given = {"ids": [row.id for row in rows], "me": self.me}
             found = {(row.id, row.unique_id) for row in await connection.execute(self.statements.owned, given)}
             ours = [row for row in rows if (row.id, row.message.unique_id) in found]
@@ -209,7 +203,7 @@ class Store:
         Args:
             in_hand: As for ``claim``.
         """
-        async with self._reading() as connection:
+        async with self._connect(self.patience) as connection:
             return await self._blocked(connection, rows, in_hand)
 
     async def _blocked(self, connection: AsyncConnection, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
@@ -218,7 +212,7 @@ class Store:
 
     async def body(self, row: int) -> bytes | None:
         """Return the body of a row; None if the row was deleted."""
-        async with self._reading() as connection:
+        async with self._connect(self.patience) as connection:
             found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
             return found
 
@@ -244,7 +238,7 @@ class Store:
 
     async def record(self, sent: Sequence[Sent], failed: Sequence[Failure], released: Sequence[int]) -> None:
         """Write the outcomes in one transaction."""
-        async with self._transaction() as connection:
+        async with self._begin(self.patience) as connection:
             if sent:
                 await self._write(connection, self.statements.sent, sent, {})
             if failed:
@@ -268,7 +262,7 @@ class Store:
 
     async def stuck(self, age: float, attempts: int, period: float, limit: int, after: int = 0) -> list[StuckMessage]:
         given = {"after": after, "age": age, "most_attempts": attempts, "period": period, "limit": limit}
-        async with self._transaction() as connection:
+        async with self._begin(self.patience) as connection:
             found = (await connection.execute(self.statements.stuck, given)).mappings().all()
         rows = (StuckMessage(**{**row, "keys": tuple((row["keys"] or "").split())}) for row in found)
         return sorted(rows, key=_by_id)

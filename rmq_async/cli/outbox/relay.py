@@ -5,10 +5,9 @@ sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -17,7 +16,7 @@ from rmq_async.outbox import DATABASE_ERRORS, Outbox, OutboxStatus, Store
 
 from ..options import FAILED
 from ..output import Output
-from ..signals import ended_by_signal
+from ..signals import ended_by_signal, unless
 from .database import connected
 from .report import Progress, message_count
 from .settings import RelayOptions
@@ -27,8 +26,6 @@ _LAST_STATUS: Final = 5.0
 _SHARE: Final = 10
 """The pause after a check for remaining messages lasts at least this many times as long as the check."""
 
-T = TypeVar("T")
-
 
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
     """Relay until SIGTERM or SIGINT, or with --drain until no message is left that can be sent; return the exit code.
@@ -37,14 +34,14 @@ async def run_relay(database: str, settings: RelayOptions, client: ClientConfig,
     """
     async with AsyncExitStack() as stack:
         ended = stack.enter_context(ended_by_signal())
-        found = await _unless(ended, stack.enter_async_context(connected(database, settings.table)))
-        before = None if found is None else await _unless(ended, found[1].status())
+        found = await unless(ended, stack.enter_async_context(connected(database, settings.table)))
+        before = None if found is None else await unless(ended, found[1].status())
         if found is None or before is None:
             return _ended_early(output) if settings.drain else 0
         engine, store = found
         outbox, progress = _outbox(engine, settings, client, output, ended)
         try:
-            drained = await _unless(ended, _relay(outbox, store, settings))
+            drained = await unless(ended, _relay(outbox, store, settings))
         finally:
             await outbox.stop()
         if progress.error is not None:
@@ -114,15 +111,3 @@ async def _drained(store: Store, before: OutboxStatus, after: OutboxStatus, outp
 def _ended_early(output: Output) -> int:
     output.trouble("outbox: ended before all messages that can be sent were sent; run it again to send the rest")
     return FAILED
-
-
-async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of ``work``; cancel it and return None when ``ended`` is set first."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
-    try:
-        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        working.cancel()
-        waiting.cancel()
-        await asyncio.wait((working, waiting))
-    return None if working.cancelled() else working.result()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 import click
+import msgspec
 
 from rmq_async._text import printable
 from rmq_async.outbox import OutboxStatus, StuckMessage
@@ -26,12 +27,7 @@ def print_status(output: Output, status: OutboxStatus) -> None:
 
 
 def _fields(status: OutboxStatus) -> dict[str, object]:
-    return {
-        "pending": status.pending,
-        "oldest_age": round(status.oldest_age, 3),
-        "sent": status.sent,
-        "failed": status.failed,
-    }
+    return {**msgspec.structs.asdict(status), "oldest_age": round(status.oldest_age, 3)}
 
 
 def _age(status: OutboxStatus) -> str:
@@ -71,9 +67,7 @@ class Progress:
 
     def _print_stuck(self, message: StuckMessage) -> None:
         if self._output.as_json:
-            names = message.__struct_fields__
-            fields = {name: getattr(message, name) for name in names} | {"age": round(message.age, 3)}
-            self._output.record({"stuck": fields})
+            self._output.record({"stuck": {**msgspec.structs.asdict(message), "age": round(message.age, 3)}})
             return
         keys = f", keys {printable(' '.join(message.keys))}" if message.keys else ""
         self._output.trouble(

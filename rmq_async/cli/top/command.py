@@ -20,7 +20,7 @@ from rmq_async import Admin, ClientConfig, RocketMQError
 
 from ..options import ClientOptions, client_config, client_options, pass_options, run, seconds_option
 from ..output import Output
-from ..signals import end_at_once, exit_code_of, signals_handled
+from ..signals import end_at_once, exit_code_of, signals_handled, unless
 from .controls import COLUMNS, Controls
 from .figures import Figures, Watch
 from .terminal import leave_at_once, pressed_keys, settings_now
@@ -180,16 +180,11 @@ class _Top:
             began = monotonic()
             self._look_now.clear()
             patterns = self._controls.patterns
-            looking = asyncio.create_task(admin.overview(topics=patterns, system=self._options.system))
-            ended = asyncio.create_task(self._ended.wait())
-            await asyncio.wait((looking, ended), return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-            if not looking.done():
-                looking.cancel()
-                await asyncio.wait([looking])
-                return
             try:
-                last = watch.figures(looking.result(), monotonic(), round(time() * 1000), patterns)
+                found = await unless(self._ended, admin.overview(topics=patterns, system=self._options.system))
+                if found is None:
+                    return
+                last = watch.figures(found, monotonic(), round(time() * 1000), patterns)
             except RocketMQError as error:
                 if last is None or self._options.once:
                     raise
