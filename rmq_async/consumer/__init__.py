@@ -1,4 +1,4 @@
-"""Consuming: group consumers, and reading by queue and offset."""
+"""Group consumers. ``PullConsumer``, which reads by queue and offset, is re-exported from ``reading``."""
 
 from ..reading import PullConsumer
 from .config import ConsumerConfig, Positions, Retry

@@ -1,4 +1,4 @@
-"""Settings of a group consumer: immutable, checked when made."""
+"""Settings of a group consumer. They are immutable and checked when they are made."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ MAX_PULL_SIZE: Final = 1024
 MIN_INVISIBLE_TIME: Final = 1.0
 MAX_INVISIBLE_TIME: Final = 7200.0
 MAX_DELAY: Final = 7200.0
-"""Seconds of the highest delay level of a stock broker."""
+"""The highest delay level of a broker with default settings, in seconds."""
 
 AssignmentCallback = Callable[[frozenset[MessageQueue]], Awaitable[None] | None]
 
 
 class Positions(Protocol):
-    """The protocol of a store for the positions of a broadcast consumer: the offset of the next message by queue.
+    """The protocol of a store for the positions of a broadcast consumer. A position is the offset of the next message of a queue.
 
-    ``load`` is called in ``start()`` for each topic; it returns an empty mapping if none are stored, and ``start()`` raises its
-    errors. ``save`` gets the positions of all topics if one has changed: in ``start()``, each ``commit_interval``, in
-    ``commit()``, and when a queue is moved or leaves this member; one call at a time, each for at most 30 s. Of
-    consecutive errors the first is logged; ``health()`` shows the last one, and it is called again; ``commit()`` also raises
-    them.
+    ``start()`` calls ``load`` for each topic and raises its errors. ``load`` returns an empty mapping if no positions are stored.
+
+    ``save`` is called with the positions of all topics if one of them has changed: in ``start()``, every ``commit_interval``, in
+    ``commit()``, and when a queue is moved or leaves this member. Calls do not overlap, and each may take at most 30 s. If
+    ``save`` raises, it is called again. The first of consecutive errors is logged, ``health()`` reports the last one, and
+    ``commit()`` raises the error of its own call.
     """
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]: ...
@@ -46,27 +47,28 @@ class Positions(Protocol):
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """Settings for the repeated delivery of a message whose handler raised: number and delays.
+    """Settings for the repeated delivery of a message whose handler raised: the number of attempts and the delays between them.
 
-    Brokers delay by levels: the next level at or above a delay is used, 2 h for more. With ``mode="pop"`` the delay itself (2 h at
-    most) and up to a tenth more passes. Ordered messages (in ``order="key"`` all except messages for which ``key`` returns None)
-    and messages of broadcast members are repeated in place, after exact delays.
+    Brokers delay by levels: a delay is rounded up to the next level, and 2 h is the maximum. With ``mode="pop"``, the actual delay
+    is between the given delay (2 h at most) and a tenth more. Ordered messages (with ``order="key"``, all except messages for which
+    ``key`` returns None) and messages of broadcast members are repeated in place, after exact delays.
 
     Raises:
-        ConfigError: A value is invalid.
-        TypeError: A field is unknown, or a function does not take one argument.
+        ConfigError: If a value is invalid.
+        TypeError: If a field is unknown, or a function does not take one argument.
     """
 
     limit: int | None = None
-    """Attempts after the first one, 0 to 1,000,000; when the last one fails, the message is dead-lettered. None for the group's
-    ``retryMaxTimes`` at the broker (16 unless set), and for 16 with ordered messages and in broadcast."""
+    """Maximum number of attempts after the first one, 0 to 1,000,000. When the last attempt fails, the message is dead-lettered.
+    None means the group's ``retryMaxTimes`` at the broker (16 by default); for ordered messages and in broadcast, it means 16."""
     delays: Sequence[float] | Callable[[int], float] | None = None
-    """Seconds before the second, third, ... attempt, 0 or more and below 1e9 each, the last one repeated; or a function that
-    takes the number of the failed attempt, counted from 1, and returns the seconds. None for the broker's ladder (10 s, 30 s, 1
-    min ... 2 h), in place for 1, 2, 5, 10, 30, 30 ... s."""
+    """Seconds before the second, third, ... attempt, each 0 or more and below 1e9; the last value is used for all further
+    attempts. Alternatively, a function that takes the number of the failed attempt, counted from 1, and returns the seconds. None
+    means the delay levels of the broker (10 s, 30 s, 1 min ... 2 h); for messages that are repeated in place, it means 1, 2, 5, 10,
+    30, 30 ... s."""
     max_hold: float | None = 900.0
-    """Seconds for which attempts are repeated in place, while the message blocks its key or queue, before it is dead-lettered;
-    in broadcast, which has no dead letters, the message is given up. Above 0 and below 1e9; None for no limit."""
+    """Maximum seconds for which attempts are repeated in place, while the message blocks its key or queue. After that, the message
+    is dead-lettered; in broadcast, which has no dead letters, it is given up. Above 0 and below 1e9; None for no limit."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -89,9 +91,9 @@ class Retry:
         object.__setattr__(self, "delays", tuple(self.delays))
 
     def delay_after(self, attempt: int) -> float | None:
-        """Return the seconds between attempt ``attempt``, counted from 1, and the next one; None for the default.
+        """Return the seconds between attempt ``attempt``, counted from 1, and the next attempt. Return None for the default delay.
 
-        Raise the errors of ``delays`` if that is a function, and the errors of ``float()`` for its result.
+        If ``delays`` is a function, its errors propagate, and so does the error of ``float()`` if its result is not a number.
         """
         delays = self.delays
         if delays is None:
@@ -104,81 +106,85 @@ class Retry:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """Settings of a group consumer. Times are seconds, above 0 unless said otherwise and below 1e9.
+    """Settings of a group consumer. Times are in seconds, below 1e9, and above 0 unless the setting says otherwise.
 
-    The functions of ``on_assigned`` and its siblings are plain or coroutine functions of a frozenset of queues. They are called on
-    the loop in the order of the events, each when the call before has ended or was cancelled; a call of a coroutine function is
-    cancelled after ``handover_timeout`` at the latest. Errors are logged, and the handover continues.
+    ``on_assigned``, ``on_revoked``, ``on_released`` and ``on_lost`` are plain or coroutine functions that take a frozenset of
+    queues. They are called on the event loop in the order of the events; each call begins after the previous call has ended or was
+    cancelled. A call of a coroutine function is cancelled after ``handover_timeout`` at the latest. Errors are logged, and the
+    handover continues.
 
     Raises:
-        ConfigError: A value is invalid, two settings exclude each other, or a setting that the mode does not use has another
-            value than its default.
-        TypeError: An option is unknown, or a function does not take its arguments.
+        ConfigError: If a value is invalid, two settings exclude each other, or a setting that the mode does not use differs from
+            its default.
+        TypeError: If an option is unknown, or a function does not take its arguments.
     """
 
     mode: Literal["pull", "pop"] = "pull"
-    """How messages come: "pull", or "pop", with which members share no queues: the broker gives each message to one member.
-    "pop" has no order, no ``position()`` and no handover, and requires handlers and brokers of 5.3.2 or later."""
+    """How the member receives messages. With "pull", members share the queues. With "pop", they share no queues, and the broker
+    gives each message to one member. "pop" has no order, no ``position()`` and no handover; it requires handlers, and brokers of
+    version 5.3.2 or later."""
     concurrency: int = 64
-    """Handler calls at a time, 1 to 65,536."""
+    """Maximum number of concurrent handler calls, 1 to 65,536."""
     buffered_limit: int = 4096
-    """Pulls wait while this number of messages is pulled and not settled, 1 to 2^31; single pulls may exceed it. A queue is
-    also not pulled while many of its messages wait for a handler: ``concurrency``, twice ``pull_size`` or two batches,
-    whichever is most."""
+    """Number of unsettled messages, 1 to 2^31, at which pulls wait; a single pull may exceed it. A queue is also not pulled while
+    too many of its messages wait for a handler: the limit is the largest of ``concurrency``, twice ``pull_size``, and two
+    batches."""
     buffered_bytes_limit: int = 64 * 1024 * 1024
-    """Pulls wait while the bodies of these messages have this number of bytes, 1024 to 2^40; single pulls may exceed it."""
+    """Size of the bodies of unsettled messages in bytes, 1024 to 2^40, at which pulls wait; a single pull may exceed it."""
     max_span: int = 2000
-    """A queue is not pulled while its next pull is this number of offsets, 1 to 2^31, or more after its first unsettled
-    message. It limits the messages behind an unsettled one that are repeated after a crash."""
+    """Distance in offsets, 1 to 2^31, from the first unsettled message of a queue to the next pull, at which the queue is not
+    pulled. This limits how many messages after an unsettled one are repeated after a crash."""
     pull_size: int = 32
-    """Messages that one pull requests at most, 1 to 1024; with ``mode="pop"`` the size of a pop, 32 at most."""
+    """Maximum number of messages in one pull, 1 to 1024. With ``mode="pop"``, the maximum number of messages in one pop, 1 to
+    32."""
     start_from: Literal["latest", "earliest"] | datetime = "latest"
     """Position at which a group without any committed offset for a topic starts: "latest", "earliest" or an aware datetime."""
     out_of_range: Literal["earliest", "latest", "stop"] = "earliest"
-    """Position to continue at if the next message of a queue is deleted: "earliest" for the first message, "latest" for the
-    end. "stop" reads the queue no further until ``seek()``, and ``health()`` reports it."""
+    """Position to continue at if the next message of a queue has been deleted: "earliest" for the first message, "latest" for the
+    end of the queue. With "stop", the member stops reading the queue until ``seek()`` is called, and ``health()`` reports it."""
     above_end: Literal["end", "earliest", "stop"] = "end"
-    """Position to continue at if a queue has lost messages below the group's offset, because its broker's store was replaced by
-    an older one, or a replica without them has become the master: "end" for the first message that this member has not read,
-    or, if it has just begun to read the queue, for the lowest end that it has seen; "earliest" for the first message; "stop" as
-    in ``out_of_range``."""
+    """Position to continue at if a queue has lost messages below the group's offset, because the store of its broker was replaced
+    by an older copy, or a replica without these messages became the master. "end" means the first message that this member has not
+    read; for a member that has just begun to read the queue, it means the lowest end that the member has seen. "earliest" means the
+    first message. "stop" is the same as for ``out_of_range``."""
     commit_interval: float = 1.0
     """Seconds between two commits of changed offsets."""
     rebalance_interval: float = 20.0
-    """Seconds at most between two requests for the members of the group. Notices of brokers and changes of routes cause further
-    requests."""
+    """Maximum seconds between two requests for the members of the group. Notifications of brokers and changes of routes cause
+    further requests."""
     allocate: Allocate = allocate_evenly
-    """Function that computes this member's share of the queues; all members must have the same."""
+    """Function that computes this member's share of the queues; all members must use the same function."""
     handover_timeout: float = 10.0
-    """Seconds for which a queue that moves to another member waits for its running handlers, before they are cancelled; with
-    ``mode="pop"`` the time of running handlers at a stop."""
+    """Maximum seconds for which a queue that moves to another member waits for its running handlers; after that, they are
+    cancelled. With ``mode="pop"``, the time that running handlers have during ``stop()``."""
     stop_timeout: float = 25.0
     """Default timeout of ``stop()``, 0 or more."""
     broadcast: bool | Positions = False
-    """True, or an object with ``load`` and ``save`` (Positions): this member handles all messages of its topics, shares nothing
-    with the others, and keeps its positions in memory for this run, or in the object. It requires handlers."""
+    """True, or an object with ``load`` and ``save`` (Positions), makes this member handle all messages of its topics and share
+    nothing with other members. With True, positions are kept in memory for this run; with an object, they are kept in the object.
+    Broadcast requires handlers."""
     invisible_time: float = 60.0
-    """Seconds for which a broker gives a popped message to this member, 1 to 7200. The member renews the lease while it holds
-    the message."""
+    """Seconds of the lease by which a broker gives a popped message to this member, 1 to 7200. The member renews the lease while
+    it holds the message."""
     max_lease: float = 3600.0
-    """Seconds for which a lease is renewed at most; at least ``invisible_time``."""
+    """Maximum seconds for which a lease is renewed; at least ``invisible_time``."""
     on_conflict: Literal["warn", "raise"] = "warn"
-    """Reaction if members of the group have different subscriptions, or another process has this member's client id: "warn"
-    logs a WARNING, "raise" also raises SubscriptionConflictError from ``start()``."""
+    """Reaction if members of the group have different subscriptions, or another process has this member's client id. "warn" logs
+    a WARNING. "raise" also makes ``start()`` raise SubscriptionConflictError."""
     on_assigned: AssignmentCallback | None = None
     """Called with new queues before their first pulls."""
     on_revoked: AssignmentCallback | None = None
-    """Called with queues that are given up, before the wait for their handlers."""
+    """Called with queues that are being given up, before the wait for their handlers."""
     on_released: AssignmentCallback | None = None
-    """Called after ``on_revoked``, when the queues were committed and unlocked as far as possible."""
+    """Called after ``on_revoked``, when the queues have been committed and unlocked as far as possible."""
     on_lost: AssignmentCallback | None = None
-    """Called with queues whose locks another member has, or may have."""
+    """Called with queues whose locks another member holds, or may hold."""
     retry: Retry = field(default_factory=Retry)
-    """Retry of subscriptions without their own."""
+    """Retry settings of subscriptions that have no ``retry`` of their own."""
     hooks: Sequence[Hook] = ()
-    """Functions around each handler call and request, see Hook."""
+    """Objects with functions that are called around each handler call and each request; see Hook."""
     trace: bool | str = False
-    """True reports the calls of handlers to the brokers' trace topic, the name of a topic to that topic."""
+    """True sends traces of handler calls to the trace topic of the brokers; the name of a topic sends them to that topic."""
     stuck_after: float = 60.0
     """Age in seconds from which ``health()`` reports a handler call, or a failed message that blocks its key or queue."""
 
@@ -204,7 +210,7 @@ class ConsumerConfig:
         if isinstance(start, datetime):
             if start.utcoffset() is None:
                 raise ConfigError(
-                    f"start_from must be an aware datetime, {start.isoformat()} has no time zone; give it a tzinfo such as UTC"
+                    f"start_from must be an aware datetime, and {start.isoformat()} has no time zone; give it a tzinfo such as UTC"
                 )
         elif start not in ("latest", "earliest"):
             raise ConfigError(f'start_from must be "latest", "earliest" or an aware datetime, not {shown(start)}')
@@ -223,10 +229,11 @@ class ConsumerConfig:
         for name in ("on_assigned", "on_revoked", "on_released", "on_lost"):
             function = getattr(self, name)
             if function is not None and not callable(function):
-                raise ConfigError(f"{name} must be None or a function of a frozenset of queues, not {shown(function)}")
+                raise ConfigError(f"{name} must be None or a function that takes a frozenset of queues, not {shown(function)}")
             if function is not None and is_generator(function):
                 raise ConfigError(
-                    f"{name} must not be a generator function, whose calls run nothing; {handler_name(function)} has a yield"
+                    f"{name} must not be a generator function, because calling one does not run its body; "
+                    f"remove the yield from {handler_name(function)}"
                 )
             if function is not None:
                 check_arguments(name, function, "queues")
@@ -236,7 +243,7 @@ class ConsumerConfig:
         if positions is False:
             return
         if isinstance(positions, type):
-            raise ConfigError(f"broadcast={shown(positions)} is a class; give an object of it")
+            raise ConfigError(f"broadcast={shown(positions)} is a class; pass an instance of it")
         if positions is not True and not all(callable(getattr(positions, name, None)) for name in ("load", "save")):
             raise ConfigError(f"broadcast must be True, False or an object with load() and save(), not {shown(positions)}")
         if positions is not True:
@@ -244,7 +251,7 @@ class ConsumerConfig:
             check_arguments("save", positions.save, "positions")  # type: ignore[attr-defined]
         if self.mode != "pull":
             raise ConfigError(
-                f"broadcast and mode={self.mode!r} exclude each other: a broker gives each message of POP to one member; "
+                f"broadcast and mode={self.mode!r} exclude each other, because with pop a broker gives each message to one member; "
                 "leave one out"
             )
         if self.allocate is not allocate_evenly:
@@ -254,18 +261,18 @@ class ConsumerConfig:
             )
 
     def _check_mode(self) -> None:
-        """Raise ConfigError for settings that the mode does not use, and for values outside of its limits."""
+        """Raise ConfigError for settings that the mode does not use, and for values outside the limits of the mode."""
         useless = _OF_PULL if self.mode == "pop" else _OF_POP
         for item in fields(self):
             if item.name in useless and getattr(self, item.name) != item.default:
                 other = "pull" if self.mode == "pop" else "pop"
                 raise ConfigError(
-                    f"{item.name}={shown(getattr(self, item.name))} is for mode={other!r}; leave it out, or set that mode"
+                    f"{item.name}={shown(getattr(self, item.name))} requires mode={other!r}; leave it out, or set that mode"
                 )
         if self.mode == "pull":
             return
         if self.pull_size > MAX_POP_SIZE:
-            raise ConfigError(f"pull_size={self.pull_size} is above {MAX_POP_SIZE}, the maximum of one pop; lower it")
+            raise ConfigError(f"pull_size={self.pull_size} is above {MAX_POP_SIZE}, the maximum for one pop; lower it")
         if not MIN_INVISIBLE_TIME <= self.invisible_time <= MAX_INVISIBLE_TIME:
             raise ConfigError(
                 f"invisible_time must be {MIN_INVISIBLE_TIME:g} to {MAX_INVISIBLE_TIME:g} seconds, not {shown(self.invisible_time)}"
@@ -282,11 +289,12 @@ _OF_PULL: Final = frozenset(
         "on_assigned", "on_revoked", "on_released", "on_lost",
     }
 )  # fmt: skip
-"""Settings of pull mode only, as ``_OF_POP`` of pop mode: in the other mode, a value other than the default is refused."""
+"""Settings that only pull mode uses; ``_OF_POP`` has the settings that only pop mode uses. In the other mode, a value other than
+the default is refused."""
 
 
 class ConsumerOptions(ClientOptions, total=False):
-    """The fields of ConsumerConfig and ClientConfig as keywords of consumers."""
+    """The fields of ConsumerConfig and ClientConfig as keyword arguments of consumers."""
 
     mode: Literal["pull", "pop"]
     concurrency: int
@@ -326,10 +334,10 @@ def split_options(
     config: ConsumerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ConsumerConfig]:
-    """Sort keyword options into the two configs.
+    """Return the two configs with the keyword options that are their fields.
 
     Raises:
-        TypeError: For an unknown option and for a config of another type.
+        TypeError: For an unknown option, and for a ``client`` or ``config`` of another type.
         ConfigError: For an invalid value.
     """
     merged = client_options(owner, namesrv, client, options, _FIELDS)

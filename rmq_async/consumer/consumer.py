@@ -45,8 +45,8 @@ NOTHING: Final = "receive() returned an empty batch, which has no message to mar
 
 @lists_options(ConsumerConfig, ClientConfig)
 class Consumer(LifeCycle):
-    """A member of the group ``group``, whose members share the messages of the topics that they subscribe to (each of them
-    handles all messages with ``broadcast``).
+    """A member of a consumer group. The members of a group share the messages of their topics; with ``broadcast``, each member
+    handles all messages.
 
         consumer = Consumer("billing", namesrv="127.0.0.1:9876")
 
@@ -56,21 +56,23 @@ class Consumer(LifeCycle):
 
         rmq_async.run(consumer.run())
 
-    A handler that returns is done with its message; if it raises, the message is delivered again, after a delay, or
-    dead-lettered after the last attempt (``retry``). It raises RetryLater or DeadLetter to choose the outcome. Handlers of one
-    consumer run at the same time, in no order even for messages of one queue, unless their subscription has ``order="key"`` or
-    ``order="queue"``.
+    When a handler returns, its message is done. If it raises, the message is delivered again after a delay, or dead-lettered
+    after the last attempt (``retry``). A handler can raise RetryLater or DeadLetter to choose the outcome. Handlers of one
+    consumer run concurrently and in no order, even for messages of one queue, unless their subscription has ``order="key"``
+    or ``order="queue"``.
 
     All members of a group must subscribe to the same topics with the same tags or conditions.
 
-    Methods that need a running consumer raise ClientStateError unless it runs, ForkedError in a forked child, and
+    Methods that need a running consumer raise ClientStateError if it does not run, ForkedError in a forked child, and
     WrongLoopError on another event loop.
 
     Args:
-        topics: A topic, topics, or a mapping of topics to tags, to be read by hand (``async for message in consumer``) instead
-            of by handlers.
-        namesrv: "host:port;host:port" or a sequence; default: the environment variable NAMESRV_ADDR.
-        client: Settings that all clients have.
+        group: Name of the group.
+        topics: A topic, a sequence of topics, or a mapping of topics to tags. These topics are read by hand (``async for message
+            in consumer``), without handlers.
+        namesrv: Addresses of the name servers, "host:port;host:port" or a sequence of "host:port". The default is the
+            environment variable NAMESRV_ADDR.
+        client: Settings that all kinds of clients have.
         config: Settings of the consumer.
         **options: Any field of ConsumerConfig or ClientConfig.
 
@@ -106,19 +108,17 @@ class Consumer(LifeCycle):
             self._add(subscription)
         if self._subscriptions and self.config.trace:
             trace = shown(self.config.trace)
-            raise ConfigError(
-                f"trace={trace} records calls of handlers, and topics= are read by hand; leave out trace or topics="
-            )
+            raise ConfigError(f"trace={trace} records handler calls, but topics= are read by hand; leave out trace or topics=")
         if self._subscriptions and self.config.broadcast is not False:
-            raise ConfigError("broadcast needs handlers, and topics= are read by hand; leave out broadcast or topics=")
+            raise ConfigError("broadcast requires handlers, but topics= are read by hand; leave out broadcast or topics=")
         if self._subscriptions and self.config.mode == "pop":
-            raise ConfigError("mode='pop' needs handlers, and topics= are read by hand; leave out mode or topics=")
+            raise ConfigError("mode='pop' requires handlers, but topics= are read by hand; leave out mode or topics=")
         self._last_stats = ConsumerStats()
         self._doubts = Doubts()
         self._stopping: asyncio.Task[None] | None = None
-        """A stop that a handler, a callback or the body of an iteration has begun."""
+        """The task of a stop that was begun in a handler, a callback or the body of an iteration."""
         self._over: asyncio.Event | None = None
-        """The event for which ``run`` waits, and which ``stop`` sets; None outside of ``run``."""
+        """The event that ``run`` waits for and ``stop`` sets; None when ``run`` is not active."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._state.value}>"
@@ -147,38 +147,40 @@ class Consumer(LifeCycle):
         dead_letter_on: tuple[type[Exception], ...] = (),
         rate: float | None = None,
     ) -> Subscription:
-        """Subscribe ``handler`` to a topic; allowed before ``start()`` and after a stop.
+        """Subscribe ``handler`` to a topic. This is possible before ``start()`` and after ``stop()``.
 
         Args:
+            topic: Name of the topic.
             handler: A coroutine function, which runs as a task, or a plain function, which runs in a thread.
             tags: "*" or "a || b".
-            sql: An SQL92 condition over the messages' properties instead, such as "a > 5 AND region = 'eu'". Brokers filter by
-                it if they have ``enablePropertyFilter=true``; ``start()`` checks that.
-            concurrency: Maximum number of calls of this handler at a time (1 to 65,536), within that of the consumer.
-            timeout: Seconds for one call, after which it is cancelled and the message delivered again; None for no limit. A
-                thread cannot be cancelled: its message is delivered again when it ends.
-            retry: None for the consumer's.
-            dead_letter_on: Exception classes, after which the message is dead-lettered at once.
-            batch_size: The handler takes a Batch of up to ``batch_size`` messages (1 to 65,536, and to
-                ``buffered_limit``), of any
-                queues of the topic, or of one queue with ``order="queue"``; None: it takes one message. With ``order="key"`` it
-                must be None.
-            batch_wait: Maximum seconds for which a message waits until its batch is full; 0 takes the messages that have
-                arrived.
-            rate: Maximum messages per second whose calls begin in this member, on average; the messages of 0.1 s may begin at
-                once. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
-            order: "key" handles messages with the same key in one queue one after the other, in the order of their offsets, and
-                so the messages of a queue without a key; "queue" all messages of a queue; None keeps no order. The key is the
-                sharding key (``key`` of a send writes none), else what ``key`` returns, a plain function that is called for
-                each pulled message without a sharding key: "" for no key, None for a message that needs no order. A message for
-                which it raises fails. The first message without a key is logged, and ``health()`` has the problem
-                ``key_missing``. A failed attempt is repeated in place: its key or queue waits, up to ``retry.max_hold``. Unless
-                in broadcast, ordered queues are locked under the group's name, as Java's orderly members lock them.
+            sql: An SQL92 condition over message properties, in place of tags, such as "a > 5 AND region = 'eu'". It requires
+                brokers with ``enablePropertyFilter=true``, which ``start()`` checks.
+            concurrency: Maximum number of concurrent calls of this handler (1 to 65,536); the limit of the consumer also applies.
+            timeout: Maximum seconds for one call. After that, the call is cancelled and the message is delivered again. A thread
+                cannot be cancelled; its message is delivered again when the thread ends. None for no limit.
+            retry: The retry settings; None for the settings of the consumer.
+            dead_letter_on: Exception classes. A message whose handler raises one of them is dead-lettered at once.
+            batch_size: Maximum number of messages in a batch (1 to 65,536, and at most ``buffered_limit``). The handler then
+                takes a Batch of messages from any queues of the topic, or from one queue with ``order="queue"``. With None, the
+                handler takes a single message. It must be None with ``order="key"``.
+            batch_wait: Maximum seconds for which a message waits until its batch is full. With 0, a batch takes the messages that
+                have arrived.
+            rate: Maximum number of messages per second that this member starts to handle, on average, in bursts of up to 0.1 s.
+                ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
+            order: "key" handles the messages of one queue that have the same key one after the other, in the order of their
+                offsets; messages without a key count as messages with one common key. "queue" handles all messages of a queue one
+                after the other. None keeps no order. A failed attempt is repeated in place: its key or queue waits for it, up to
+                ``retry.max_hold``. Except in broadcast, ordered queues are locked under the group's name, as orderly Java members
+                lock them.
+            key: For ``order="key"``, a plain function that is called for each pulled message without a sharding key (the ``key``
+                argument of a send does not write a sharding key) and returns the key of the message. It returns "" for a message
+                without a key, and None for a message that needs no order. If it raises, the message fails. The first message
+                without a key is logged, and ``health()`` reports the problem ``key_missing``.
 
         Raises:
-            ClientStateError: Unless the consumer is new or stopped.
+            ClientStateError: If the consumer is neither new nor stopped.
             ConfigError: For an invalid value, options that exclude each other, ``order`` with ``mode="pop"``, a second
-                subscription of a topic, more than 1,000 subscriptions, and beside ``topics``.
+                subscription to a topic, more than 1,000 subscriptions, and for a consumer with ``topics``.
             TypeError: For a ``handler`` or ``key`` that does not take one positional argument or is a class of callable
                 objects, and for a ``timeout`` that is not a number.
             ValueError: For a ``timeout`` that is not above 0.
@@ -189,13 +191,13 @@ class Consumer(LifeCycle):
             raise ConfigError(f"{self._label} reads topics by hand: topics= and handlers exclude each other; leave one out")
         if isinstance(batch_size, int) and batch_size > self.config.buffered_limit:
             raise ConfigError(
-                f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, the maximum of messages "
-                "that are pulled and not settled; lower batch_size or raise buffered_limit"
+                f"batch_size={batch_size} is above buffered_limit={self.config.buffered_limit}, the maximum number of unsettled "
+                "messages; lower batch_size or raise buffered_limit"
             )
         if order is not None and self.config.mode == "pop":
             raise ConfigError(
-                f"order={shown(order)} needs mode='pull': brokers give popped messages to any member, in no order; leave order or "
-                "mode out"
+                f"order={shown(order)} requires mode='pull', because brokers give popped messages to any member, in no order; "
+                "leave out order or mode"
             )
         subscription = Subscription(
             topic,
@@ -221,7 +223,7 @@ class Consumer(LifeCycle):
         if wire in self._subscriptions:
             other = self._subscriptions[wire]
             how = other.name if other.is_by_hand else f"by handler {other.name}"
-            raise ConfigError(f"topic {topic} is subscribed to already, {how}; leave one out")
+            raise ConfigError(f"topic {topic} is already subscribed to, {how}; leave one out")
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise ConfigError(
                 f"topic {topic} exceeds the {MOST_SUBSCRIPTIONS} subscriptions that a consumer may have; use a second consumer"
@@ -231,11 +233,13 @@ class Consumer(LifeCycle):
         self._subscriptions[wire] = subscription
 
     def handler(self, topic: str, **options: Any) -> Callable[[F], F]:
-        """Return a decorator that subscribes a function to ``topic``, and returns the function unchanged.
+        """Return a decorator that subscribes a function to ``topic`` and returns the function unchanged.
+
+        Decorators may be stacked to subscribe one function to several topics. The decorator raises the errors of ``subscribe``,
+        and TypeError for an unknown option.
 
         Args:
-            **options: The options of ``subscribe``. Decorators may be stacked to subscribe one function to several topics. The
-                decorator raises as ``subscribe`` does, and TypeError for an unknown option.
+            **options: The options of ``subscribe``.
         """
 
         def decorate(function: F) -> F:
@@ -247,26 +251,26 @@ class Consumer(LifeCycle):
     # -- life cycle
 
     async def start(self) -> None:
-        """Join the group, and wait until the queues of the first share are read, or with ``mode="pop"`` until each broker has
-        answered a pop. It waits for at most 3 s, because other members may still hold queues; where none does, and brokers give
-        no answer, for up to 10 s more.
+        """Join the group, and wait until the member reads the queues of its first share. With ``mode="pop"``, wait until each
+        broker has responded to a pop.
 
-        A group without committed offsets for a topic, in broadcast a member without positions, starts at ``start_from``;
-        messages that are sent after this has returned are delivered. Do nothing when already running.
+        The wait takes at most 3 s, because other members may still hold queues. If no member does and brokers do not respond, it
+        takes up to 10 s more. Does nothing if the consumer already runs.
 
-        After an error the consumer holds no connection and no task.
+        A group without committed offsets for a topic, or a broadcast member without positions, starts at ``start_from``. Messages
+        that are sent after this call has returned are delivered. After an error, the consumer holds no connection and no task.
 
         Raises:
-            ConfigError: Without a subscription, when the group is in use by this client already, for an ``sql`` condition that
-                a broker cannot read (``code`` 23) or does not filter by (``code`` 1), with ``mode="pop"`` for a broker that
-                cannot be popped, and in broadcast if ``load`` returns no positions of its topic.
-            SubscriptionConflictError: With ``on_conflict="raise"`` when members of the group have different subscriptions, or
-                another process answers for this client id.
-            NameServerError: When no name server is configured, or none answers.
-            SubscriptionGroupNotExistError: When the brokers do not have the group and may not create it.
-            RocketMQError: The errors of the requests for ``sql`` conditions and offsets; in broadcast also errors of ``load``.
+            ConfigError: If there is no subscription, or this client already has a consumer of the group; for an ``sql``
+                condition that a broker cannot read (``code`` 23) or does not filter by (``code`` 1); with ``mode="pop"``, for a
+                broker that does not support pop; in broadcast, if ``load`` does not return positions of its topic.
+            SubscriptionConflictError: With ``on_conflict="raise"``, if members of the group have different subscriptions, or
+                another process responds for this client id.
+            NameServerError: If no name server is configured, or none responds.
+            SubscriptionGroupNotExistError: If the brokers do not have the group and may not create it.
+            RocketMQError: If a request for ``sql`` conditions or offsets fails. In broadcast, errors of ``load`` also propagate.
             ClientStateError: During a stop, and if ``stop()`` ends the start.
-            ForkedError, WrongLoopError: If it runs in the parent process or on another loop.
+            ForkedError, WrongLoopError: If the consumer runs in the parent process or on another loop.
         """
         if not self._subscriptions:
             raise ConfigError(
@@ -277,17 +281,21 @@ class Consumer(LifeCycle):
     async def stop(self, timeout: float | None = None) -> None:
         """Leave the group, wait for running handlers, commit, and release the queues.
 
-        In reading by hand, messages in hand are waited for as running handlers are, except messages that the calling task has
-        from ``receive()``: it cannot settle them while it waits.
+        Does nothing if the consumer has not been started or is already stopped.
+
+        Handlers that still run are cancelled after ``handover_timeout``, and at the latest 1 s before the end of ``timeout``. A
+        plain function cannot be cancelled: its thread continues, and the process does not exit until the function returns.
+
+        If a handler, a callback or the body of an iteration calls this method, the method begins the stop and returns at once.
+        Await it directly there: a handler that awaits it through another task (``asyncio.wait_for`` before Python 3.12,
+        ``gather``) waits for itself until ``handover_timeout`` cancels it.
+
+        When messages are read by hand, the stop waits for messages in hand as it waits for running handlers. It does not wait for
+        messages that the calling task has received with ``receive()``, because that task cannot settle them meanwhile.
 
         Args:
-            timeout: Seconds, default ``stop_timeout``. Handlers that still run are cancelled after ``handover_timeout``, and at
-                the latest 1 s before the end of ``timeout``. The last commits and unlocks have 1 s even if ``timeout`` is less.
-                A plain function cannot be cancelled: its thread runs on, and keeps the process from exiting until it returns.
-                Called by a handler or a callback, or in the body of an iteration, it begins the stop and returns at once, but
-                only if it is awaited there: a handler that awaits it through another task (``asyncio.wait_for`` before Python
-                3.12, ``gather``) waits for itself, until ``handover_timeout`` cancels it. Does nothing when not started or
-                stopped already.
+            timeout: Maximum seconds for the stop; None for ``stop_timeout``. The last commits and unlocks have 1 s even if
+                ``timeout`` is shorter.
 
         Raises:
             TypeError: For a ``timeout`` that is not a number.
@@ -309,15 +317,16 @@ class Consumer(LifeCycle):
         await super().stop(timeout)
 
     async def run(self, *, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        """Start, run until one of ``signals`` comes or ``stop()`` is called, and stop.
+        """Start, run until one of ``signals`` arrives or ``stop()`` is called, and stop.
 
-        A signal during the stop cancels the running handlers at once.
+        A signal during the stop cancels the running handlers at once. Outside the main thread, and on Windows, no signal is
+        handled.
 
-        Outside of the main thread, and on Windows, it handles no signal. Raises as ``start()`` does, and ClientStateError while
-        another task is in ``run()``.
+        Raises:
+            ClientStateError: If another task is in ``run()``. The errors of ``start()`` also propagate.
         """
         if self._over is not None:
-            raise ClientStateError(f"{self._label} is in run() already: await that call, or stop() it first")
+            raise ClientStateError(f"{self._label} is already in run(); await that call, or call stop() first")
         loop = asyncio.get_running_loop()
         self._over = over = asyncio.Event()
         aborted = asyncio.Event()
@@ -371,28 +380,30 @@ class Consumer(LifeCycle):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that this member holds now, paused ones included; none with ``mode="pop"``."""
+        """The queues that this member holds now, including paused queues. Empty with ``mode="pop"``."""
         session = self._session
         return frozenset() if session is None else session.assignment_shown
 
     def lag(self) -> Lag:
         """Return the numbers of messages of this member's share that are not settled.
 
-        Before a start and after a stop zeros, with no age and no queues. It makes no request and may be called from any thread.
+        Before a start and after a stop, all numbers are 0, the age is None and there are no queues. The method makes no request
+        and may be called from any thread.
         """
         session = self._session
         return Lag(0, 0, None, {}) if session is None else session.lag()
 
     def stats(self) -> ConsumerStats:
-        """Return the numbers since ``start()``: zeros before the first start, after a stop the last numbers of the run.
+        """Return the numbers since ``start()``.
 
-        It makes no request and may be called from any thread.
+        Before the first start, all numbers are 0. After a stop, they are the final numbers of the last run. The method makes no
+        request and may be called from any thread.
         """
         session = self._session
         return self._last_stats if session is None else session.stats()
 
     def health(self) -> ConsumerHealth:
-        """Return the consumer's condition. It makes no request, never raises and may be called from any thread."""
+        """Return the consumer's condition. The method makes no request, never raises and may be called from any thread."""
         state, session = self._state, self._session
         if state in (LifeState.RUNNING, LifeState.STOPPING) and self._generation != generation():
             text = f"{self._label} was started before os.fork(); create and start a new one in the child process"
@@ -405,116 +416,118 @@ class Consumer(LifeCycle):
     # -- control
 
     def pause(self, *topics_or_queues: str | MessageQueue) -> None:
-        """Pause topics or queues, or all if none are given: begin no more calls for them, and do not pull them.
+        """Pause topics or queues: begin no more handler calls for them, and do not pull them. Without arguments, pause everything.
 
-        They stay with this member.
+        The queues stay with this member, and running calls continue. Pulled messages whose call has not begun are dropped, and
+        pulled again after ``resume()``; failed messages that wait for another attempt in place are kept. A paused topic stays
+        paused for queues that this member takes later, and for messages of the topic that are delivered again. A paused queue
+        stays paused until it leaves this member. ``stop()`` ends all pauses.
 
-        Running calls continue. Messages that were pulled and have no call are dropped, and pulled again after ``resume()``;
-        failed ones that wait for another attempt in place are kept. A topic stays paused for queues that this member takes
-        later, and for its messages that are delivered again; a queue stays paused until it leaves this member. A stop ends all
-        pauses.
-
-        With ``mode="pop"`` only topics can be paused; messages that were popped and have no call go back to their broker at
-        once.
+        With ``mode="pop"``, only topics can be paused. Popped messages whose call has not begun go back to their broker at once.
 
         Raises:
-            ConfigError: For a topic that is not subscribed to, for a value that is not a queue, and with ``mode="pop"`` for a
-                queue.
+            ConfigError: For a topic without a subscription, for a value that is not a queue, and with ``mode="pop"`` for a queue.
             QueueLostError: For a queue that this member does not read.
-            ClientStateError: Unless running.
+            ClientStateError: If the consumer does not run.
         """
         self._running_session().pause(topics_or_queues)
 
     def resume(self, *topics_or_queues: str | MessageQueue) -> None:
-        """End the pauses of the given topics, with all their queues, and of the given queues; all pauses if none are given.
+        """End the pauses of the given queues, and of the given topics with all their queues. Without arguments, end all pauses.
 
-        Raises as ``pause`` does, and ClientStateError for a queue whose topic is paused as a whole, and for a topic or queue
-        after a pause of all; with ``mode="pop"`` single topics may be resumed after a pause of all.
+        Raises:
+            ClientStateError: If the consumer does not run, for a queue whose topic is paused, and for a single topic or queue
+                after ``pause()`` without arguments. With ``mode="pop"``, single topics may be resumed after such a pause. The
+                other errors of ``pause`` are also raised.
         """
         self._running_session().resume(topics_or_queues)
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
-        """Move a queue to another offset: wait for its running calls (10 s at most; then calls of an ordered queue are
-        cancelled), drop its buffer, and commit.
+        """Move a queue to another offset, and commit that offset.
 
-        Raises the errors of the requests for offsets, too.
+        The call waits at most 10 s for running handler calls of the queue; after that, calls of an ordered queue are cancelled.
+        Then it drops the buffered messages of the queue. After a move back, messages are delivered again; after a move forward,
+        the messages in between are skipped. A commit without a response is repeated every ``commit_interval``. When reading by
+        hand, messages of the queue that the calling task has in hand are not settled.
 
         Args:
-            to: An offset, the first or the end of the queue, or the first message stored at an aware datetime or later.
-                Messages between the offsets are delivered again, or not at all. A commit that is not answered is repeated each
-                ``commit_interval``. Messages of the queue that the calling task has in hand (reading by hand) are left
-                unsettled.
+            to: An offset, "earliest" for the first message of the queue, "latest" for its end, or an aware datetime for the first
+                message stored at that time or later.
 
         Raises:
-            QueueLostError: For a queue that this member does not read, or gives up or loses during the call.
-            ConfigError: For a value that is not a queue, an invalid position or one outside of the queue, and with
+            QueueLostError: For a queue that this member does not read, or that it gives up or loses during the call.
+            ConfigError: For a value that is not a queue, for a position that is invalid or outside the queue, and with
                 ``mode="pop"``.
-            ClientStateError: Unless running, and in a handler, for which the call would have to wait.
+            ClientStateError: If the consumer does not run, and in a handler, because the call would wait for that handler.
+            RocketMQError: If a request for offsets fails.
         """
         await self._running_session().seek(queue, to)
 
     # -- positions
 
     def position(self, queue: MessageQueue) -> int:
-        """Return the lowest offset of a queue that is not settled: the next commit writes it.
+        """Return the lowest offset of a queue that is not settled. The next commit writes this offset.
 
         Raises:
-            QueueLostError: For a queue that this member neither reads nor gives up at the moment.
+            QueueLostError: For a queue that this member neither reads nor is giving up.
             ConfigError: For a value that is not a queue, and with ``mode="pop"``.
-            ClientStateError: Unless running.
+            ClientStateError: If the consumer does not run.
         """
         check_queue(queue)
         return self._running_session().position(queue)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset that the broker keeps for the group, in broadcast the offset that was loaded or saved last; None
-        without one.
+        """Return the offset that the broker keeps for the group; in broadcast, the offset that was last loaded or saved.
 
-        With ``mode="pop"`` it moves when messages are popped, not when they are settled.
-
-        Raises the errors of the requests, too.
+        Return None if there is no such offset. With ``mode="pop"``, the offset moves when messages are popped, not when they are
+        settled.
 
         Raises:
             TopicNotFoundError: If the name servers do not know the topic.
             BrokerNotFoundError: If the topic is not on the queue's broker.
-            ConfigError: If it has no queue of that id there, and for a value that is not a queue.
+            ConfigError: If the topic has no queue of that id on the broker, and for a value that is not a queue.
             InvalidMessageError: For an invalid topic name.
-            ClientStateError: Unless running.
+            ClientStateError: If the consumer does not run.
+            RocketMQError: If a request fails.
         """
         session = self._running_session()
         return await session.committed(await known_queue(session.instance, queue))
 
     async def commit(self) -> None:
-        """Commit the queues whose position has moved; return when the brokers have answered.
+        """Commit the queues whose position has moved; return when the brokers have responded.
 
-        In broadcast it saves the positions. With ``mode="pop"`` it sends the gathered acknowledgements, and returns when the
-        acknowledgements of messages handled before the call are answered, or given up after the end of their leases.
+        In broadcast, save the positions. With ``mode="pop"``, send the gathered acknowledgements, and return when brokers have
+        responded to the acknowledgements of all messages handled before the call, or the member has given them up because their
+        leases have ended.
 
-        Raise the error of the first request that failed; the other requests are still made. With ``mode="pop"``, where requests
-        are repeated, it raises an error that made this member give up acknowledgements; in broadcast the errors of ``save``,
-        ConfigError if that is not a coroutine function, and TimeoutError after 30 s.
+        If a request fails, the other requests are still made, and the error of the first failure is raised. With ``mode="pop"``,
+        requests are repeated, and only an error that made this member give up acknowledgements is raised. In broadcast, the errors
+        of ``save`` are raised.
 
         Raises:
-            ClientStateError: Unless running, and with ``mode="pop"`` if a stop ends before the brokers have answered.
+            ClientStateError: If the consumer does not run; with ``mode="pop"``, if a stop ends before the brokers have responded.
+            ConfigError: In broadcast, if ``save`` is not a coroutine function.
+            TimeoutError: In broadcast, if ``save`` takes more than 30 s.
         """
         await self._running_session().commit()
 
     # -- tests
 
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
-        """Return the next ``n`` attempts of messages that have their outcome, abandoned ones left out: since ``start()``, or
-        after the messages that an earlier call of this method returned.
+        """Return the next ``n`` attempts that have an outcome other than ABANDONED. The first call counts from ``start()``, and
+        each further call continues after the attempts that the previous call returned.
 
-        It is meant for tests: while no call of it waits, at most 1,000 messages are kept, and no further ones once their bodies
-        have 1 MiB; later ones are left out.
+        It is meant for tests. While no call of this method waits, at most 1,000 messages with 1 MiB of bodies are kept for it;
+        later messages are left out.
 
         Args:
-            timeout: Maximum seconds of the wait.
+            n: Number of attempts, 0 to 2^31.
+            timeout: Maximum seconds to wait.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.
-            ClientStateError: Unless running.
-            ConfigError: For another ``n`` than a whole number from 0 to 2^31.
+            ClientStateError: If the consumer does not run.
+            ConfigError: For an ``n`` that is not a whole number from 0 to 2^31.
             TypeError: For a ``timeout`` that is not a number.
             ValueError: For a ``timeout`` that is not above 0.
         """
@@ -522,20 +535,19 @@ class Consumer(LifeCycle):
         return await self._running_session().settled.wait(n, checked_timeout(timeout))
 
     async def wait_idle(self, *, timeout: float = 5.0) -> None:
-        """Wait until all messages that this member's queues hold at this moment are settled, and no call runs.
+        """Wait until all messages that are now in this member's queues are settled, and no handler call runs.
 
-        For tests; it does not wait for messages whose next attempt a broker delays.
+        With ``mode="pop"``, wait until all messages of the topics have been popped by any member, and this member holds none.
 
-        With ``mode="pop"`` it waits until all messages of the topics were popped, by any member, and this one holds none.
-
-        Raises the errors of the requests for offsets, too.
+        It is meant for tests. It does not wait for messages whose next attempt is delayed by a broker.
 
         Args:
-            timeout: Maximum seconds of the wait.
+            timeout: Maximum seconds to wait.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.
-            ClientStateError: Unless running.
+            ClientStateError: If the consumer does not run.
+            RocketMQError: If a request for offsets fails.
             TypeError: For a ``timeout`` that is not a number.
             ValueError: For a ``timeout`` that is not above 0.
         """
@@ -544,10 +556,10 @@ class Consumer(LifeCycle):
             await session.until_idle()
 
     def _running_session(self) -> MemberSession:
-        """Return the session, also during a start and a stop, when callbacks and handlers run.
+        """Return the session, also during a start and a stop, because callbacks and handlers run then.
 
         Raises:
-            ClientStateError: Without a session.
+            ClientStateError: If there is no session.
             ForkedError: In a forked child.
             WrongLoopError: On another event loop.
         """
@@ -563,48 +575,51 @@ class Consumer(LifeCycle):
     def __aiter__(self) -> AsyncGenerator[MessageExt, None]:
         """Return an iterator over the messages of this member's share, for a Consumer with ``topics``.
 
-        Code that starts a task per message inside of ``async for`` loses messages, because asking for the next message settles
-        the last one: use a handler for that. Leaving the loop, also by an exception, does not settle the message in hand: it
-        goes back into the buffer when the iterator is closed or collected, and is handed out again. A message not settled
-        within its subscription's ``timeout`` (900 s) is given back, to be delivered again. Several tasks may iterate at the
-        same time, each with an iterator of its own; each message goes to one of them. An iteration ends when the consumer
-        stops.
+        Asking for the next message settles the previous one. Code that starts a task per message inside ``async for`` therefore
+        loses messages; use a handler for that. Leaving the loop, also by an exception, does not settle the message in hand: it
+        returns to the buffer when the iterator is closed or garbage-collected, and is handed out again. A message that is not
+        settled within its subscription's ``timeout`` (900 s) is given back to be delivered again. Several tasks may iterate
+        concurrently, each with its own iterator; each message goes to one of them. An iteration ends when the consumer stops.
 
-        The first step raises ClientStateError unless the consumer runs, and where it has handlers. Any step raises ForkedError
-        in a forked child, WrongLoopError on another event loop, and RuntimeError while another task waits for a step of the
-        same iterator.
+        The first step raises ClientStateError if the consumer does not run or has handlers. Any step raises ForkedError in a
+        forked child, WrongLoopError on another event loop, and RuntimeError while another task waits for a step of the same
+        iterator.
         """
         return MessageIterator(self._room)
 
     def batches(self, max_messages: int = 32, *, wait: float = 0.0) -> AsyncGenerator[Batch, None]:
-        """Return an iterator over batches of one topic each.
+        """Return an iterator over batches. Each batch has messages of one topic.
 
-        Asking for the next batch settles the messages of the last one, except messages with marks, which are given back or
-        dead-lettered.
+        Asking for the next batch settles the messages of the previous one, except messages with marks, which are given back or
+        dead-lettered. Otherwise, the iterator behaves like the iterator of ``__aiter__``.
 
         Args:
-            wait: Maximum seconds for which the first message waits until there are ``max_messages`` (1 to 65,536); 0 for the
-                messages that are there. Otherwise as ``__aiter__``.
+            max_messages: Maximum number of messages in a batch (1 to 65,536).
+            wait: Maximum seconds for which a message waits until its batch is full. With 0, a batch takes the messages that have
+                arrived.
 
         Raises:
-            ConfigError: For a size or a time out of range.
+            ConfigError: For a ``max_messages`` or ``wait`` out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         check_seconds("wait", wait, zero=True)
         return BatchIterator(self._room, max_messages, wait)
 
     async def receive(self, max_messages: int = 32, *, timeout: float | None = None) -> Batch:
-        """Return up to ``max_messages`` (1 to 65,536) messages of one topic, as soon as there is one; settle nothing.
+        """Return up to ``max_messages`` messages of one topic as soon as there is at least one. Settle nothing.
+
+        Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them. If none does within the ``timeout`` of
+        their subscription, they are delivered again. A cancelled call takes no messages.
 
         Args:
-            timeout: Seconds after which an empty batch is returned; None for no limit. A call that is cancelled has taken
-                nothing. Messages stay in hand until ``done``, ``retry`` or ``dead_letter`` settles them, or for their
-                subscription's ``timeout``, after which they are delivered again.
+            max_messages: Maximum number of messages (1 to 65,536).
+            timeout: Seconds after which an empty batch is returned; None for no limit.
 
         Raises:
-            ClientStateError: Where the consumer stops, also during the call, or does not run, and where it has handlers.
-            ForkedError, WrongLoopError: As a step of ``__aiter__`` does.
-            ConfigError: For a size or a time out of range.
+            ClientStateError: If the consumer does not run, stops during the call, or has handlers.
+            ForkedError: In a forked child.
+            WrongLoopError: On another event loop.
+            ConfigError: For a ``max_messages`` or ``timeout`` out of range.
         """
         check_int("max_messages", max_messages, 1, MAX_BATCH)
         if timeout is not None:
@@ -614,42 +629,41 @@ class Consumer(LifeCycle):
         if hand is not None:
             return hand.batch
         if room.closing:
-            raise ClientStateError(f"{self._label} stops; start it again to read on")
+            raise ClientStateError(f"{self._label} is stopping; start it again to receive more messages")
         return Batch((), Marks(NOTHING))
 
     def done(self, *messages: MessageExt) -> bool:
-        """Settle messages in hand: they are not delivered again, unless this member ends before the next commit.
-
-        Return False where one of them is not in hand: it was settled or given back already, was in hand for too long, or its
-        queue has gone to another member, for example; the others are settled.
+        """Settle messages in hand. They are not delivered again, unless this member ends before the next commit.
 
         Returns:
-            False after a stop, too.
+            True if all messages were in hand. False after a stop, and if one of the messages is no longer in hand, for example
+            because it was already settled or given back, was in hand for too long, or its queue has moved to another member. The
+            other messages are settled nevertheless.
 
         Raises:
             TypeError: For an object that is not a message.
             ClientStateError: Before a start, and for a consumer with handlers.
-            ForkedError, WrongLoopError: As a step of ``__aiter__`` does.
+            ForkedError: In a forked child.
+            WrongLoopError: On another event loop.
         """
         room = self._room_of(*messages)
         return False if room is None else room.done(messages)
 
     async def retry(self, message: MessageExt, delay: float | None = None) -> bool:
-        """Give a message in hand back, to be delivered again after ``delay`` seconds, as RetryLater says.
+        """Give a message in hand back, to be delivered again after a delay. This uses up an attempt.
 
-        It uses up an attempt.
-
-        Return False as ``done`` does, and when no broker has taken it within 3 s: it goes on waiting for one, as long as the
-        queue is this member's. A call that is cancelled gives the message back all the same. Raises as ``done`` does, too.
+        A cancelled call still gives the message back.
 
         Args:
-            delay: None for the delay of the attempt.
+            delay: Seconds, with the meaning that RetryLater documents; None for the delay of the attempt.
 
         Returns:
-            True when a broker has taken it, or this member will hand it out again itself because none does.
+            True if a broker has accepted the message, or if this member will hand it out again itself because no broker accepts
+            it. False in the cases in which ``done`` returns False, and if no broker has accepted the message within 3 s; the
+            message then continues to wait for a broker, as long as this member holds the queue.
 
         Raises:
-            ConfigError: For a delay out of range.
+            ConfigError: For a delay out of range. The errors of ``done`` are also raised.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
@@ -657,10 +671,10 @@ class Consumer(LifeCycle):
         return False if room is None else await room.give_back(message, RetryLater(delay))
 
     async def dead_letter(self, message: MessageExt, reason: str = "") -> bool:
-        """Put a message in hand into the group's dead-letter topic.
+        """Put a message in hand into the group's dead-letter topic. Returns and raises as ``retry`` does.
 
         Args:
-            reason: Text for the log. The other arguments are those of ``retry``.
+            reason: The reason for the log.
         """
         room = self._room_of(message)
         return False if room is None else await room.give_back(message, DeadLetter(reason))
@@ -669,14 +683,14 @@ class Consumer(LifeCycle):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._session is not None and self._session.by_hand is not None:
-            self._session.by_hand.let_go(asyncio.current_task())  # the block is over: nothing settles what it had in hand
+            self._session.by_hand.let_go(asyncio.current_task())  # the block has ended and will not settle its messages in hand
         await super().__aexit__(kind, error, trace)
 
     def _room(self) -> ByHand:
         """Return the ByHand of the session.
 
         Raises:
-            ClientStateError: Unless running, and for a consumer with handlers.
+            ClientStateError: If the consumer does not run or has handlers.
             ForkedError: In a forked child.
             WrongLoopError: On another event loop.
         """
@@ -687,25 +701,25 @@ class Consumer(LifeCycle):
         return room
 
     def _room_of(self, *messages: MessageExt) -> ByHand | None:
-        """Return the ByHand of the session; None after a stop, when no message is in hand.
+        """Return the ByHand of the session. Return None after a stop, because no message is in hand then.
 
         Raises:
-            TypeError: For an object that is not a message, and as ``_room``.
+            TypeError: For an object that is not a message. The errors of ``_room`` are also raised.
         """
         for message in messages:
             if not isinstance(message, MessageExt):
                 raise TypeError(
-                    f"expected a MessageExt, not {type(message).__name__}; pass single messages, those of a batch as done(*batch)"
+                    f"expected a MessageExt, not {type(message).__name__}; pass messages one by one, and a batch as done(*batch)"
                 )
         return None if self._session is None and self._state is LifeState.STOPPED else self._room()
 
 
 def _subscriptions_of(topics: object) -> list[Subscription]:
-    """Return subscriptions without handlers.
+    """Return subscriptions by hand for ``topics``.
 
     Raises:
-        ConfigError: Unless ``topics`` is a topic, several different topics, or a mapping of topics to tags, and for an invalid
-            topic or tags.
+        ConfigError: If ``topics`` is neither a topic, nor several different topics, nor a mapping of topics to tags, and for an
+            invalid topic or tags.
     """
     if isinstance(topics, str):
         tags_of: Mapping[str, str] = {topics: "*"}
@@ -717,7 +731,7 @@ def _subscriptions_of(topics: object) -> list[Subscription]:
             raise _wrong_topics(topics)
         tags_of = dict.fromkeys(listed, "*")
         if len(tags_of) < len(listed):
-            raise ConfigError(f"topics={shown(topics)} has a topic twice; name each once")
+            raise ConfigError(f"topics={shown(topics)} contains a topic twice; name each topic once")
     else:
         raise _wrong_topics(topics)
     return [Subscription(topic, by_hand, tags=tags) for topic, tags in tags_of.items()]
@@ -728,7 +742,7 @@ def _wrong_topics(topics: object) -> ConfigError:
 
 
 def _handles(loop: asyncio.AbstractEventLoop, number: signal.Signals, function: Callable[[], object]) -> bool:
-    """Make the loop call ``function`` for a signal; return False where it cannot, outside of the main thread and on Windows."""
+    """Make the loop call ``function`` for a signal. Return False if it cannot (outside the main thread, and on Windows)."""
     try:
         loop.add_signal_handler(number, function)
     except (ValueError, RuntimeError, NotImplementedError) as error:

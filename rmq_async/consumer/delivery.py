@@ -1,4 +1,6 @@
-"""One call of a handler, or one step of reading by hand: its messages, its attempt, its deadline and its outcome."""
+"""Deliveries. A delivery is one call of a handler, or one step of reading by hand; it has messages, an attempt, a deadline and an
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _now() -> float:
 
 
 class Call(Struct, eq=False, weakref=True):
-    """One call of a handler, or the messages that one step of reading by hand has returned: its state, for the library."""
+    """The state of one call of a handler, or of one step of reading by hand. Users see it as a ``Delivery``."""
 
     subscription: Subscription
     messages: tuple[MessageExt, ...]
@@ -33,23 +35,24 @@ class Call(Struct, eq=False, weakref=True):
     began: float = field(default_factory=_now)
     deadline: float | None = None
     moved: Callable[[Call], object] | None = None
-    """A function that is called when the deadline has moved, from any thread."""
+    """A function that is called when the deadline has moved. It may be called from any thread."""
     task: asyncio.Task[Any] | None = None
-    """The task that makes the call, or gives messages of a step back; None before its first step and after its end."""
+    """The task that makes the call, or that gives messages of a step back. None before the first step of the task and after its
+    end."""
     marks: Marks | None = None
-    """The marks of a batch; None for a handler that takes a message and no batch."""
+    """The marks of a batch; None for a handler that takes single messages."""
     taken_away: Callable[[Call], object] | None = None
-    """A function that is called when messages that were handed out by hand are cut off; None for a call."""
+    """A function that is called when messages that were handed out by hand are cut off; None for a handler call."""
     state: Literal["running", "settling", "finished"] = "running"
     outcome: Outcome | None = None
     elapsed: float | None = None
     error: BaseException | None = None
     timed_out: bool = False
     cut: bool = False
-    """Whether a cancellation of its task ends the call: its queue is given up, lost or moved, the consumer stops, or a tool has
+    """Whether the library may cancel the call's task: its queue is given up, lost or moved, the consumer stops, or a tool has
     requested the call."""
     values: dict[object, Any] | None = None
-    """What hooks keep; None before the first one asks."""
+    """The values that hooks store; None until a hook first reads ``Delivery.values``."""
 
     def __repr__(self) -> str:
         more = f" and {len(self.messages) - 1} more" if len(self.messages) > 1 else ""
@@ -72,7 +75,7 @@ class Call(Struct, eq=False, weakref=True):
         self.task = task
 
     def lend(self, task: asyncio.Task[Any] | None) -> None:
-        """Run in a task that is not the call's own, and that others cancel."""
+        """Note that the call runs in a task of another owner, who may cancel it."""
         self.task, self.cut = task, True
 
     def extend(self, seconds: float) -> None:
@@ -80,7 +83,7 @@ class Call(Struct, eq=False, weakref=True):
         seconds = checked_timeout(seconds, "seconds")
         if self.state != "running" or self.timed_out:
             raise ClientStateError(
-                f"the delivery of message {self.messages[0].msg_id} has ended or timed out; call extend() while it runs"
+                f"the delivery of message {self.messages[0].msg_id} has ended or timed out; call extend() while the handler runs"
             )
         self.deadline = machine.monotonic() + seconds
         if self.moved is not None:
@@ -91,7 +94,7 @@ class Call(Struct, eq=False, weakref=True):
         self.timed_out = True
 
     def cut_off(self) -> None:
-        """Abandon the call, or the messages of a step of reading by hand: cancel its task, and settle nothing."""
+        """Abandon the call, or the step of reading by hand: cancel its task and settle nothing."""
         self.cut = True
         if self.taken_away is not None:
             self.taken_away(self)
@@ -99,33 +102,33 @@ class Call(Struct, eq=False, weakref=True):
             self.task.cancel()
 
     def measure(self) -> None:
-        """Note how long the handler has taken, or messages have been in hand."""
+        """Note how long the handler has run, or how long messages have been in hand."""
         self.elapsed = machine.monotonic() - self.began
 
     def settle(self, outcome: Outcome | None = None) -> None:
         """Note that the handler has ended.
 
         Args:
-            outcome: Outcome of all messages; None while it is not known.
+            outcome: The outcome of all messages; None if it is not known yet.
         """
         self.state, self.outcome, self.elapsed = "settling", outcome, machine.monotonic() - self.began
 
     def finish(self) -> None:
-        """Note that all messages have their outcomes, or none is to come."""
+        """Note that all messages have their outcomes, or that no outcome will follow."""
         self.state = "finished"
 
     def leave_task(self, *, finished: bool) -> None:
         """Note the end of the task.
 
         Args:
-            finished: Whether all messages have their outcomes, or none is to come.
+            finished: Whether all messages have their outcomes, or no outcome will follow.
         """
         self.task = None
         if finished:
             self.state = "finished"
 
     def note_outcome(self, outcome: Outcome) -> None:
-        """Note the outcome of a message, unless another message had a worse one."""
+        """Note the outcome of a message, unless another message of the call has a worse outcome."""
         if self.outcome is None or _SEVERITY[outcome] > _SEVERITY[self.outcome]:
             self.outcome = outcome
 
@@ -134,31 +137,34 @@ class Call(Struct, eq=False, weakref=True):
 
 
 def finish_all(calls: Iterable[Call], ends: Iterable[float]) -> None:
-    """End calls of one message whose handlers have returned, at the monotonic times ``ends``: one call of a function for many."""
+    """End calls of one message each whose handlers returned at the monotonic times ``ends``. One call of this function ends many
+    calls, which saves the cost of a method call for each.
+    """
     for call, end in zip(calls, ends, strict=True):
         call.state, call.outcome, call.task, call.elapsed = "finished", Outcome.DONE, None, end - call.began
 
 
 class Delivery(Struct, frozen=True, weakref=True):
-    """One call of a handler, or the messages that one step of reading by hand has returned, as users and hooks see it.
+    """One call of a handler, or one step of reading by hand, as users and hooks see it.
 
     Attributes:
         messages: The messages of this call.
-        topic: The subscribed topic, also for a message that is delivered again.
-        attempt: Number of the attempt from 1, of several messages the highest.
+        topic: The topic of the subscription, also for a message that is delivered again from the retry topic.
+        attempt: Number of the attempt, counted from 1. For several messages, the highest of their attempts.
         began: Monotonic time at which the call began.
-        deadline: Monotonic time at which it times out; None for never.
-        state: "running" in the handler, "settling" while outcomes go to the broker, then "finished".
-        outcome: None until a message has its outcome, of several messages the worst so far (ABANDONED, else DEAD_LETTERED,
-            RETRIED, DONE).
-        elapsed: Seconds that the handler took, None while it runs; by hand, seconds until no message was in hand.
-        error: For ``after_consume``, the error that the handler raised; HandlerTimeoutError for a coroutine function that its
-            timeout has ended, and for a plain function that returned later; None if it returned otherwise, or was cancelled
-            because the consumer stops or the queue was given up, lost or moved. By hand, the RetryLater, DeadLetter or
-            HandlerTimeoutError with which messages were given back last.
+        deadline: Monotonic time at which the call times out; None for no timeout.
+        state: "running" while the handler runs, "settling" while outcomes are sent to the broker, then "finished".
+        outcome: None until a message has its outcome. For several messages, the worst outcome so far, in the order ABANDONED,
+            DEAD_LETTERED, RETRIED, DONE.
+        elapsed: Seconds that the handler took; None while it runs. When reading by hand, seconds until no message was in hand.
+        error: For ``after_consume``, the error that the handler raised. HandlerTimeoutError if a coroutine function was cancelled
+            at its timeout, or a plain function returned after its timeout. None if the handler returned in time, or was
+            cancelled because the consumer stopped or the queue was given up, lost or moved. When reading by hand, the last
+            RetryLater, DeadLetter or HandlerTimeoutError with which messages were given back.
     """
 
-    # Two of one call are equal, and have one hash. A call keeps none of them, or it would be a cycle of references.
+    # Deliveries of one call are equal and have the same hash. The call holds no reference to its deliveries, because that would
+    # create a reference cycle.
     _call: Call
 
     def __repr__(self) -> str:
@@ -227,7 +233,7 @@ class Delivery(Struct, frozen=True, weakref=True):
 
     @property
     def values(self) -> dict[object, Any]:
-        """A dict in which hooks keep values from ``before_consume`` to ``after_consume``."""
+        """A dict in which hooks can store values between ``before_consume`` and ``after_consume``."""
         call = self._call
         if call.values is None:
             call.values = {}
@@ -238,8 +244,8 @@ class Delivery(Struct, frozen=True, weakref=True):
 
         Raises:
             TypeError: If ``seconds`` is not a number.
-            ValueError: If it is not above 0.
-            ClientStateError: When the handler has ended or has timed out.
+            ValueError: If ``seconds`` is not above 0.
+            ClientStateError: If the handler has ended or has timed out.
         """
         self._call.extend(seconds)
 
@@ -259,8 +265,8 @@ def call_of(
 
 
 def mark_at(delivery: Delivery, place: int) -> RetryLater | DeadLetter | None:
-    """Return the mark of the message at ``place``; None if there is none."""
-    marks = delivery._call.marks  # noqa: SLF001 - of this module; users see no marks
+    """Return the mark of the message at the index ``place``. Return None if it has none."""
+    marks = delivery._call.marks  # noqa: SLF001 - a class of this module; marks are not visible to users
     return None if marks is None else marks.by_place.get(place)
 
 
@@ -268,11 +274,11 @@ CURRENT: ContextVar[Call] = ContextVar("rmq_async_delivery")
 
 
 def current_delivery() -> Delivery:
-    """Return the delivery of the handler that runs in this context (of ``contextvars``), also in tasks that the handler has
-    started.
+    """Return the delivery of the handler that runs in this context (of ``contextvars``). Tasks that the handler starts inherit
+    the context.
 
     Raises:
-        LookupError: In other contexts, also in reading by hand.
+        LookupError: In a context without a handler, for example when reading by hand.
     """
     call = CURRENT.get(None)
     if call is None:

@@ -1,8 +1,8 @@
 """A queue that this member holds: the offset of its pulls, its buffered messages, and the record of its settled offsets."""
 
-# Offsets are entered in rising order, and settled in any order. Withdrawn offsets are entered again. The watermark is the
-# lowest offset that is not settled, which is what a group's committed offset means: a member that starts there repeats no
-# settled message below it and skips none. No I/O, no clock.
+# Offsets are entered in rising order and settled in any order. Withdrawn offsets are entered again. The watermark is the lowest
+# offset that is not settled. It is the value to commit: a member that starts there skips no unsettled message, and repeats no
+# settled message below it. ``Progress`` does no I/O and reads no clock.
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Progress:
     """The progress in one queue.
 
     Args:
-        start: The first offset that is to be entered.
+        start: The first offset to enter.
 
     Attributes:
-        next: The offset after the last one that is entered or passed.
+        next: The offset after the last offset that was entered or passed.
     """
 
     __slots__ = ("_away", "_line", "_open", "next")
@@ -40,10 +40,10 @@ class Progress:
     def __init__(self, start: int) -> None:
         self.next = start
         self._line: deque[int] = deque()
-        """Entered offsets from the lowest open one on, settled ones in between."""
+        """Entered offsets from the lowest open one upwards, including settled offsets in between."""
         self._open: set[int] = set()
         self._away: set[int] = set()
-        """Open offsets that were withdrawn below others that were not: they are to be entered again."""
+        """Open offsets that were withdrawn although higher offsets were not. They are to be entered again."""
 
     @property
     def watermark(self) -> int:
@@ -52,15 +52,15 @@ class Progress:
 
     @property
     def open(self) -> int:
-        """Number of offsets that were entered and are not settled, including withdrawn ones below others that are still entered."""
+        """Number of offsets that were entered and are not settled, including the withdrawn offsets in ``_away``."""
         return len(self._open)
 
     def enter(self, offset: int) -> bool:
-        """Add the offset of a message; return False for one below ``next`` that was not withdrawn, which adds nothing."""
+        """Add the offset of a message. Return False, and add nothing, for an offset below ``next`` that was not withdrawn."""
         return self.enter_all([offset])[0]
 
     def enter_all(self, offsets: list[int]) -> list[bool]:
-        """Add the offsets of messages; return for each what ``enter`` returns."""
+        """Add the offsets of messages; return the result of ``enter`` for each offset."""
         line, still_open, following = self._line, self._open, self.next
         if offsets and offsets[0] >= following and offsets == [*range(offsets[0], offsets[0] + len(offsets))]:
             line.extend(offsets)
@@ -83,7 +83,7 @@ class Progress:
         return entered
 
     def pass_to(self, offset: int) -> None:
-        """Mark all offsets below ``offset`` that are not entered, or were withdrawn, as without a message for this member."""
+        """Note that this member gets no message at the offsets below ``offset`` that are not entered or were withdrawn."""
         self.next = max(self.next, offset)
         if self._away:
             for gone in [each for each in self._away if each < offset]:
@@ -91,7 +91,9 @@ class Progress:
                 self.settle(gone)
 
     def go_back(self, offset: int) -> None:
-        """Forget the offsets from ``offset`` on, settled or not: they may be other messages' now, and are entered anew."""
+        """Forget the offsets from ``offset`` on, settled or not, so that they can be entered again. They may now belong to other
+        messages.
+        """
         line = self._line
         while line and line[-1] >= offset:
             gone = line.pop()
@@ -110,7 +112,7 @@ class Progress:
         return True
 
     def settle_all(self, offsets: list[int]) -> None:
-        """Settle offsets; offsets that are not open change nothing."""
+        """Settle offsets. Offsets that are not open are ignored."""
         line, still_open = self._line, self._open
         still_open.difference_update(offsets)
         while line and line[0] not in still_open:
@@ -120,7 +122,7 @@ class Progress:
         return offset in self._open
 
     def settled_above(self, offset: int) -> bool:
-        """Return whether a message above ``offset`` is settled that the watermark has not passed."""
+        """Return whether an offset above ``offset`` is settled that the watermark has not passed yet."""
         return any(each > offset and each not in self._open for each in self._line)
 
     @property
@@ -129,16 +131,16 @@ class Progress:
         return next((each for each in reversed(self._line) if each not in self._open), -1)
 
     def withdraw(self, offsets: Collection[int]) -> int:
-        """Withdraw entered offsets, one or more, none of them settled; return the lowest, from which on they are entered again.
+        """Withdraw one or more open offsets, so that they can be entered again. Return the lowest of them.
 
-        Offsets above it that are not withdrawn stay as they are: entering them again changes nothing.
+        Higher offsets that are not withdrawn keep their state, and entering them again has no effect.
 
         Raises:
             ValueError: For an offset that is not open.
         """
         if not self._open.issuperset(offsets):
             raise ValueError(
-                f"offsets {sorted(set(offsets) - self._open)} are not open: not entered, or settled; give open ones"
+                f"offsets {sorted(set(offsets) - self._open)} are not open, because they were not entered or are settled"
             )
         line, gone = self._line, set(offsets)
         lowest = min(gone)
@@ -152,17 +154,20 @@ class Progress:
 
 
 _KEPT = tuple(accumulate(repeat(0.875, 64), mul, initial=1.0))
-"""The share of a running mean that is left after 0, 1, 2 ... messages: products, since pow() differs between C libraries."""
+"""The remaining weight of a running mean after 0, 1, 2 ... messages. The values are products, because the results of pow() differ
+between C libraries."""
 
 
 class QueueState(Enum):
     """The state of a queue that is held.
 
     Attributes:
-        TAKEN: Held, and not pulled before ``on_assigned`` has ended.
-        DRAINING: Being given up, or held while the consumer stops.
-        STOPPED: Held, and not pulled, because of ``out_of_range`` or ``above_end``.
-        LOST: Another member may read it already.
+        TAKEN: The queue is held, but not pulled until ``on_assigned`` has ended.
+        RUNNING: The queue is held and pulled.
+        DRAINING: The queue is being given up, or the consumer stops.
+        RELEASED: The queue has been given up.
+        STOPPED: The queue is held, but not pulled, because of ``out_of_range`` or ``above_end``.
+        LOST: Another member may already read the queue.
     """
 
     TAKEN = "taken"
@@ -184,13 +189,15 @@ class HeldQueue:
 
     Args:
         queue: The queue with names on the wire.
-        subscription: None for the retry topic, whose messages are of all subscriptions.
+        shown: The queue with the user's names.
+        subscription: The subscription of the topic; None for the retry topic, whose messages belong to all subscriptions.
+        start: The offset of the first pull.
 
     Attributes:
-        cursor: Offset of the next pull.
-        committed: The offset that the broker returned or confirmed last.
-        end: The queue's end by the last answer.
-        mean_size: Running mean of the bodies, in bytes. None stands for values that are not known yet.
+        cursor: The offset of the next pull.
+        committed: The offset that the broker last returned or confirmed; None if it is not known yet.
+        end: The end of the queue according to the last response; None if it is not known yet.
+        mean_size: The running mean of the sizes of bodies in bytes; None before the first message.
     """
 
     __slots__ = (
@@ -204,47 +211,49 @@ class HeldQueue:
         self.shown = shown
         self.subscription = subscription
         self.begun = self.cursor = start
-        """``begun``: the offset at which the reading has begun, or begun again after a move."""
+        """``begun`` is the offset at which reading began, or began again after a move."""
         self.progress = Progress(start)
         self.low_end: int | None = None
-        """The lowest end below the cursor that was seen, until the queue was moved or has the offset."""
+        """The lowest observed end that is below the cursor. None if there is none, after a move, and after the queue has reached
+        the cursor again."""
         self.repeated_to = 0
-        """The offset up to which messages in calls may be pulled again, because the queue has gone back."""
+        """The offset up to which messages in calls may be pulled again, because the queue was moved back."""
         self.connection: Connection | None = None
-        """The broker's connection at the last pull, or at the look before the first one."""
+        """The connection to the broker at the last pull, or at the check before the first pull."""
         self.looked_at = False
-        """Whether the queue has had the messages that were read by this connection, so that it may be pulled."""
+        """Whether a check over ``connection`` has found the messages that were read before. The queue is not pulled until then."""
         self.looking = asyncio.Lock()
-        """A lock that is held while a look at the queue is under way, which may move it."""
+        """A lock that is held during a check of the queue, because the check may move the queue."""
         self.answered_at = 0.0
-        """Monotonic time of the last answer to a pull, or of the look before the first one."""
+        """Monotonic time of the last response to a pull, or of the check before the first pull."""
         self.committed: int | None = None
         self.confirmed_by: Connection | None = None
-        """The connection over which the broker returned or confirmed ``committed``; None if that is not known."""
+        """The connection over which the broker returned or confirmed ``committed``; None if it is not known."""
         self.committing = asyncio.Lock()
         """A lock that is held while a commit is under way."""
         self.end: int | None = None
         self.mean_size: float | None = None
         self.running: dict[Waiting, Call] = {}
-        """Messages of this queue in calls that run, or that are being settled."""
+        """Messages of this queue whose calls run or are being settled."""
         self.returning: set[Returning] = set()
         """Messages that are being given back."""
         self.state = QueueState.RUNNING
         self.announced = True
-        """Whether callbacks may name it: False until ``on_assigned``, if that is set, is called with it."""
+        """Whether callbacks may be called with the queue. If ``on_assigned`` is set, False until it is called with the queue."""
         self.error: BaseException | None = None
         """The error of the last pull; None if it succeeded."""
         self.pulled_at = self.settled_at = machine.monotonic()
         self.paused = False
-        """Whether a pause of this queue itself is in effect, not one of its topic or of all."""
+        """Whether this queue itself is paused. A pause of its topic, or of everything, does not count."""
         self.ends = False
-        """Whether the drain is over: of an ordered queue no call begins any more."""
+        """Whether the drain has ended. For an ordered queue, no call begins after that."""
         self.squeezed = False
-        """Whether messages were dropped for lack of room: the next pull waits until no message that is left waits for a slot."""
+        """Whether messages were dropped because the buffer was full. The next pull then waits until none of the remaining messages
+        waits for a slot."""
         self.wakes_below = 0
-        """Number of ready messages below which ``changed`` is set, because the next pull waits for that; 0 if it does not."""
+        """Number of ready messages below which ``changed`` is set, because the next pull waits for that; 0 if no pull waits."""
         self.changed = asyncio.Event()
-        """An event that is set when pulls or drains of the queue that wait may go on, as at the end of a call."""
+        """An event that is set when waiting pulls or drains of the queue may continue, for example at the end of a call."""
 
     def __repr__(self) -> str:
         return f"<HeldQueue {self.shown} {self.state.value} at {self.progress.watermark}>"
@@ -260,7 +269,7 @@ class HeldQueue:
 
     @property
     def stays(self) -> bool:
-        """Whether this member reads the queue, or has stopped reading it, and is not giving it up."""
+        """Whether this member keeps the queue: its state is RUNNING or STOPPED."""
         return self.state in (QueueState.RUNNING, QueueState.STOPPED)
 
     @property
@@ -274,63 +283,61 @@ class HeldQueue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its subscription has lines, in which this member itself repeats failed attempts; False for the retry
-        topic.
-        """
+        """Whether the subscription has lines, in which this member itself repeats failed attempts. False for the retry topic."""
         return self.subscription is not None and has_lines(self.subscription)
 
     @property
     def is_filtered(self) -> bool:
-        """Whether brokers leave messages out of its pulls."""
+        """Whether brokers filter the messages of the queue, so pulls may leave out messages."""
         subscription = self.subscription
         return subscription is not None and (subscription.sql is not None or subscription.tags != "*")
 
     @property
     def lag(self) -> int | None:
-        """Number of offsets from the watermark to the end of the queue; None before the first answer to a pull."""
+        """Number of offsets from the watermark to the end of the queue; None before the first response to a pull."""
         return None if self.end is None else max(self.end - self.progress.watermark, 0)
 
     @property
     def highest(self) -> int | None:
-        """The highest offset that brokers may have from this member, or have returned; None if there is none."""
+        """The highest offset that brokers may have received from this member, or have returned to it; None if there is none."""
         return None if self.committed is None else max(self.committed, self.repeated_to)
 
     @property
     def unread(self) -> int | None:
-        """The offset to which the queue has gone back after a loss, or the watermark since; None once what was handled before is
-        passed, or without a loss.
+        """The watermark, if the queue was moved back after a loss and has not yet passed the offsets that were handled before. None
+        otherwise.
         """
         return self.progress.watermark if self.progress.watermark < self.repeated_to else None
 
     # -- the state
 
     def take(self) -> None:
-        """Hold the queue without reading it, until ``on_assigned`` has been called with it."""
+        """Hold the queue without reading it until ``on_assigned`` has been called with it."""
         self.state, self.announced = QueueState.TAKEN, False
 
     def announce(self) -> None:
         self.announced = True
 
     def read(self) -> None:
-        """Let the pulls begin, or begin again after a stop of them."""
+        """Let pulls begin, or begin again after ``stop``."""
         self.state = QueueState.RUNNING
 
     def stop(self) -> None:
-        """End the pulls after the present one; the queue stays held."""
+        """End pulls after the current pull. The queue stays held."""
         self.state = QueueState.STOPPED
 
     def drain(self) -> None:
         self.state = QueueState.DRAINING
 
     def end_calls(self) -> None:
-        """End the drain: of an ordered queue no call begins any more."""
+        """End the drain. For an ordered queue, no call begins after that."""
         self.ends = True
 
     def lose(self) -> None:
         self.state = QueueState.LOST
 
     def release(self) -> bool:
-        """Give the queue up; return False if it was lost before."""
+        """Give up the queue. Return False if it had been lost before."""
         lost, self.state = self.state is QueueState.LOST, QueueState.RELEASED
         return not lost
 
@@ -340,18 +347,18 @@ class HeldQueue:
     def resume(self) -> None:
         self.paused = False
 
-    # -- pulls and their answers
+    # -- pulls and their responses
 
     def connect(self, connection: Connection | None) -> None:
-        """Note the connection by which the queue is looked at and pulled."""
+        """Note the connection over which the queue is checked and pulled."""
         self.connection = connection
 
     def doubt(self) -> None:
-        """Demand a look before the next pull."""
+        """Require a check before the next pull."""
         self.looked_at = False
 
     def trust(self) -> None:
-        """Allow pulls: a look has found the messages that were read."""
+        """Allow pulls, after a check has found the messages that were read before."""
         self.looked_at = True
 
     def begin_pull(self) -> None:
@@ -361,18 +368,18 @@ class HeldQueue:
         self.answered_at = machine.monotonic()
 
     def fail(self, error: BaseException) -> None:
-        """Note the error of a pull, or of a pop."""
+        """Note the error of a pull or a pop."""
         self.error = error
 
     def recover(self) -> None:
         self.error = None
 
     def wake_below(self, ready: int) -> None:
-        """Set ``changed`` when fewer than ``ready`` messages are ready; 0 for never."""
+        """Have ``changed`` set when fewer than ``ready`` messages are ready. 0 disables that."""
         self.wakes_below = ready
 
     def note_end(self, end: int) -> None:
-        """Note an end that was seen, if it is below the cursor."""
+        """Note an observed end of the queue if it is below the cursor."""
         if end < self.cursor:
             self.low_end = end if self.low_end is None else min(self.low_end, end)
 
@@ -380,11 +387,11 @@ class HeldQueue:
         self.low_end = None
 
     def see_end(self, end: int | None) -> None:
-        """Note the end of the queue; None if it is not known any more."""
+        """Note the end of the queue; None if it is no longer known."""
         self.end = end
 
     def pass_to(self, offset: int, end: int | None) -> None:
-        """Pull from ``offset`` on; offsets below it that have no message count as settled.
+        """Continue to pull at ``offset``. Offsets below it that have no message count as settled.
 
         Args:
             end: The end of the queue.
@@ -393,16 +400,21 @@ class HeldQueue:
         self.cursor, self.end = offset, end
 
     def withdraw(self, offsets: Sequence[int], *, squeezed: bool) -> None:
-        """Pull dropped messages again.
+        """Make the next pulls read dropped messages again.
 
         Args:
-            squeezed: Whether the next pull still waits for room, if it did.
+            offsets: The offsets of the dropped messages.
+            squeezed: Whether ``squeezed`` stays set if it is set.
         """
         self.cursor = min(self.cursor, self.progress.withdraw(offsets))
         self.squeezed = self.squeezed and squeezed
 
     def squeeze(self, waits: bool) -> None:
-        """Let the next pull wait until no message of the queue waits for a slot; ``waits``: whether one does."""
+        """Make the next pull wait until no message of the queue waits for a slot.
+
+        Args:
+            waits: Whether a message waits for a slot now. If none does, the next pull does not wait.
+        """
         self.squeezed = waits
 
     # -- outcomes and commits
@@ -411,7 +423,7 @@ class HeldQueue:
         """Note that messages have their outcomes.
 
         Args:
-            is_ready: Whether others of the queue wait for a slot.
+            is_ready: Whether other messages of the queue wait for a slot.
         """
         if not is_ready:
             self.squeezed = False
@@ -419,13 +431,15 @@ class HeldQueue:
         self.changed.set()
 
     def confirm(self, offset: int, connection: Connection | None) -> None:
-        """Note the offset that a broker has returned or confirmed, and the connection by which it did, if that is known."""
+        """Note the offset that a broker has returned or confirmed, and the connection over which it did so; None if that is not
+        known.
+        """
         self.committed, self.confirmed_by = offset, connection
 
     # -- moves
 
     def restart(self, offset: int) -> None:
-        """Move the queue to ``offset`` with a new progress. Running calls no longer count for it."""
+        """Move the queue to ``offset`` with a new ``Progress``. Running calls no longer affect the queue."""
         self.begun = self.cursor = offset
         self.low_end = self.end = None
         self.looked_at = False
@@ -436,7 +450,7 @@ class HeldQueue:
         self.squeezed = False
 
     def go_back(self, offset: int) -> None:
-        """Move the queue below what was read, without messages that wait from ``offset`` on.
+        """Move the queue back to ``offset``, below offsets that were read. The caller has dropped the waiting messages above it.
 
         Messages in calls, or being given back, are compared with the messages that are pulled again (``without_known``).
         """
@@ -448,9 +462,10 @@ class HeldQueue:
         self.low_end = self.end = None
 
     def without_known(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return the ``messages``, just pulled, that are not in calls and not being given back already.
+        """Return those of the pulled ``messages`` that are neither in calls nor being given back.
 
-        What becomes of another message at the offset of one no longer counts for the queue.
+        If a different message is in a call, or being given back, at the offset of a pulled message, its outcome no longer affects
+        the queue.
         """
         running = {item.message.queue_offset: item for item in self.running}
         returning = {each.message.queue_offset: each for each in self.returning}
@@ -468,23 +483,23 @@ class HeldQueue:
 
     def count_sizes(self, sizes: Sequence[int]) -> None:
         """Add one or more body sizes, in bytes, to the running mean."""
-        # The last eight have nearly two thirds of the weight.
+        # The last eight messages have nearly two thirds of the weight.
         mean, latest = self.mean_size, sum(sizes) / len(sizes)
         kept = _KEPT[min(len(sizes), len(_KEPT) - 1)]
         self.mean_size = latest if mean is None else mean + (latest - mean) * (1 - kept)
 
 
 class Waiting(Struct, eq=False):
-    """A message of a held queue from its pull to its outcome: it waits for a call, or is in one.
+    """A message of a held queue between its pull and its outcome. It waits for a call, or is in a call.
 
     Attributes:
         attempt: Number of the attempt, counted from 1.
-        since: Monotonic time from which on it waits for a full batch, ``-inf`` if it waits no more; set only if its
-            subscription waits for full batches.
-        key: Key of its line; None if it has no key.
-        held_since: Monotonic time at which its first attempt failed that is repeated in place; None before.
-        due: Monotonic time at which its next attempt begins, 0 for at once.
-        error: Error of the user's ``key`` function; the call fails with it.
+        since: Monotonic time since which the message has been waiting for a full batch; ``-inf`` if it no longer waits. It is set
+            only if the subscription waits for full batches.
+        key: The key of the message's line; None if it has no line.
+        held_since: Monotonic time of the first failure after which the message was repeated in place; None before that.
+        due: Monotonic time at which the next attempt begins; 0 for at once.
+        error: The error of the user's ``key`` function, with which the call fails; None if there is none.
     """
 
     held: HeldQueue

@@ -1,4 +1,4 @@
-"""Exceptions by which a handler chooses an outcome, the outcomes of a message, and batches with marks for single messages."""
+"""Outcomes of messages, exceptions by which a handler chooses an outcome, and batches whose messages can be marked."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..errors import ClientStateError
 class RetryLater(Exception):  # noqa: N818 - not an error
     """An exception that a handler raises to have its message delivered again.
 
-    It counts as an attempt and is logged without a traceback.
+    The call counts as an attempt, and the exception is logged without a traceback.
 
     Args:
-        delay: Seconds, a negative number as 0; None for the delay of the attempt (``Retry.delays``). The broker delays by
-            levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): the next level at or above ``delay`` is used, 2 h for more. Ordered
-            messages (in ``order="key"`` all but those for which ``key`` returns None), and those of broadcast, wait for
-            ``delay`` exactly, up to ``max_hold``; with ``mode="pop"`` a message waits for ``delay`` (2 h at most) and up to a
-            tenth more.
+        delay: Seconds until the next attempt; a negative number counts as 0. None for the delay of the attempt (``Retry.delays``).
+            The broker delays by levels (1 s, 5 s, 10 s, 30 s, 1 min ... 2 h): ``delay`` is rounded up to the next level, and 2 h
+            is the maximum. Ordered messages (with ``order="key"``, all except messages for which ``key`` returns None) and
+            messages in broadcast wait exactly ``delay``, up to ``max_hold``. With ``mode="pop"``, the actual delay is between
+            ``delay`` (2 h at most) and a tenth more.
     """
 
     def __init__(self, delay: float | None = None) -> None:
@@ -32,7 +32,7 @@ class RetryLater(Exception):  # noqa: N818 - not an error
         self.delay = delay
 
     def __str__(self) -> str:
-        delay = getattr(self, "delay", None)  # a class that derives from this one may not set it
+        delay = getattr(self, "delay", None)  # a subclass may not set it
         if delay is None:
             return ""
         return f"again in {delay:g} s" if isinstance(delay, int | float) else f"again in {delay!r}"
@@ -43,7 +43,7 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
     attempt. In broadcast, which has no such topic, the message is given up.
 
     Args:
-        reason: A text for the log. The request to the broker (CONSUMER_SEND_MSG_BACK) has no field for it.
+        reason: The reason for the log. It is not sent to the broker, because CONSUMER_SEND_MSG_BACK has no field for it.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -58,8 +58,8 @@ class Outcome(Enum):
         DONE: The message was handled.
         RETRIED: The message will be delivered again, or repeated in place.
         DEAD_LETTERED: The message was put into the group's dead-letter topic, or given up in broadcast.
-        ABANDONED: Before the message had another outcome, its queue was lost, given up or moved, or the consumer stopped; it is
-            delivered again, unless its queue was moved beyond it.
+        ABANDONED: The queue of the message was lost, given up or moved, or the consumer stopped, before the message had another
+            outcome. The message is delivered again, unless its queue was moved past it.
     """
 
     DONE = "done"
@@ -69,14 +69,16 @@ class Outcome(Enum):
 
 
 def check_returned(handler: Callable[..., object], result: object) -> None:
-    """Raise TypeError for an exception of this module that a handler returns: its message would be done, against what it says."""
+    """Raise TypeError if a handler returns an exception of this module instead of raising it: its message would count as done."""
     kind = result if isinstance(result, type) else type(result)
     if issubclass(kind, RetryLater | DeadLetter):
-        raise TypeError(f"handler {handler_name(handler)} returned {shown(result)}, which chooses nothing: raise it")
+        raise TypeError(f"handler {handler_name(handler)} returned {shown(result)}, which has no effect; raise it instead")
 
 
 def outcome_in(error: BaseException, dead_letter_on: tuple[type[Exception], ...]) -> BaseException:
-    """Return the exception that chooses an outcome if it is alone in a group, as a TaskGroup raises it; else ``error`` itself."""
+    """Return the exception that chooses an outcome, if it is the only member of an exception group such as a TaskGroup raises.
+    Otherwise, return ``error``.
+    """
     alone = error
     while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
         alone = alone.exceptions[0]
@@ -84,10 +86,10 @@ def outcome_in(error: BaseException, dead_letter_on: tuple[type[Exception], ...]
 
 
 class Marks:
-    """The marks of single messages of a batch, by their index in it.
+    """The marks of single messages of a batch, by the index of the message.
 
     Args:
-        refused: The reason why messages cannot be marked (any more); None if they can.
+        refused: The reason why messages cannot be marked, or can no longer be marked; None if they can.
     """
 
     __slots__ = ("by_place", "refused")
@@ -98,12 +100,12 @@ class Marks:
 
 
 class Batch(Sequence[MessageExt]):
-    """Messages of one topic that are handled together; a sequence that does not change.
+    """An immutable sequence of messages of one topic that are handled together.
 
-    All of them share the outcome of the call: done where the handler returns; delivered again or dead-lettered, as a single
-    message would be, where it raises. ``mark_retry`` and ``mark_dead_letter`` give single messages another outcome, which
-    replaces that of the call. In reading by hand, asking ``batches()`` for the next batch has the effect of a handler's return;
-    a batch of ``receive()`` takes no marks.
+    All messages share the outcome of the call. If the handler returns, they are done; if it raises, they are delivered again or
+    dead-lettered, as a single message would be. ``mark_retry`` and ``mark_dead_letter`` give single messages another outcome,
+    which replaces the outcome of the call. When reading by hand, asking ``batches()`` for the next batch has the effect of a
+    return from the handler; messages of a batch that ``receive()`` returned cannot be marked.
     """
 
     __slots__ = ("_marks", "_messages", "_places")
@@ -112,7 +114,7 @@ class Batch(Sequence[MessageExt]):
         self._messages = messages
         self._marks = marks
         self._places: dict[int, int] | None = None
-        """Places of the messages by their identity, made for the first mark."""
+        """The index of each message by the ``id()`` of its object. It is made at the first mark."""
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} messages, {len(self._marks.by_place)} of them marked>"
@@ -128,29 +130,29 @@ class Batch(Sequence[MessageExt]):
         return self._messages[index]
 
     def mark_retry(self, message: MessageExt, delay: float | None = None) -> None:
-        """Mark a message to be delivered again, without the others.
+        """Mark a single message to be delivered again. A later mark of a message replaces an earlier one.
 
         Args:
-            delay: Seconds, as for RetryLater; None for the delay of its attempt. A later mark replaces an earlier one.
+            delay: Seconds, with the meaning that RetryLater documents; None for the delay of the attempt.
 
         Raises:
             ValueError: For a message that is not in the batch.
             ConfigError: For a delay that is not a number from 0 to below 1e9.
-            ClientStateError: When the call has ended or the batch is no longer in hand, and for a batch that ``receive()``
-                returned.
+            ClientStateError: If the call has ended, the batch is no longer in hand, or ``receive()`` returned the batch.
         """
         if delay is not None:
             check_seconds("delay", delay, zero=True)
         self._mark(message, RetryLater(delay))
 
     def mark_dead_letter(self, message: MessageExt, reason: str = "") -> None:
-        """Mark a message to be put into the group's dead-letter topic.
+        """Mark a single message to be put into the group's dead-letter topic. A later mark of a message replaces an earlier one.
 
         Args:
-            reason: Text for the log.
+            reason: The reason for the log.
 
         Raises:
-            ValueError, ClientStateError: As ``mark_retry`` does.
+            ValueError: For a message that is not in the batch.
+            ClientStateError: If the call has ended, the batch is no longer in hand, or ``receive()`` returned the batch.
         """
         self._mark(message, DeadLetter(reason))
 
@@ -162,5 +164,5 @@ class Batch(Sequence[MessageExt]):
         place = self._places.get(id(message))
         if place is None:
             given = shown(message.msg_id if isinstance(message, MessageExt) else message)
-            raise ValueError(f"message {given} is not one of the {len(self)} messages of this batch; pass an item of the batch")
+            raise ValueError(f"message {given} is not in this batch of {len(self)} messages; pass an item of the batch")
         self._marks.by_place[place] = mark

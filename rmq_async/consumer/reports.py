@@ -1,4 +1,6 @@
-"""Lag, numbers and condition of a running consumer, from its own state: no request, no wait, callable from any thread."""
+"""Lag, numbers and condition of a running consumer. They are read from its own state, without a request or a wait, and from any
+thread.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,17 @@ BLOCK_SHOWN: Final = 60.0
 class Lag:
     """The numbers of messages of this member's share that are stored and not settled.
 
-    With ``mode="pop"`` members share no queues: ``messages`` counts messages that this member holds and messages that brokers had
-    left at their last answer, an estimate; ``by_queue`` has the latter by topic and broker, with -1 for the queue; ``retries``
-    is 0.
+    With ``mode="pop"``, members share no queues. ``messages`` is then an estimate: the messages that this member holds, plus the
+    remaining messages that brokers reported in their last responses. ``by_queue`` has the remaining messages by topic and
+    broker, with -1 as the queue id, and ``retries`` is 0.
 
     Attributes:
-        messages: Number of messages of the subscribed topics; filtered messages count until a pull has passed
-            them.
-        retries: Number of messages of the group's retry topic whose delay is over.
-        oldest_age: Seconds since the oldest message that is buffered or being handled was stored, by the clock of its broker as
-            far as the broker says its time, else by this machine's; None if there is none.
-        by_queue: The numbers by queue, queues of the retry topic included; None for a queue without an answer yet, which
-            ``messages`` and ``retries`` leave out.
+        messages: Number of messages of the subscribed topics. Messages that a filter excludes count until a pull has passed them.
+        retries: Number of messages of the group's retry topic whose delay has ended.
+        oldest_age: Seconds since the oldest message that is buffered or being handled was stored; None if there is none. The age
+            is measured by the clock of the broker if the broker reports its time, else by the clock of this machine.
+        by_queue: The numbers by queue, including queues of the retry topic. The value is None for a queue that no broker has
+            responded for yet; ``messages`` and ``retries`` do not count such a queue.
     """
 
     messages: int
@@ -45,24 +46,27 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """Numbers since ``start()``; ``buffered``, ``buffered_bytes`` and ``running`` are of this moment.
+    """Numbers since ``start()``. ``buffered``, ``buffered_bytes`` and ``running`` are current values.
+
+    With ``mode="pop"``, ``retried`` counts messages that were given back, whether or not brokers confirmed it; ``commits`` counts
+    messages whose acknowledgement brokers have confirmed; ``lost`` and ``rebalances`` are 0.
 
     Attributes:
         handled: Messages whose handler calls returned.
         failed: Messages whose handler calls raised, and marked messages of a batch.
-        retried: Messages that brokers have accepted for another attempt, and failed attempts that this member repeats itself
-            (ordered messages, broadcast, messages that no broker takes back).
+        retried: Messages that brokers have accepted for another attempt, and failed attempts that this member repeats itself (of
+            ordered messages, in broadcast, and of messages that no broker accepts).
         dead_lettered: Messages that brokers have accepted as dead letters, and messages that were given up in broadcast.
         lost: Offsets that were skipped because their messages were deleted before they were pulled, and offsets below the
-            group's whose messages queues have lost, as far as that is known.
-        buffered: Messages that are pulled and not settled, ``buffered_bytes`` the size of their bodies.
-        running: Handler calls, and steps of reading by hand, that are not over.
-        commits: Number of offsets that brokers have confirmed; in broadcast, number of changed positions that the store's
-            ``save`` has stored.
-        rebalances: Changes of this member's share, counted by topic.
-        unsure: Requests to give a message back that had no answer; each may have left a copy beside the copy that was stored
-            afterwards. With ``mode="pop"``, ``retried`` are messages that were given back, confirmed or not, ``commits`` messages
-            that brokers have acknowledged, and ``lost`` and ``rebalances`` are 0.
+            group's offset whose messages queues have lost, as far as the member knows of them.
+        buffered: Messages that are pulled and not settled.
+        buffered_bytes: Size of the bodies of these messages.
+        running: Handler calls, and steps of reading by hand, that have not ended.
+        commits: Number of offsets that brokers have confirmed. In broadcast, the number of changed positions that ``save`` has
+            stored.
+        rebalances: Changes of this member's share. A change counts once for each topic.
+        unsure: Requests to give a message back that had no response. Each may have stored a copy of the message in addition to the
+            copy that a later request stored.
     """
 
     handled: int = 0
@@ -84,13 +88,13 @@ class ConsumerHealth:
 
     Attributes:
         live: False if only a restart helps: the event loop is blocked or has stopped, the process was forked, or a plain
-            function runs in its thread for more than twice its timeout, extensions included.
-        ready: The consumer runs and does not stop, the reading of its first share has begun, the event loop is not blocked, and
-            no plain handler waits without any thread to call it in.
-        problems: All problems, including problems that leave the consumer ready.
-        last_progress_age: Seconds since a message was settled or a queue was taken, the later of the two; None without a queue;
-            with ``mode="pop"`` since a message had its outcome, or the start.
-        oldest_unfinished: The handler call that has run longest, or the step of reading by hand whose messages are in hand for
+            function has run in its thread for more than twice its timeout, including extensions.
+        ready: True if the consumer runs and is not stopping, has begun to read its first share, the event loop is not blocked,
+            and no plain handler lacks a thread to run in.
+        problems: All problems, including problems that do not affect ``ready``.
+        last_progress_age: Seconds since a message was settled or a queue was taken, whichever was later; None if the member has no
+            queue. With ``mode="pop"``, seconds since a message had its outcome or the member started.
+        oldest_unfinished: The handler call that has run longest, or the step of reading by hand whose messages have been in hand
             longest; None if there is none.
     """
 
@@ -107,21 +111,21 @@ def stuck_problems(oldest: Call | None, after: float) -> list[Problem]:
         return []
     subscription, first, age = oldest.subscription, oldest.messages[0].msg_id, oldest.age
     if subscription.is_by_hand:
-        text = f"message {first} has been in hand for {age:.0f} s, and was neither settled nor given back"
+        text = f"message {first} has been in hand for {age:.0f} s and has been neither settled nor given back"
     else:
         text = f"handler {subscription.name} has been running for {age:.0f} s on message {first}"
     return [Problem(ProblemCode.HANDLER_STUCK, text)]
 
 
 def hangs(delivery: Call) -> bool:
-    """Return whether a plain function has run for more than twice its time, extensions included, and still runs."""
+    """Return whether a plain function is still running after more than twice its timeout, including extensions."""
     deadline = delivery.deadline
     runs_on = delivery.state == "running" and not delivery.subscription.is_async
     return runs_on and deadline is not None and delivery.age > 2 * (deadline - delivery.began)
 
 
 def block_problems(block: Block | None) -> list[Problem]:
-    """Return a problem if a function of the user has blocked the event loop of late."""
+    """Return a problem if a function of the user blocked the event loop in the last ``BLOCK_SHOWN`` seconds."""
     if block is None:
         return []
     age = machine.monotonic() - block.at
@@ -132,7 +136,7 @@ def block_problems(block: Block | None) -> list[Problem]:
 
 
 def conflict_problems(conflicts: Conflicts) -> list[Problem]:
-    """Return the problems of other members: different subscriptions, and another process with the client id."""
+    """Return problems with other members: different subscriptions, and another process with this client id."""
     found = [Problem(ProblemCode.SUBSCRIPTION_CONFLICT, str(conflict)) for conflict in conflicts.found]
     if (twice := conflicts.namesakes.found) is not None:
         found.append(Problem(ProblemCode.DUPLICATE_CLIENT_ID, twice))

@@ -1,8 +1,10 @@
-"""What the members of a group have in common between start and stop: the session that the face of a consumer asks, the
-registrations at the client instance and the event loop, and the answers to tools.
+"""The base class of member sessions, the registrations of a consumer at its client instance and event loop, and the responses to
+tools.
 
-Members that pull and members that pop have a session each; what the latter cannot do raises ConfigError. Answers to tools (running
-info, positions, resets, consumption of one message) have the form of Java's push consumer, which mqadmin and the dashboards read.
+A session is one run of a member from start to stop; ``Consumer`` delegates to it. Members that pull and members that pop have
+different session classes. Operations that popping members do not support raise ConfigError. Responses to tools (running info,
+positions, resets, consumption of one message) have the form of the responses of Java's push consumer, which mqadmin and the
+dashboards read.
 """
 
 from __future__ import annotations
@@ -54,17 +56,17 @@ from .supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN: Final = 9.0
-"""Seconds for the handler of a message that a tool sends: the broker waits 10 s for the answer
+"""Maximum seconds for the handler of a message that a tool sends. The broker waits 10 s for the response
 (``Broker2Client.callClient``)."""
 
 
 class Attached:
-    """Registers one consumer at its client instance and its event loop: its listener for requests of brokers, its routes in
-    use, its hooks, its tracer, and its watch for functions that block the loop.
+    """The registrations of one consumer at its client instance and its event loop: the listener for requests of brokers, the routes
+    in use, the hooks, the tracer, and the watch for functions that block the loop.
 
     Args:
         group: Name of the group on the wire.
-        topics: Names of its topics on the wire.
+        topics: Names of the topics on the wire.
         blocking: Returns the name of the user's function that a task calls.
         route_changed: Called with each route that has changed.
     """
@@ -91,14 +93,14 @@ class Attached:
 
     @property
     def blocked(self) -> Block | None:
-        """The newest function of the user that has blocked the event loop, or None. May be read from any thread."""
+        """The last function of the user that blocked the event loop, or None. May be read from any thread."""
         return None if self._watch is None else self._watch.newest(self._blocking)
 
     def begin(self, listener: GroupListener) -> None:
         """Register the consumer.
 
         Raises:
-            ConfigError: Without any effect, if the client has a consumer of the group already.
+            ConfigError: If the client already has a consumer of the group. Nothing is registered then.
         """
         instance = self._instance
         instance.group_requests.add(self._group, listener)
@@ -110,12 +112,12 @@ class Attached:
         instance.routes.on_change += [self._route_changed, self.closed.route_changed]
 
     def hurry(self) -> None:
-        """Send traces without waiting for more."""
+        """Send the gathered traces now, without waiting for more traces."""
         if self.tracer is not None:
             self.tracer.hurry()
 
     def hear_no_more(self) -> None:
-        """End the notifications from brokers and routes."""
+        """Remove the listeners for requests of brokers and changes of routes."""
         self._instance.group_requests.remove(self._group)
         callbacks = self._instance.routes.on_change
         for each in (self._route_changed, self.closed.route_changed):
@@ -123,7 +125,7 @@ class Attached:
                 callbacks.remove(each)
 
     async def end_traces(self, end: float) -> None:
-        """Send the gathered traces until ``end`` (monotonic), and drop traces that are left at that time."""
+        """Send the gathered traces until ``end`` (monotonic), and drop the traces that are left then."""
         if self.tracer is not None:
             try:
                 await self.tracer.flush(end)
@@ -132,10 +134,10 @@ class Attached:
             await self.tracer.ended()
 
     def end(self, subscriptions: Iterable[Subscription]) -> None:
-        """Remove the registrations that ``hear_no_more`` leaves: routes in use, hooks and the watch.
+        """Remove the registrations that ``hear_no_more`` does not remove: the routes in use, the hooks and the watch.
 
         Args:
-            subscriptions: Subscriptions of the consumer; a change of their options calls nothing any more.
+            subscriptions: The subscriptions of the consumer, from which the functions of ``on_change`` are removed.
         """
         for topic in self._topics:
             self._instance.routes.use.release(topic)
@@ -148,7 +150,7 @@ class Attached:
 
 
 class MemberRequests:
-    """Answers the requests of tools to a member that holds no queues.
+    """Responds to the requests of tools for a member that holds no queues.
 
     Args:
         data: Returns the member's part of the heartbeat.
@@ -168,11 +170,13 @@ class MemberRequests:
         self._calls = calls
         self._started_ms = round(machine.time() * 1000)
         self._direct = asyncio.Lock()
-        """A lock that is held while the handler runs with a message of a tool: one at a time."""
+        """A lock that is held while a handler runs with a message of a tool, so that one such call runs at a time."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Return the answer to a request of a tool: an awaitable of it for CONSUME_MESSAGE_DIRECTLY (309), and None for a
-        RESET_CONSUMER_CLIENT_OFFSET (220) that can be read, because brokers expect no answer to that.
+        """Return the response to a request of a tool.
+
+        Return an awaitable of the response to CONSUME_MESSAGE_DIRECTLY (309). Return None for a valid
+        RESET_CONSUMER_CLIENT_OFFSET (220), because brokers expect no response to it.
         """
         try:
             if command.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
@@ -211,7 +215,7 @@ class MemberRequests:
         )
 
     def _queues(self) -> dict[MessageQueue, bodies.ProcessQueueInfo]:
-        """Return the state of the queues that this member holds, as tools show it."""
+        """Return the state of the queues that this member holds, in the form for tools."""
         return {}
 
     def _status(self, command: RemotingCommand) -> bodies.GetConsumerStatusBody:
@@ -220,33 +224,33 @@ class MemberRequests:
     # -- 220
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Do nothing, because a member that pops holds no queue: the broker itself continues at other offsets."""
+        """Do nothing: a member that pops holds no queue, and the broker itself moves the offsets."""
 
     # -- 309
 
     async def _consume(self, command: RemotingCommand) -> RemotingCommand:
-        """Call the handler with the message in the request, and settle nothing; return the answer."""
+        """Call the handler with the message in the request, and return the response. Nothing is settled."""
         found = decode_messages(command.body)
         if len(found.messages) != 1:
-            text = f"the request must hold one message that can be read, and holds {len(found.messages)}; send one"
+            text = f"the request must hold exactly one valid message, not {len(found.messages)}; send one message"
             return make_response(command, ResponseCode.SYSTEM_ERROR, text)
         message = self._instance.names.shown_messages(found.messages)[0]
         topic = self._instance.names.wire(original_topic(message.topic, message.properties))
         subscription = self._subscriptions.get(topic)
         if subscription is None:
-            text = f"no handler of this consumer subscribes to topic {printable(topic)!r}; ask a member that subscribes to it"
+            text = f"this consumer has no subscription to topic {printable(topic)!r}; send the request to a member that has one"
             return make_response(command, ResponseCode.SYSTEM_ERROR, text)
         message = msgspec.structs.replace(message, topic=subscription.topic)
         since = machine.monotonic()
         async with self._direct:
             result, remark = await self._call(subscription, message)
         spent = round((machine.monotonic() - since) * 1000)
-        logger.info("message %s was handled on request of a tool: %s", message.msg_id, result)
+        logger.info("message %s was handled at the request of a tool: %s", message.msg_id, result)
         answer = bodies.ConsumeMessageDirectlyResult(consume_result=result, remark=remark, spent_time_mills=spent)
         return _answer(command, bodies.encode_body(answer, standard=False))
 
     async def _call(self, subscription: Subscription, message: MessageExt) -> tuple[str, str | None]:
-        """Call the handler once; return the outcome as a name of Java's ``CMResult``, and the text of the error or None."""
+        """Call the handler once. Return the outcome as a name of Java's ``CMResult``, and the error as a string or None."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 error = await self._calls.call_once(subscription, message)
@@ -268,11 +272,11 @@ class MemberSession(ABC):
     Args:
         group: Name of the group on the wire.
         subscriptions: Subscriptions by topic on the wire.
-        label: The subject of errors.
+        label: The subject of error messages.
     """
 
     by_hand: ByHand | None = None
-    """The messages in hand of a user who reads without handlers."""
+    """The messages in hand, for a consumer that reads by hand; None for a consumer with handlers."""
     attached: Attached
     calls: HandlerCalls | ByHand
     conflicts: Conflicts
@@ -299,19 +303,19 @@ class MemberSession(ABC):
 
     @abstractmethod
     async def open(self, starting: StopScope) -> None:
-        """Join the group, and wait for the first messages or queues. After an error no task and no registration is left."""
+        """Join the group, and wait for the first messages or queues. After an error, no task and no registration is left."""
 
     @abstractmethod
     def quiesce(self) -> None:
-        """Begin to stop: ask for no more messages, and drop messages without a call."""
+        """Begin to stop: request no more messages, and drop the messages whose call has not begun."""
 
     @abstractmethod
     async def close(self, deadline: float) -> None:
-        """Leave the group, drains, commits, and end all tasks, by ``deadline`` (monotonic) or a second later."""
+        """Leave the group, drain, commit, and end all tasks, by ``deadline`` (monotonic) or at most a second later."""
 
     @abstractmethod
     def abort(self) -> None:
-        """End the wait of ``close`` for running handlers, also of a later one."""
+        """Make ``close``, now or later, not wait for running handlers."""
 
     @abstractmethod
     def members_changed(self) -> None:
@@ -319,17 +323,17 @@ class MemberSession(ABC):
 
     @abstractmethod
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Answer requests of tools for this member."""
+        """Return the response to a request of a tool for this member, an awaitable of it, or None for no response."""
 
     # -- control
 
     @abstractmethod
     def pause(self, given: Sequence[str | MessageQueue]) -> None:
-        """Pause topics and queues, with the names of users; all if none are given."""
+        """Pause topics and queues, given with the user's names. Pause everything if none are given."""
 
     @abstractmethod
     def resume(self, given: Sequence[str | MessageQueue]) -> None:
-        """End the pauses of topics and queues; all pauses if none are given."""
+        """End the pauses of topics and queues. End all pauses if none are given."""
 
     @abstractmethod
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
@@ -341,22 +345,22 @@ class MemberSession(ABC):
 
     @abstractmethod
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset that is kept for the group; None if there is none.
+        """Return the offset that is kept for the group. Return None if there is none.
 
         Args:
-            queue: A queue with names on the wire.
+            queue: The queue, with names on the wire.
         """
 
     @abstractmethod
     async def commit(self) -> None:
-        """Send to the brokers what is settled, and wait for their answers. Raise the first error of a request."""
+        """Commit to the brokers what is settled, and wait for their responses. Raise the error of the first failed request."""
 
     @abstractmethod
     async def until_idle(self) -> None:
-        """Wait until all messages that the member has or is to get are settled, and no call runs."""
+        """Wait until all messages that the member has, or is about to receive, are settled, and no call runs."""
 
     def wire_topics(self, given: Iterable[object]) -> list[str]:
-        """Return the topics among ``given``, on the wire.
+        """Return the names on the wire of the topics among ``given``.
 
         Raises:
             ConfigError: For a topic without a subscription.
@@ -366,7 +370,9 @@ class MemberSession(ABC):
         for topic in topics:
             if topic not in self.subscriptions:
                 shown_topic = printable(names.shown(topic))
-                raise ConfigError(f"{self.label} has no subscription of topic {shown_topic!r}; name one that it has")
+                raise ConfigError(
+                    f"{self.label} has no subscription to topic {shown_topic!r}; name a topic that it subscribes to"
+                )
         return topics
 
     # -- functions of the user
@@ -376,25 +382,25 @@ class MemberSession(ABC):
         return self.calls.is_own_task(task)
 
     def blocking(self, task: asyncio.Task[Any]) -> str | None:
-        """Return the name of the user's function that ``task`` calls; None for another task. From any thread."""
+        """Return the name of the user's function that ``task`` calls, or None. May be called from any thread."""
         return self.calls.name_of(task)
 
-    # -- reports; from any thread, and without a request
+    # -- reports, which make no request and may be called from any thread
 
     @property
     @abstractmethod
     def assignment_shown(self) -> frozenset[MessageQueue]:
-        """The queues that the member holds, with the names of users."""
+        """The queues that the member holds, with the user's names."""
 
     @property
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether the member does its work: it has its first share, does not stop, and can call its handlers."""
+        """Whether the member does its work: it has its first share, is not stopping, and can call its handlers."""
 
     @property
     @abstractmethod
     def progress_at(self) -> float | None:
-        """The monotonic time of the newest outcome; None where nothing is to be handled."""
+        """The monotonic time of the last progress, such as an outcome; None if the member has nothing to handle."""
 
     @abstractmethod
     def lag(self) -> Lag:
@@ -406,7 +412,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     def problems(self) -> list[Problem]:
-        """Return the problems of this kind of member."""
+        """Return the problems that are specific to this kind of member."""
 
     def health(self) -> ConsumerHealth:
         """Return the member's condition."""
@@ -431,7 +437,7 @@ class MemberSession(ABC):
         )
 
     def oldest_age(self, clocks: BrokerClocks) -> float | None:
-        """Return the age of the oldest message that the member has; None if there is none."""
+        """Return the age of the oldest message that the member has. Return None if it has none."""
         held = [message for delivery in list(self.calls.running) for message in delivery.messages]
         held += [*self.dispatcher.oldest(), *self.give_backs.messages()]
         return max((clocks.age(each.queue.broker_name, each.store_time_ms) for each in held), default=None)

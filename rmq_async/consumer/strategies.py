@@ -1,8 +1,7 @@
 """Strategies by which the members of a group share the queues of a topic.
 
-All members of a group must use the same one.
-
-Each computes the same as a class of Java's client, so that members of both kinds may share a group.
+All members of a group must use the same strategy. Each strategy computes the same shares as a class of the Java client, so
+Python and Java members may share a group.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from .._functions import check_plain
 from ..errors import ConfigError
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
-"""Own client id, the sorted queues of a topic, the sorted client ids of the group -> the queues of this member."""
+"""Takes the own client id, the sorted queues of a topic and the sorted client ids of the group; returns the queues of this
+member."""
 ANOTHER: Final = " (another connection, "
-"""Text behind the client id of a member at each but one of several places that it has in a list; the index of the place and ")"
-follow."""
+"""The suffix of repeated client ids. If a client id occurs more than once in a member list, all but one of its entries get this
+suffix, followed by the index of the entry and ")"."""
 
 
 def allocate_evenly(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
-    """Return a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` computes it.
+    """Return a contiguous share of ``queues``, as Java's ``AllocateMessageQueueAveragely`` does.
 
-    The first members get one queue more where the queues cannot be divided evenly. A client id that is not in ``client_ids``
-    gets no queue, here and in the other strategies.
+    If the queues cannot be divided evenly, the first members get one more queue. A client id that is not in ``client_ids`` gets
+    no queue, in this strategy and in the others.
     """
     return allocate_averagely(client_id, queues, client_ids)
 
@@ -48,17 +48,19 @@ def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_id
 
 def allocate_by_hash(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> Sequence[MessageQueue]:
     """Return the queues that precede this member on a hash ring, as Java's ``AllocateMessageQueueConsistentHash`` does with its
-    defaults: few queues move when a member comes or goes, and the shares differ in size.
+    default settings. Few queues move when a member joins or leaves, but the shares differ in size.
     """
     return allocate_by_consistent_hash(client_id, queues, client_ids)
 
 
 def allocate_by_room(rooms: Collection[str]) -> Allocate:
-    """Make a strategy for brokers named "room@name": members share the queues of brokers in ``rooms``, as Java's
-    ``AllocateMessageQueueByMachineRoom`` does. No member reads the queues of other brokers, those of the retry topic included.
+    """Return a strategy for brokers named "room@name", in which members share the queues of brokers in ``rooms``.
+
+    It computes the same shares as Java's ``AllocateMessageQueueByMachineRoom``. No member reads the queues of brokers in other
+    rooms, not even queues of the retry topic.
 
     Raises:
-        ConfigError: Unless ``rooms`` is a collection of one or more texts, other than a text.
+        ConfigError: Unless ``rooms`` is a collection, not a str, of one or more strings.
     """
     if isinstance(rooms, str) or not isinstance(rooms, Collection) or not rooms or not all(isinstance(x, str) for x in rooms):
         raise ConfigError(f"rooms must be a list, tuple or set of one or more names, not {shown(rooms)}")
@@ -75,15 +77,16 @@ def allocate_near_rooms(
     room_of_client: Callable[[str], str],
     inner: Allocate = allocate_evenly,
 ) -> Allocate:
-    """Make a strategy that shares the queues of a room among the members in it, and the queues of a room without members among
-    all, as Java's ``AllocateMachineRoomNearby`` does.
+    """Return a strategy that shares the queues of a room among the members in that room.
 
-    The strategy raises ValueError for an empty name of a room; the member then logs it, and keeps its queues.
+    All members share the queues of rooms without members. The strategy computes the same shares as Java's
+    ``AllocateMachineRoomNearby``. It raises ValueError if a room name is empty; the member then logs the error and keeps its
+    queues.
 
     Args:
-        room_of_queue: Returns the name of the room of a queue's broker.
-        room_of_client: Returns the name of the room of a client id ("address@instance").
-        inner: Strategy that shares the queues of a room.
+        room_of_queue: Returns the room name of a queue's broker.
+        room_of_client: Returns the room name of a client id ("address@instance").
+        inner: The strategy that shares the queues of one room.
 
     Raises:
         ConfigError: For an argument that is not a plain function.

@@ -1,4 +1,4 @@
-"""A topic that a consumer subscribes to, its handler and its options. All are checked when the subscription is made."""
+"""Subscriptions of a consumer: a topic, its handler and its options. The options are checked when the subscription is made."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .config import MAX_CONCURRENCY, Retry
 from .outcome import Batch
 
 Handler = Callable[[MessageExt], Awaitable[object] | object] | Callable[[Batch], Awaitable[object] | object]
-"""A coroutine function, or a plain function, which runs in a thread. With ``batch_size`` it takes a Batch."""
+"""A coroutine function, or a plain function, which runs in a thread. With ``batch_size``, the function takes a Batch."""
 Key = Callable[[MessageExt], Hashable]
 Order = Literal["key", "queue"]
 MAX_BATCH: Final = 65_536
 NO_KEY: Final = ""
-"""The key of all messages of a queue that have none, in ``order="key"``."""
+"""With ``order="key"``, the key that all messages of a queue without a key share."""
 
 
 class Subscription:
@@ -35,19 +35,24 @@ class Subscription:
 
     Args:
         tags: "*" or "a || b".
-        sql: A condition over properties instead.
-        timeout: Seconds for one call of the handler; None for no limit.
-        retry: None for the consumer's.
+        sql: An SQL92 condition over properties, in place of tags.
+        timeout: Maximum seconds for one call of the handler; None for no limit.
+        retry: The retry settings; None for the settings of the consumer.
         dead_letter_on: Exceptions after which the message is dead-lettered at once.
         order: None, "key" or "queue".
-        key: For ``order="key"``, a function that returns the key of a message without a sharding key, None for one that needs
-            no order.
-        batch_size: Maximum messages of one call (1 to 65,536); None for one message instead of a Batch.
+        key: For ``order="key"``, a function that returns the key of a message without a sharding key. It returns None for a
+            message that needs no order.
+        batch_size: Maximum number of messages in one call (1 to 65,536). With None, the handler takes a single message, not a
+            Batch.
         batch_wait: Maximum seconds for which a message waits until its batch is full.
-        concurrency: Maximum number of calls of the handler at a time (1 to 65,536), within that of the consumer.
-        rate: Maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs, the
-            others not at all (AttributeError). An invalid value raises ConfigError; a ``timeout`` that is not a number, and a
-            function that does not take its arguments, raise TypeError, a ``timeout`` that is not above 0 ValueError.
+        concurrency: Maximum number of concurrent calls of the handler (1 to 65,536); the limit of the consumer also applies.
+        rate: Maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs;
+            setting any other option raises AttributeError.
+
+    Raises:
+        ConfigError: For an invalid value.
+        TypeError: For a ``timeout`` that is not a number, and for a function that does not take its arguments.
+        ValueError: For a ``timeout`` that is not above 0.
     """
 
     __slots__ = (
@@ -73,17 +78,20 @@ class Subscription:
         rate: float | None = None,
     ) -> None:
         self.group = self.namespace = ""
-        """The group of the consumer without the namespace, and the namespace, "" for none."""
+        """The group of the consumer without the namespace, and the namespace. Both are "" until a consumer adds the
+        subscription; the namespace is also "" if none is set."""
         self.topic = _checked_topic(topic)
         self._task_name = f"rmq_async {self.topic}"
-        """Name of all tasks of its calls: making a name for each message would take as long as settling the message."""
+        """The name of all tasks of its calls. It is made once, because making a name for each message would take as long as
+        settling the message."""
         self.tags = checked_tags(tags)
         self.sql = _checked_sql(sql, self.tags)
         if not callable(handler):
-            raise ConfigError(f"handler must be a function of one message, or of a batch, not {shown(handler)}")
+            raise ConfigError(f"handler must be a function that takes a message or a batch, not {shown(handler)}")
         if is_generator(handler):
             raise ConfigError(
-                f"handler must not be a generator function, whose calls run nothing; {handler_name(handler)} has a yield"
+                f"handler must not be a generator function, because calling one does not run its body; "
+                f"remove the yield from {handler_name(handler)}"
             )
         check_arguments("handler", handler, "message" if batch_size is None else "batch")
         self.handler = handler
@@ -91,8 +99,8 @@ class Subscription:
         self.is_async = is_async(handler)
         self.order = _checked_order(order)
         self._retries_here = False
-        """Whether this member itself repeats failed messages, those without an order too: in broadcast, no broker takes them
-        back."""
+        """Whether this member itself repeats failed messages even without an order. This is so in broadcast, where no broker
+        takes messages back."""
         self.key = _checked_key(key, order)
         self.timeout = timeout
         if not isinstance(retry, Retry | None):
@@ -101,7 +109,7 @@ class Subscription:
         self.dead_letter_on = _checked_errors(dead_letter_on)
         self.batch_size, self.batch_wait = _checked_batch(batch_size, batch_wait, order)
         self._changed: Callable[[], None] = _nothing
-        """A function that is called when ``concurrency`` or ``rate`` changes (``on_change``)."""
+        """A function that is called when ``concurrency`` or ``rate`` changes; see ``on_change``."""
         self._concurrency: int | None = None
         self.concurrency = concurrency
         self._rate: float | None = None
@@ -116,10 +124,13 @@ class Subscription:
         return self.handler is by_hand
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Check ``timeout``, which is not a property because each call of a handler reads it.
+        """Check ``timeout``, and refuse to change a fixed option. ``timeout`` is not a property, because each handler call
+        reads it and an attribute is faster.
 
         Raises:
-            AttributeError: For what is set already and may not change.
+            AttributeError: For a fixed option that is already set.
+            TypeError: For a ``timeout`` that is not a number.
+            ValueError: For a ``timeout`` that is not above 0.
         """
         if name == "timeout" and value is not None:
             value = checked_timeout(value)
@@ -129,7 +140,7 @@ class Subscription:
 
     @property
     def concurrency(self) -> int | None:
-        """Maximum number of calls of the handler at a time; None for the consumer's limit."""
+        """Maximum number of concurrent calls of the handler; None for the limit of the consumer."""
         return self._concurrency
 
     @concurrency.setter
@@ -141,7 +152,7 @@ class Subscription:
 
     @property
     def rate(self) -> float | None:
-        """Maximum messages per second whose calls begin in this member, on average; None for no limit."""
+        """Maximum number of messages per second that this member starts to handle, on average; None for no limit."""
         return self._rate
 
     @rate.setter
@@ -155,16 +166,16 @@ _FIXED: Final = frozenset(
 )
 
 
-# ruff: noqa: SLF001 - the functions below read what users of a subscription do not see
+# ruff: noqa: SLF001 - the functions below use private attributes, which users of a subscription do not see
 
 
 def on_change(subscription: Subscription, function: Callable[[], None] | None) -> None:
-    """Have ``function`` called when ``concurrency`` or ``rate`` changes; None for no function."""
+    """Set the function that is called when ``concurrency`` or ``rate`` changes; None removes it."""
     subscription._changed = _nothing if function is None else function
 
 
 def task_name(subscription: Subscription) -> str:
-    """Return the name of all tasks of its calls."""
+    """Return the name of all tasks of the subscription's calls."""
     return subscription._task_name
 
 
@@ -178,7 +189,7 @@ def retries_here(subscription: Subscription) -> bool:
 
 
 def has_lines(subscription: Subscription) -> bool:
-    """Return whether messages wait in lines (``Lines``): with an order, and in broadcast."""
+    """Return whether messages of the subscription wait in lines (``Lines``). They do with an order, and in broadcast."""
     return subscription.order is not None or subscription._retries_here
 
 
@@ -186,8 +197,8 @@ def subscription_data(subscription: Subscription, topic: str, version: int) -> S
     """Return the entry of a subscription in heartbeats (Java's ``SubscriptionData``).
 
     Args:
-        topic: Its name on the wire.
-        version: Version of the subscription, epoch ms.
+        topic: The name of the topic on the wire.
+        version: The version of the subscription, in milliseconds since the epoch.
     """
     if subscription.sql is not None:
         return build_subscription(topic, subscription.sql, SQL92, sub_version=version)
@@ -195,11 +206,14 @@ def subscription_data(subscription: Subscription, topic: str, version: int) -> S
 
 
 def key_of(subscription: Subscription, message: MessageExt) -> Hashable | None:
-    """Return the sharding key of a message, else what ``key`` returns for it: None for a message without an order.
+    """Return the key of a message: its sharding key, or else the result of ``key``.
 
-    Return "" for a message without a key: such messages of a queue share one line.
+    Return None for a message that needs no order. Return "" for a message without a key; such messages of a queue share one
+    line.
 
-    Raises what ``key`` raises, and TypeError for a key that cannot be hashed, and for a key that is never equal to another one.
+    Raises:
+        TypeError: For a key that cannot be hashed, and for a key that is never equal to another key. Errors of ``key`` also
+            propagate.
     """
     if message.sharding_key or subscription.key is None:
         return message.sharding_key or NO_KEY
@@ -208,21 +222,21 @@ def key_of(subscription: Subscription, message: MessageExt) -> Hashable | None:
         hash(key)
     except TypeError:
         raise TypeError(
-            f"key of subscription {subscription.topic} returned {type(key).__name__}, which cannot be hashed; "
-            "return a str, a number or a tuple of such"
+            f"key of subscription {subscription.topic} returned a value of type {type(key).__name__}, which cannot be hashed; "
+            "return a str, a number or a tuple of these"
         ) from None
     if isinstance(key, Awaitable | Iterator) or key != key:
         if isinstance(key, Coroutine):
-            key.close()  # it will not run, and a warning would say so once more
+            key.close()  # else "was never awaited" would be reported in addition to the error below
         raise TypeError(
-            f"key of subscription {subscription.topic} returned {shown(key)}, which is equal to no other key, so that no message "
-            "would wait for another one; return a str, a number or a tuple of such"
+            f"key of subscription {subscription.topic} returned {shown(key)}, which is not equal to any other key, so messages "
+            "would not be ordered; return a str, a number or a tuple of these"
         )
     return NO_KEY if isinstance(key, str) and not key else key
 
 
 async def by_hand(_: MessageExt) -> None:
-    """Stand for the handler of topics that are read by hand; never called."""
+    """Mark a topic as read by hand, in place of a handler. It is never called."""
 
 
 def _checked_topic(topic: str) -> str:
@@ -240,7 +254,7 @@ def _checked_sql(sql: str | None, tags: str) -> str | None:
         raise ConfigError(f"sql must be a condition over properties, such as \"a > 5 AND region = 'eu'\", not {shown(sql)}")
     if tags != "*":
         raise ConfigError(
-            f"tags={shown(tags)} and sql={shown(sql)} exclude each other; leave tags out, and add TAGS = 'a' to the condition"
+            f"tags={shown(tags)} and sql={shown(sql)} exclude each other; leave out tags, and add TAGS = 'a' to the condition"
         )
     return plain_text("sql", sql)
 
@@ -257,11 +271,11 @@ def _checked_batch(size: int | None, wait: float, order: str | None) -> tuple[in
         check_int("batch_size", size, 1, MAX_BATCH)
         if order == "key":
             raise ConfigError(
-                f'batch_size={size} is not for order="key": a call takes one message of a key; leave batch_size out'
+                f'batch_size={size} cannot be used with order="key", where each call takes one message; leave out batch_size'
             )
     check_seconds("batch_wait", wait, zero=True)
     if wait and size is None:
-        raise ConfigError(f"batch_wait={shown(wait)} needs batch_size, the maximum of a batch; set it, or leave batch_wait out")
+        raise ConfigError(f"batch_wait={shown(wait)} requires batch_size; set batch_size, or leave out batch_wait")
     return size, float(wait)
 
 
@@ -275,7 +289,7 @@ def _checked_key(key: Key | None, order: object) -> Key | None:
     if key is None:
         return None
     if order != "key":
-        raise ConfigError(f'key={shown(key)} is for order="key" only; set that, or leave key out')
+        raise ConfigError(f'key={shown(key)} requires order="key"; set order="key", or leave out key')
     check_plain("key", key, "message")
     return key
 
@@ -284,12 +298,12 @@ def _checked_rate(rate: object) -> float | None:
     if rate is None:
         return None
     if not isinstance(rate, bool) and isinstance(rate, Real):
-        with suppress(OverflowError):  # of an int that no float can hold
+        with suppress(OverflowError):  # an int that is too large for a float
             number = float(rate)
             if 0 < number < inf:
                 return number
-    raise ConfigError(f"rate must be messages per second, a finite float above 0, or None, not {shown(rate)}")
+    raise ConfigError(f"rate must be a finite number of messages per second above 0, or None, not {shown(rate)}")
 
 
 def _nothing() -> None:
-    """Do nothing: the consumer does not run."""
+    """Do nothing. It is the ``_changed`` function while the consumer does not run."""

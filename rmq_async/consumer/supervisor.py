@@ -1,7 +1,7 @@
 """The tasks of a running consumer.
 
-A task of ``run`` is restarted after a failure, which ``health()`` reports for a minute; the error of a task of ``once`` is
-logged.
+A task that ``run`` started is restarted after a failure, and ``health()`` reports the failure for a minute. The error of a task
+that ``once`` started is only logged.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
 SOUND_AFTER: Final = 60.0
-"""Seconds after a task's failure from which on ``health()`` does not report it, and the next failure has the first pause."""
+"""Seconds after which ``health()`` no longer reports a failure of a task, and the pauses before restarts begin with the shortest
+one again."""
 
 
 class Supervisor:
     """Runs the consumer's tasks.
 
     Attributes:
-        failures: Name of a restarted task -> its last error and the monotonic time of the error.
+        failures: Maps the name of a restarted task to its last error and the monotonic time of the error.
     """
 
     def __init__(self) -> None:
@@ -38,11 +39,11 @@ class Supervisor:
         self.failures: dict[str, tuple[str, float]] = {}
 
     def run(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Start a task that runs ``work()``, and after a pause runs it again if it raised an Exception."""
+        """Start a task that runs ``work()``, and runs it again after a pause if it raises an Exception."""
         return self.once(name, self._repeat(name, work))
 
     def once(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that runs ``work`` and logs its error."""
+        """Start a task that runs ``work`` once. If ``work`` raises, the error is logged."""
         task = self._loop.create_task(work, name=f"rmq_async {name}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -56,11 +57,11 @@ class Supervisor:
             await asyncio.wait(tasks)
 
     def is_ending(self) -> bool:
-        """Return whether a cancellation of each task was requested; True without tasks."""
+        """Return whether every task has a pending cancellation. Return True if there are no tasks."""
         return all(task.cancelling() for task in self._tasks)
 
     def recent(self) -> list[str]:
-        """Return a text for each restarted task whose last failure is less than SOUND_AFTER seconds old."""
+        """Return a message for each restarted task whose last failure is less than SOUND_AFTER seconds old."""
         now = machine.monotonic()
         return [
             f"{name} failed and was restarted: {text}"

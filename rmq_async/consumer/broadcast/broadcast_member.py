@@ -1,5 +1,6 @@
-"""The membership of a broadcast consumer, which shares nothing with the other members of its group: it has every queue of the
-routes and no locks, and handles a failed message again itself, which no broker redelivers.
+"""The membership of a broadcast consumer, which shares nothing with the other members of its group.
+
+It has every queue of the routes, without locks. It repeats failed messages itself, because no broker redelivers them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .saved_positions import SavedPositions, Starts
 
 
 class AllQueues(Rebalance):
-    """Gives this member every queue, and asks no broker for the members of the group."""
+    """Gives this member every queue, without requesting the members of the group from brokers."""
 
     async def _lists(self, brokers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         return {}
@@ -51,7 +52,7 @@ class NoLocks(MemberLocks):
 
 
 class LocalOutcomes(Outcomes):
-    """Carries decisions out in broadcast, where no broker redelivers messages.
+    """Carries out decisions in broadcast, where no broker redelivers messages.
 
     Attributes:
         dead_lettered: Number of messages that were given up; only the log names them.
@@ -67,13 +68,14 @@ class LocalOutcomes(Outcomes):
         self.give_backs.end_now(back, Outcome.DEAD_LETTERED)
 
     def give_back(self, held: HeldQueue, topic: str, message: MessageExt, cause: str) -> None:
-        """Do nothing: the position stays before the message."""
+        """Do nothing. The position stays before the message, so the message is read again after a restart."""
 
 
 class Broadcasting:
     """The membership of a broadcast consumer, with the attributes and methods of ``Clustering``.
 
     Args:
+        owned: Returns the queues that the member holds.
         context: The context that is copied for each call of the user's ``load`` and ``save``.
     """
 
@@ -119,12 +121,12 @@ class Broadcasting:
         """Save the first positions, so that a crash soon after the start loses nothing.
 
         Raises:
-            SubscriptionGroupNotExistError: For a broker without the group, which would answer no pull.
+            SubscriptionGroupNotExistError: If a broker does not have the group. It would reject all pulls.
         """
         instance = self._instance
         routes = [route for topic in self.topics if (route := instance.routes.cached(topic)) is not None]
         queues = {instance.routes.broker_of(queue): queue for route in routes for queue in route.subscribe_queues}
         timeout = instance.config.request_timeout
         await for_each(queues, lambda broker: joined_settings(instance, self._group, broker, queues[broker].topic, timeout))
-        with suppress(Exception):  # the error is logged and in ``health()``, and the next round saves again
+        with suppress(Exception):  # the error is logged and reported by ``health()``, and the next round saves again
             await self.commits.now()

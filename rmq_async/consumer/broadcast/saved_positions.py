@@ -1,14 +1,16 @@
-"""Positions of a broadcast member: loaded from the user's store at the start, saved while it runs and at its end.
+"""Positions of a broadcast member. They are loaded from the user's store at the start, and saved while the member runs and at its
+end.
 
-Without a store they are kept in memory until the consumer stops, for queues that leave the route and return. Saves run one at a
-time, each with all positions at its start, so that an older state does not replace a newer one.
+Without a store, positions are kept in memory until the consumer stops, for queues that leave the route and return. Saves run one
+at a time. Each writes all positions as they are when it starts, so an older state never replaces a newer one.
 """
 
-# A stored position, or this member's position when the queue left the route, is used if there is one. A topic without any
-# stored position begins at ``start_from``. Queues that are added later, and queues without a position in a topic where others
-# have one, are new: they begin at their first message. A broker that the route did not name at the start may be new, or it was
-# unreachable and has old messages, as has one that did not answer at the start. Its queues begin with the first message stored
-# after the member's start (less CLOCKS_DIFFER) for "latest", and at the time of ``start_from`` if that is a datetime.
+# A queue begins at its stored position, or at this member's position when the queue last left the route, if there is one. A topic
+# without any stored position begins at ``start_from``. Queues that are added later, and queues without a position in a topic whose
+# other queues have one, count as new and begin at their first message. A broker that the route did not name at the start may be
+# new, or it may have been unreachable and have old messages; a broker that did not respond at the start may have old messages, too.
+# With "latest", the queues of such a broker begin with the first message stored after the member's start minus CLOCKS_DIFFER; if
+# ``start_from`` is a datetime, they begin at that time.
 
 from __future__ import annotations
 
@@ -36,23 +38,24 @@ from ..held_queue import HeldQueue
 logger = logging.getLogger(__name__)
 
 SAVE_TIME: Final = 30.0
-"""Maximum seconds of a save while the member runs, the wait for an earlier save included."""
+"""Maximum seconds of a save while the member runs, including the wait for an earlier save."""
 LAST_TIME: Final = 3.0
-"""Maximum seconds of the last save of a queue's position."""
+"""Maximum seconds for the last save of a queue's position."""
 AGAIN_AFTER: Final = 0.1
 """Seconds between two attempts to save the last position of a queue."""
 MOST_KNOWN: Final = 65_536
 
 
 class SavedPositions(Commits):
-    """The positions of a broadcast member, loaded and saved.
+    """Loads and saves the positions of a broadcast member.
 
     Args:
-        store: The user's store, None if there is none.
-        context: The context that is copied for each call of its functions.
+        store: The user's store; None if there is none.
+        held: Returns the queues that the member holds.
+        context: The context that is copied for each call of the store's functions.
 
     Attributes:
-        known: Positions by queue (names on the wire), of queues that are read, were read before, or were in the store.
+        known: Positions by queue (with names on the wire), of queues that are being read, were read before, or were in the store.
     """
 
     def __init__(
@@ -64,13 +67,17 @@ class SavedPositions(Commits):
         self._saving = asyncio.Lock()
         self.known: dict[MessageQueue, int] = {}
         self.saved: dict[MessageQueue, int] = {}
-        """The positions of the last load and the last save that succeeded."""
+        """The positions of the last successful load or save."""
 
     async def load(self, topic: str) -> Mapping[MessageQueue, int]:
-        """Load and return the stored positions of a topic (its name on the wire).
+        """Load and return the stored positions of a topic, by queue with names on the wire.
 
-        Raise the errors of the user's ``load``, and ConfigError if that is not a coroutine function or returns something else
-        than positions of the topic.
+        Args:
+            topic: The name of the topic on the wire.
+
+        Raises:
+            ConfigError: If the user's ``load`` is not a coroutine function or does not return positions of the topic. Errors of
+                ``load`` also propagate.
         """
         names = self._instance.names
         if self._store is None:
@@ -82,17 +89,18 @@ class SavedPositions(Commits):
         return loaded
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
-        """Save every ``interval`` seconds if a position has changed; never returns."""
+        """Save every ``interval`` seconds if a position has changed. Never return."""
         while True:
             await asyncio.sleep(interval)
-            with suppress(Exception):  # the error is logged, and in ``error``
+            with suppress(Exception):  # the error is logged and kept for ``health()``
                 await self.now()
 
     async def now(self) -> None:
-        """Save the positions if any has changed.
+        """Save the positions if any of them has changed.
 
-        Raise the errors of the user's ``save``, ConfigError if that is not a coroutine function, and TimeoutError after
-        SAVE_TIME seconds.
+        Raises:
+            ConfigError: If the user's ``save`` is not a coroutine function. Errors of ``save`` also propagate.
+            TimeoutError: After SAVE_TIME seconds.
         """
         for held in self._held():
             if held.is_owned:
@@ -102,14 +110,14 @@ class SavedPositions(Commits):
                 await self._save()
         except TimeoutError as error:
             if limit.expired():
-                self._failed(TimeoutError(f"it has not ended within {SAVE_TIME:g} s"), error)
+                self._failed(TimeoutError(f"it did not end within {SAVE_TIME:g} s"), error)
             raise
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Save all positions, including the position of a queue that is given up or moved.
+        """Save all positions, including the position of a queue that is being given up or moved.
 
-        Return whether that succeeded within LAST_TIME seconds and by ``deadline()``, a monotonic time. A look before that shows
-        whether the broker has what was read; where it does not answer, the position stays.
+        Before that, check whether the broker still has the messages that were read. If the broker does not respond, the position is
+        saved as it is. Return whether the save succeeded within LAST_TIME seconds and by ``deadline()``, a monotonic time.
         """
         end = machine.monotonic() + LAST_TIME
         if not self.is_sure(held):
@@ -122,7 +130,7 @@ class SavedPositions(Commits):
             try:
                 async with asyncio.timeout(max(min(end, deadline()) - machine.monotonic(), 0.0)):
                     await self._save()
-            except Exception:  # noqa: BLE001 - the error is logged, and in ``error``
+            except Exception:  # noqa: BLE001 - the error is logged and kept for ``health()``
                 if machine.monotonic() + AGAIN_AFTER >= min(end, deadline()):
                     return False
                 await asyncio.sleep(AGAIN_AFTER)
@@ -131,8 +139,8 @@ class SavedPositions(Commits):
 
     def report_last(self, held: HeldQueue) -> None:
         logger.error(
-            "the last position %d of %s was not saved in time: the next start begins at an older one, and repeats messages, which "
-            "handlers must allow for", held.progress.watermark, held.shown,
+            "the last position %d of %s was not saved in time; the next start begins at an older position and repeats messages, so "
+            "handlers must be idempotent", held.progress.watermark, held.shown,
         )  # fmt: skip
 
     def _note(self, held: HeldQueue) -> None:
@@ -162,14 +170,14 @@ class SavedPositions(Commits):
             self.count += changed
 
     def _failed(self, error: Exception, raised: Exception) -> None:
-        """Note why a save failed; log only the first of consecutive failures, with the traceback of ``raised``."""
+        """Note why a save failed. Log only the first of consecutive failures, with the traceback of ``raised``."""
         text = f"save() of the positions failed: {printable(repr(error), 300)}"
         if not self._errors:
             logger.warning("%s; it is called again", text, exc_info=raised)
         self._errors["save"] = text
 
     async def _run(self, work: Coroutine[Any, Any, Any], name: str) -> Any:
-        """Await a coroutine of the user in a copy of the context; cancel it if the wait is cancelled."""
+        """Await a coroutine of the user in a copy of the context. Cancel the coroutine if the wait is cancelled."""
         if not asyncio.iscoroutine(work):
             raise ConfigError(
                 f"{name}() of broadcast={shown(self._store)} must be a coroutine function (async def); it returned {shown(work)}"
@@ -200,10 +208,11 @@ def _checked(topic: str, found: object) -> Mapping[MessageQueue, int]:
 
 
 class Starts:
-    """The offsets at which a broadcast member begins.
+    """Determines the offsets at which a broadcast member begins.
 
     Args:
-        positions: The member's positions, to which ``prepare`` adds.
+        positions: The positions of the member, to which ``prepare`` adds.
+        start_from: The setting of that name.
     """
 
     def __init__(self, instance: ClientInstance, positions: SavedPositions, start_from: StartFrom) -> None:
@@ -211,16 +220,16 @@ class Starts:
         self._positions = positions
         self._start_from = start_from
         self._brokers: dict[str, frozenset[str]] = {}
-        """The brokers that the routes of the topics named at the start, and that answered, by topic."""
+        """The brokers that were in the route of a topic at the start and responded, by topic."""
         self._since = datetime.fromtimestamp(machine.time() - CLOCKS_DIFFER, UTC)
 
     async def prepare(self, topic: str) -> None:
-        """Load the stored positions of a topic; if there are none, finds positions for the queues that the topic has now.
+        """Load the stored positions of a topic. If there are none, find positions for the queues that the topic has now.
 
-        Raise the other errors of the requests, and as ``SavedPositions.load`` does.
+        A topic without a route is logged. Other errors of the requests, and errors of ``SavedPositions.load``, propagate.
 
         Args:
-            topic: Its name on the wire. A topic without a route is logged.
+            topic: The name of the topic on the wire.
         """
         instance, start = self._instance, self._start_from
         stored = await self._positions.load(topic)
@@ -243,9 +252,9 @@ class Starts:
         self._positions.known.update(found)
 
     async def offset(self, queue: MessageQueue) -> tuple[int, int | None]:
-        """Return the offset at which the reading of a queue begins, and its known position or None.
+        """Return the offset at which to begin to read a queue, and its known position or None.
 
-        Raise the errors of the request.
+        Errors of the request propagate.
         """
         known = self._positions.known.get(queue)
         if known is not None:

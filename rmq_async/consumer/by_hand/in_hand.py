@@ -1,9 +1,8 @@
-"""Messages that iterators and ``receive()`` have handed out, in place of handler calls."""
+"""Messages in hand: messages that iterators and ``receive()`` have handed out, instead of passing them to handlers."""
 
 # A message is handed out when the user asks for it, and is "in hand" until it is settled, given back, abandoned, or put back
-# into the buffer. The messages of one step have one Call, so that deadlines, health and drains treat them as a call. A step
-# takes its messages in the same turn of the loop in which it returns them: a step that is cancelled while it waits has taken
-# none.
+# into the buffer. The messages of one step share one Call, so deadlines, health and drains treat them as a call. A step takes its
+# messages in the same turn of the loop in which it returns them, so a step that is cancelled while it waits has taken none.
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ from ..held_queue import HeldQueue, Waiting
 from ..outcome import Batch, DeadLetter, Marks, Outcome, RetryLater
 from ..subscription import Subscription
 
-REFUSED: Final = "messages of receive() are settled with done(), retry() or dead_letter() of the consumer, not by marks"
+REFUSED: Final = "messages of receive() cannot be marked; settle them with done(), retry() or dead_letter() of the consumer"
 MARKED_LATE: Final = (
     "this batch is no longer in hand; mark its messages before the next step, the end of the iteration and the timeout"
 )
 
 ANSWER_WITHIN: Final = 3.0
-"""Seconds for which ``give_back`` waits for a broker; the message goes on waiting for one."""
+"""Maximum seconds for which ``give_back`` waits for a broker. After that, the message continues to wait for one."""
 
 Place = tuple[MessageQueue, int]
 """Queue and offset of a message."""
@@ -60,21 +59,21 @@ class HandDispatcher(Dispatcher):
 
 
 def _nothing(_: bool) -> None:
-    """Do nothing, for messages that go back without a wait."""
+    """Do nothing. It is the callback for messages that are given back without a wait."""
 
 
 class InHand:
     """The messages that one step has handed out.
 
     Args:
-        iterated: Whether the step was one of an iterator.
+        iterated: Whether an iterator made the step.
 
     Attributes:
         left: Messages that are still in hand.
-        returning: Number of give-backs whose messages have no outcomes yet.
+        returning: Number of give-backs in progress, whose messages have no outcomes yet.
         task: The task that made the step.
-        watched: The context in which hooks have seen the step, until they have seen its end; None without hooks.
-        error: The last error for which messages were given back, for hooks.
+        watched: The context in which hooks were called for the step, until they have been called for its end. None without hooks.
+        error: The last error with which messages were given back, for hooks.
     """
 
     __slots__ = ("delivery", "error", "iterated", "left", "returning", "task", "watched")
@@ -94,19 +93,19 @@ class InHand:
 
 
 class ByHand:
-    """The messages that a user takes by hand.
+    """The messages that a user reads by hand.
 
     Args:
         owns: Returns whether this member may write the offset of a queue.
 
     Attributes:
-        running: Call -> step whose messages are in hand.
+        running: Maps a Call to the step whose messages are in hand.
     """
 
     concurrency: Final = 1
     problem: Final = None
     is_ready: Final = True
-    """No function of the user is called, so nothing keeps it from being called."""
+    """Always True, because reading by hand calls no function of the user and needs no thread for it."""
 
     def __init__(self, settling: Settling, dispatcher: HandDispatcher, owns: Callable[[MessageQueue], bool]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -117,14 +116,14 @@ class ByHand:
         self._waits: WaitTable[bool] = WaitTable()
         self._asking: dict[asyncio.Future[bool | None], None] = {}
         self._hurries = 0
-        """Number of calls of ``hasten``, which end waits for full batches."""
+        """Number of calls of ``hasten``. A step compares it with an earlier value to see whether its wait has ended."""
         self._places: dict[Place, tuple[InHand, Waiting]] = {}
         self.running: dict[Call, InHand] = {}
         self._deadlines = CallDeadlines(self.running, self._expire)
         self.hooks: CallHooks | None = None
-        """The hooks for steps; None where no hook defines a method for calls."""
+        """The hooks for steps; None if no hook defines a method for calls."""
         self.closing = False
-        """Whether the consumer stops: steps hand out the rest of the buffer (messages below settled ones), and then None."""
+        """Whether the consumer stops. Steps then hand out the rest of the buffer (messages below settled ones), and then None."""
 
     # -- steps
 
@@ -132,11 +131,13 @@ class ByHand:
         """Hand out up to ``limit`` messages of one topic.
 
         Args:
+            limit: Maximum number of messages.
             wait: Maximum seconds for which the first message waits for more.
+            until: Monotonic time at which the wait for a first message ends.
             iterated: Whether an iterator makes the step.
 
         Returns:
-            None if there is none at ``until`` (monotonic), or while the consumer stops.
+            The messages. None if there is no message until ``until``, or while the consumer stops.
         """
         full_until, hurries = inf if wait else 0.0, self._hurries
         while True:
@@ -148,7 +149,7 @@ class ByHand:
             if self.closing or now >= until:
                 return None
             if wait and not self._dispatcher.has_turn:
-                full_until = inf  # no message waits (any more): another step has them, or their queue is paused or gone
+                full_until = inf  # no message waits: another step has taken them, or their queue is paused or gone
             elif full_until == inf:
                 full_until = now + wait
             await self._wait(min(until, full_until or inf))
@@ -163,19 +164,19 @@ class ByHand:
             self._waits.leave(future)
 
     def arrived(self) -> None:
-        """Wake all steps that wait."""
+        """Wake all waiting steps."""
         asking, self._asking = self._asking, {}
         for future in asking:
             if not future.done():
                 future.set_result(True)
 
     def hasten(self) -> None:
-        """End the waits for full batches: the steps that wait now take what is buffered."""
+        """End the waits for full batches. Steps that wait now take the buffered messages."""
         self._hurries += 1
         self.arrived()
 
     def is_read(self) -> bool:
-        """Return whether a step waits, or an iterator has messages in hand, after which it may ask for the next."""
+        """Return whether a step waits, or an iterator has messages in hand and may ask for more."""
         return bool(self._asking) or any(hand.iterated and hand.left for hand in self.running.values())
 
     def check(self) -> None:
@@ -201,7 +202,7 @@ class ByHand:
     # -- outcomes
 
     def done(self, messages: Iterable[MessageExt]) -> bool:
-        """Settle messages; return whether all of them were in hand and their queues still belong to this member."""
+        """Settle messages. Return whether all of them were in hand and their queues still belong to this member."""
         all_owned = True
         for message in messages:
             found = self._places.get((message.queue, message.queue_offset))
@@ -211,8 +212,8 @@ class ByHand:
     async def give_back(self, message: MessageExt, cause: RetryLater | DeadLetter) -> bool:
         """Give a message back.
 
-        Return whether a broker has taken it within ANSWER_WITHIN seconds, or this member hands it out again. Return False for a
-        message that is not in hand or no longer this member's.
+        Return whether a broker has accepted the message within ANSWER_WITHIN seconds, or this member will hand it out again. Return
+        False if the message is not in hand, or its queue no longer belongs to this member.
         """
         found = self._places.get((message.queue, message.queue_offset))
         if found is None:
@@ -234,7 +235,7 @@ class ByHand:
         return False
 
     def finish(self, hand: InHand) -> None:
-        """Settle the messages that an iterator still has in hand from its last step, and begin to give back messages with
+        """Settle the messages that an iterator still has in hand from its last step, and begin to give back the messages with
         marks.
         """
         marks = hand.delivery.marks
@@ -259,7 +260,7 @@ class ByHand:
     def put_back(self, hand: InHand, held: HeldQueue | None = None) -> None:
         """Put the messages of a step back into the buffer.
 
-        Abandon messages of queues that are given up, and all messages while the consumer stops.
+        Messages of queues that are being given up are abandoned; while the consumer stops, all messages are abandoned.
 
         Args:
             held: The only queue whose messages are put back; None for all.
@@ -273,28 +274,28 @@ class ByHand:
 
         Args:
             held: The only queue whose messages are put back; None for all.
-            received: True leaves out messages of iterators.
+            received: Whether only messages of ``receive()`` are put back, not messages of iterators.
         """
         for hand in [*self.running.values()]:
             if hand.task is task and hand.left and not (received and hand.iterated):
                 self.put_back(hand, held)
 
-    # -- methods that HandlerCalls has, too
+    # -- methods that HandlerCalls also has
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether ``task`` has messages of an iterator in hand."""
         return any(hand.task is task and hand.iterated and hand.left for hand in self.running.values())
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Return a name for the iteration of which ``task`` has messages in hand, or None. May be called from any thread."""
+        """Return a name for the iteration whose messages ``task`` has in hand, or None. May be called from any thread."""
         for hand in list(self.running.values()):
             if hand.task is task and hand.iterated and hand.left:
                 return f"the iteration over topic {hand.delivery.topic} in task {task.get_name()}"
         return None
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Return an error, because messages that a tool sends need a handler."""
-        return RuntimeError("this member reads by hand and has no handler; ask a member that has one")
+        """Return an error, because a message that a tool sends requires a handler."""
+        return RuntimeError("this member reads by hand and has no handler; send the request to a member that has one")
 
     def quiesce(self) -> None:
         """Note that the consumer begins to stop, and wake the steps."""
@@ -317,12 +318,12 @@ class ByHand:
         return held.is_owned and item in held.running and self._owns(held.queue)
 
     def _settle(self, hand: InHand, items: Collection[Waiting]) -> bool:
-        """Settle messages in hand; return whether their queues all still belong to this member."""
+        """Settle messages in hand. Return whether all their queues still belong to this member."""
         owned = [item for item in items if self._is_owned(item)]
         if owned:
             self._forget(hand, owned)
             hand.delivery.measure()
-            hand.delivery.note_outcome(Outcome.DONE)  # others of the step may have a worse one
+            hand.delivery.note_outcome(Outcome.DONE)  # other messages of the step may have a worse outcome
             self._settling.done(hand.delivery, owned)
             self._ended(hand)
         if len(owned) < len(items):
@@ -341,11 +342,11 @@ class ByHand:
         for item in items:
             del hand.left[item]
             place = item.message.queue, item.message.queue_offset
-            if self._places.get(place, (None,))[0] is hand:  # else the queue was moved, and the message handed out again
+            if self._places.get(place, (None,))[0] is hand:  # else the queue was moved and the message was handed out again
                 del self._places[place]
 
     def _ended(self, hand: InHand) -> None:
-        """End a delivery that has no messages in hand; hooks see that when all its messages have their outcomes."""
+        """End a delivery that has no messages in hand. Hooks are called when all its messages have their outcomes."""
         delivery = hand.delivery
         if hand.left:
             return
@@ -366,10 +367,12 @@ class ByHand:
         shared: BaseException | None,
         over: Callable[[bool], None] = _nothing,
     ) -> None:
-        """Begin to give messages back; they are no longer in hand.
+        """Begin to give messages back. They are no longer in hand.
 
         Args:
-            over: Called with whether all were taken.
+            causes: The error or mark of each message.
+            shared: The error that the messages share, if any.
+            over: Called at the end with whether all messages were accepted.
         """
         self._forget(hand, causes)
         hand.returning += 1
@@ -385,12 +388,14 @@ class ByHand:
         self._ended(hand)
 
     def _expire(self, delivery: Call) -> None:
-        """Give back the messages of a step whose time is over; abandon messages that are no longer this member's."""
+        """Give back the messages of a step whose deadline has passed. Abandon messages whose queue no longer belongs to this
+        member.
+        """
         delivery.expire()
         hand = self.running[delivery]
         error = HandlerTimeoutError(
-            f"a message of topic {delivery.topic} was in hand for {delivery.age:.6g} s, and neither settled nor given back; "
-            "settle it in time, or set a longer timeout of its subscription (Consumer.subscriptions)"
+            f"a message of topic {delivery.topic} was in hand for {delivery.age:.6g} s and was neither settled nor given back; "
+            "settle it in time, or set a longer timeout for its subscription (Consumer.subscriptions)"
         )
         owned = [item for item in hand.left if self._is_owned(item)]
         self._abandon(hand, [item for item in hand.left if item not in owned])
@@ -398,7 +403,7 @@ class ByHand:
             self._return(hand, dict.fromkeys(owned, error), error)
 
     def _taken_away(self, delivery: Call) -> None:
-        """Abandon the messages in hand whose queues do not stay, and all of them while the consumer stops."""
+        """Abandon the messages in hand whose queues do not stay; while the consumer stops, abandon all messages in hand."""
         hand = self.running.get(delivery)
         if hand is not None:
             self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])
@@ -406,5 +411,5 @@ class ByHand:
 
 def _begin_nothing(_: Subscription, taken: tuple[Waiting, ...]) -> None:
     raise AssertionError(
-        f"{len(taken)} messages were to begin a handler call, but reading by hand has no handlers; report this defect"
+        f"{len(taken)} messages were passed to a handler call, but reading by hand has no handlers; report this defect"
     )

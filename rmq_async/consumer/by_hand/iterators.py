@@ -1,8 +1,8 @@
 """Iterators over a member's messages, one by one or in batches."""
 
-# A message in hand belongs to its iterator: asking for the next one settles it, unless it has a mark; when the iterator is
-# closed or collected, it goes back into the buffer, without a task. So these are not generator functions: the loop would close
-# a collected generator later, and a step that is cancelled would end it.
+# A message in hand belongs to its iterator. Asking for the next message settles it, unless it has a mark. When the iterator is
+# closed or garbage-collected, the message goes back into the buffer without a task. Generator functions could not do this: the
+# loop would close a collected generator later, and a cancelled step would end the generator.
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
     """Base class of the iterators.
 
     Args:
-        room_of: Returns the ByHand of the running consumer, at the first step; raises ClientStateError without one.
-        limit: Maximum number of messages of a step.
-        wait: Seconds for which the first message of a step waits for more.
+        room_of: Returns the ByHand of the running consumer. It is called at the first step, and raises ClientStateError if no
+            consumer runs.
+        limit: Maximum number of messages in a step.
+        wait: Maximum seconds for which the first message of a step waits for more.
     """
 
     def __init__(self, room_of: Callable[[], ByHand], limit: int = 1, wait: float = 0.0) -> None:
@@ -51,7 +52,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
 
     @abstractmethod
     def _given(self, hand: InHand) -> T:
-        """Return what a step gives to its caller."""
+        """Return the result of a step for its caller."""
 
     def __aiter__(self) -> Self:
         return self
@@ -60,9 +61,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         if self._closed:
             raise StopAsyncIteration
         if self._asking:
-            raise RuntimeError(
-                "another task waits for the next message of this iterator; give each task an iterator of its own"
-            )
+            raise RuntimeError("another task waits for the next message of this iterator; give each task its own iterator")
         self._asking = True
         try:
             room = self._begun()
@@ -85,7 +84,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         room.check()
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoopError(
-                "this iterator belongs to another event loop; use it there, or start a consumer on this loop and iterate that one"
+                "this iterator belongs to another event loop; use it there, or start a consumer on this loop and iterate over that"
             )
         return room
 
@@ -96,7 +95,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
             TypeError: For a value other than None.
         """
         if value is not None:
-            raise TypeError(f"an iterator of messages takes no values, but {shown(value)} was sent; use anext()")
+            raise TypeError(f"an iterator over messages takes no values, but {shown(value)} was sent; use anext()")
         return await self.__anext__()
 
     async def athrow(
@@ -111,12 +110,10 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         raise typ
 
     async def aclose(self) -> None:
-        """End the iterator.
-
-        Messages of its last step that are still in hand go back into the buffer.
+        """End the iterator. Messages of its last step that are still in hand go back into the buffer.
 
         Raises:
-            RuntimeError: While a task waits for the next message.
+            RuntimeError: If a task waits for the next message.
         """
         if self._asking:
             raise RuntimeError("a task waits for the next message of this iterator; cancel it, then close the iterator")
@@ -135,19 +132,19 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         assert self._room is not None
         if threading.get_ident() == self._thread:
             self._release()
-        else:  # the collector runs in any thread
+        else:  # the garbage collector may run in any thread
             loop.call_soon_threadsafe(self._room.put_back, hand)
 
 
 class MessageIterator(_Iterator[MessageExt]):
-    """Hands out one message after the other. Raises as ``Consumer.__aiter__`` says."""
+    """Hands out one message after the other. ``Consumer.__aiter__`` documents the errors."""
 
     def _given(self, hand: InHand) -> MessageExt:
         return hand.delivery.messages[0]
 
 
 class BatchIterator(_Iterator[Batch]):
-    """Hands out batches. Raises as ``Consumer.batches`` says."""
+    """Hands out batches. ``Consumer.batches`` documents the errors."""
 
     def _given(self, hand: InHand) -> Batch:
         return hand.batch

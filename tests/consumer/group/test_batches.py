@@ -196,7 +196,7 @@ async def test_marks_that_cannot_be() -> None:
             with pytest.raises(ConfigError, match="delay must be at least 0 seconds"):
                 batch.mark_retry(batch[0], -1.0)
             stranger: Any = b"x"
-            with pytest.raises(ValueError, match="is not one of the 2 messages"):
+            with pytest.raises(ValueError, match="is not in this batch of 2 messages"):
                 batch.mark_retry(stranger)
             assert list(reversed(batch)) == [batch[1], batch[0]]
             assert batch[0:1] == (batch[0],)

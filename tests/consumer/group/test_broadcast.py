@@ -194,10 +194,10 @@ async def test_save_that_hangs_is_logged_shown_and_made_again(
             await consumer.wait_idle()
             await until(lambda: [problem.code for problem in consumer.health().problems] == ["not_committed"])
             (problem,) = consumer.health().problems
-            assert "save() of the positions failed: TimeoutError('it has not ended within 0.1 s')" in problem.text
+            assert "save() of the positions failed: TimeoutError('it did not end within 0.1 s')" in problem.text
             warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             assert warnings == [
-                "save() of the positions failed: TimeoutError('it has not ended within 0.1 s'); it is called again"
+                "save() of the positions failed: TimeoutError('it did not end within 0.1 s'); it is called again"
             ]
             store.hold.set()
             await until(lambda: store.positions.get(Q0) == 1)
@@ -330,8 +330,8 @@ async def test_callbacks_name_all_queues() -> None:
     [
         ({"broadcast": 1}, r"broadcast must be True, False or an object with load\(\) and save\(\), not 1"),
         ({"broadcast": None}, "broadcast must be True, False"),
-        ({"broadcast": Store}, "broadcast=.*Store.* is a class; give an object of it"),
-        ({"broadcast": True, "topics": "T"}, "broadcast needs handlers"),
+        ({"broadcast": Store}, "broadcast=.*Store.* is a class; pass an instance of it"),
+        ({"broadcast": True, "topics": "T"}, "broadcast requires handlers"),
         ({"broadcast": True, "mode": "pop"}, "broadcast and mode='pop' exclude each other"),
         ({"broadcast": True, "allocate": allocate_by_circle}, "broadcast and allocate=<function .*> exclude each other"),
     ],

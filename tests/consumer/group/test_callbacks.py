@@ -355,5 +355,5 @@ def test_queue_that_is_revoked_before_on_assigned_has_ended_keeps_the_order() ->
 
 async def test_callback_is_checked() -> None:
     assert Consumer("g", on_lost=None).config.on_lost is None
-    with pytest.raises(Exception, match="on_lost must be None or a function of a frozenset of queues, not 'x'"):
+    with pytest.raises(Exception, match="on_lost must be None or a function that takes a frozenset of queues, not 'x'"):
         Consumer("g", on_lost="x")  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ async def test_control_refuses_what_it_does_not_know() -> None:
         with pytest.raises(ClientStateError):
             consumer.pause()
         async with consumer:
-            with pytest.raises(ConfigError, match="no subscription of topic 'other'"):
+            with pytest.raises(ConfigError, match="no subscription to topic 'other'"):
                 consumer.pause("other")
             with pytest.raises(QueueLostError):
                 consumer.pause(MessageQueue("T", "broker-a", 9))

@@ -198,7 +198,7 @@ def test_above_end_earliest_and_stop(above_end: str, live: bool) -> None:
 def test_above_end_is_checked(above_end: Any) -> None:
     with pytest.raises(ConfigError, match='above_end must be "end", "earliest" or "stop", not '):
         ConsumerConfig(above_end=above_end)
-    with pytest.raises(ConfigError, match="above_end='stop' is for mode='pull'"):
+    with pytest.raises(ConfigError, match="above_end='stop' requires mode='pull'"):
         ConsumerConfig(above_end="stop", mode="pop")
 
 

@@ -283,10 +283,10 @@ async def test_order_by_key_function_orders_messages_without_a_sharding_key() ->
     ("key", "text"),
     [
         (lambda message: 1 // 0, "ZeroDivisionError"),
-        (lambda message: [message.body], "key of subscription T returned list, which cannot be hashed"),
+        (lambda message: [message.body], "key of subscription T returned a value of type list, which cannot be hashed"),
         (lambda message: asyncio.sleep(0), "key of subscription T returned <coroutine object sleep"),
         (lambda message: (body for body in [message.body]), "key of subscription T returned <generator object"),
-        (lambda message: nan, "key of subscription T returned nan, which is equal to no other key"),
+        (lambda message: nan, "key of subscription T returned nan, which is not equal to any other key"),
     ],
     ids=["raises", "cannot be hashed", "coroutine", "generator", "NaN"],
 )

@@ -92,7 +92,7 @@ async def test_handler_that_returns_what_it_should_raise_has_failed(way: str, re
             (settled,) = await consumer.wait_settled(1)
             assert settled.outcome is Outcome.RETRIED
             assert isinstance(settled.error, TypeError)
-            assert re.search("returned .*, which chooses nothing: raise it", str(settled.error))
+            assert re.search("returned .*, which has no effect; raise it instead", str(settled.error))
 
 
 @pytest.mark.virtual_time

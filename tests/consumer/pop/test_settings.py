@@ -22,9 +22,9 @@ def nothing(queues: object) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"max_span": 5}, "max_span=5 is for mode='pull'"),
-        ({"out_of_range": "latest"}, "out_of_range='latest' is for mode='pull'"),
-        ({"commit_interval": 2.0}, "commit_interval=2.0 is for mode='pull'"),
+        ({"max_span": 5}, "max_span=5 requires mode='pull'"),
+        ({"out_of_range": "latest"}, "out_of_range='latest' requires mode='pull'"),
+        ({"commit_interval": 2.0}, "commit_interval=2.0 requires mode='pull'"),
         ({"rebalance_interval": 2.0}, "rebalance_interval"),
         ({"allocate": allocate_by_circle}, "allocate"),
         ({"on_assigned": nothing}, "on_assigned"),
@@ -32,7 +32,7 @@ def nothing(queues: object) -> None:
         ({"pull_size": 33}, "pull_size=33 is above 32"),
         ({"invisible_time": 0.5}, "invisible_time must be 1 to 7200 seconds, not 0.5"),
         ({"invisible_time": 10.0, "max_lease": 5.0}, r"max_lease must be at least invisible_time \(10.0 s\), not 5.0"),
-        ({"topics": "T"}, "mode='pop' needs handlers"),
+        ({"topics": "T"}, "mode='pop' requires handlers"),
     ],
 )
 def test_pop_refuses_what_would_do_nothing(options: dict[str, Any], text: str) -> None:
@@ -42,14 +42,14 @@ def test_pop_refuses_what_would_do_nothing(options: dict[str, Any], text: str) -
 
 @pytest.mark.parametrize("name", ["invisible_time", "max_lease"])
 def test_pull_refuses_settings_of_pop(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}=10.0 is for mode='pop'"):
+    with pytest.raises(ConfigError, match=f"{name}=10.0 requires mode='pop'"):
         ConsumerConfig(**{name: 10.0})
 
 
 @pytest.mark.parametrize("order", ["key", "queue"])
 def test_pop_refuses_order(order: Any) -> None:
     consumer = Consumer("g", mode="pop")
-    with pytest.raises(ConfigError, match=f"order='{order}' needs mode='pull'"):
+    with pytest.raises(ConfigError, match=f"order='{order}' requires mode='pull'"):
         consumer.subscribe("T", handler, order=order)
 
 
