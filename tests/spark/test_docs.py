@@ -80,8 +80,8 @@ def rows(page: str, after: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("after", "columns"),
     [
-        ("\nOf what is read:", {name: (kind,) for name, kind in SOURCE_COLUMNS.items()}),
-        ("\nOf what is written;", dict(SINK_COLUMNS)),
+        ("\nA read returns these columns:", {name: (kind,) for name, kind in SOURCE_COLUMNS.items()}),
+        ("\nA write takes these columns.", dict(SINK_COLUMNS)),
     ],
     ids=["read", "written"],
 )
