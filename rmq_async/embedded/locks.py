@@ -72,21 +72,12 @@ class QueueLocks:
         self._groups.clear()
         self._count = 0
 
-    def holder(self, group: str, queue: MessageQueue, now: float | None = None) -> str | None:
-        """Return the client that holds a queue; None for a queue without a lock.
-
-        Args:
-            now: ``machine.monotonic`` by default.
-        """
-        found = self.holding(group, queue, now)
-        return None if found is None else found[0]
-
     def holding(self, group: str, queue: MessageQueue, now: float | None = None) -> tuple[str, float] | None:
         """Return the client that holds a queue, and the seconds since it has locked or renewed it; None for a queue without a
         lock.
 
         Args:
-            now: As for ``holder``.
+            now: ``machine.monotonic`` by default.
         """
         now = machine.monotonic() if now is None else now
         client_id, until = self._groups.get(group, {}).get(queue, ("", 0.0))

@@ -12,7 +12,6 @@ from rmq_async.testing.simulation import Machine, Simulation
 from rmq_async.testing.simulation.effects import expiry
 from rmq_async.testing.simulation.history import Call
 from rmq_async.testing.simulation.machines import Host
-from rmq_async.testing.simulation.servers import BrokerMachine
 from rmq_async.testing.simulation.simulation import Record
 from rmq_protocol.message import MessageExt, MessageQueue
 
@@ -57,23 +56,23 @@ class Cluster(Simulation):
 
     def held_to(self, topic: str) -> dict[MessageQueue, int]:
         """Returns the offset behind the newest message of each queue of a topic that consumers may read."""
-        return {queue: broker.bounds(queue)[1] for broker in self.brokers for queue in broker.queues(topic)}
+        return {queue: broker.bounds(queue)[1] for broker in self.watched for queue in broker.queues(topic)}
 
     def moved(self, machine: str) -> bool:
         """Returns whether a machine has had another address."""
         return any(event.what == "move" and event.machine == machine for event in self.history)
 
-    def _broker(self, queue: MessageQueue) -> BrokerMachine:
-        return next(each for each in self.brokers if each.name == queue.broker_name)
+    def _broker(self, queue: MessageQueue) -> WatchedBroker:
+        return next(each for each in self.watched if each.name == queue.broker_name)
 
     @property
     def routed(self) -> bool:
         """Whether all brokers serve, and each name server lists them: they register every 30 s."""
-        return all(each.serves and server.lists(each) for each in self.brokers for server in self.name_servers)
+        return all(each.serves and each.is_listed(server) for each in self.watched for server in self.name_servers)
 
     def _unlisted(self) -> set[str]:
         """Returns the names of the brokers that at least one name server does not list."""
-        return {each.name for each in self.brokers if not all(server.lists(each) for server in self.name_servers)}
+        return {each.name for each in self.watched if not all(each.is_listed(server) for server in self.name_servers)}
 
     def holders(self, topic: str) -> set[str]:
         """Returns the names of the running brokers that have a topic."""
@@ -100,7 +99,7 @@ class Cluster(Simulation):
         return self.watched[-1]
 
     def violations(self, record: Record) -> list[str]:
-        losses = [loss for broker in self.brokers for loss in broker.losses]
+        losses = [loss for broker in self.watched for loss in broker.losses]
         troubles = Troubles(record.faults, record.ends, record.stopped)
         pops = [request for broker in self.watched for request in broker.pop_requests]
         found = group_violations(self.group, record.calls, record.stored, troubles, record.excused, losses, pops)

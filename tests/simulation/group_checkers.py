@@ -17,7 +17,6 @@ from typing import Final
 
 from rmq_async.testing.simulation.checkers import Stored
 from rmq_async.testing.simulation.history import Call
-from rmq_async.testing.simulation.servers import Loss
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from rmq_protocol.message import MessageQueue
 
@@ -26,7 +25,7 @@ from .loss_checkers import left_out
 from .order_checkers import disordered, is_ordered, overlapping, repeats_behind_open
 from .pop_checkers import pop_violations
 from .troubles import Troubles
-from .watched import Commit, PopRequest
+from .watched import Commit, Loss, PopRequest
 
 __all__ = [
     "backwards", "group_violations", "repeated", "restarted", "sick", "stalled", "together", "uncalled",

@@ -13,10 +13,10 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from rmq_async.testing.simulation.checkers import Stored
-from rmq_async.testing.simulation.servers import Loss
 from rmq_protocol.message import MessageQueue
 
 from .group_log import GroupLog, Sample
+from .watched import Loss
 
 __all__ = ["is_bound", "left_out"]
 

@@ -8,20 +8,21 @@ from typing import Literal, NamedTuple
 from rmq_async.embedded import Broker, Connection
 from rmq_async.testing.simulation import Simulation
 from rmq_async.testing.simulation.machines import Host
-from rmq_async.testing.simulation.servers import BrokerMachine
+from rmq_async.testing.simulation.servers import BrokerMachine, NameServerMachine
 from rmq_protocol.bodies import BatchAckMessageRequestBody, decode_body, unpack_bits
 from rmq_protocol.command import RemotingCommand
-from rmq_protocol.constants import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
+from rmq_protocol.constants import MASTER_ID, RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 from rmq_protocol.headers import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     UpdateConsumerOffsetRequestHeader,
     from_ext,
 )
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.pop import parse_extra_info, real_topic
+from rmq_protocol.stored import decode_messages
 
-__all__ = ["Commit", "PopRequest", "WatchedBroker"]
+__all__ = ["Commit", "Loss", "PopRequest", "WatchedBroker"]
 
 
 class Commit(NamedTuple):
@@ -60,14 +61,37 @@ class PopRequest(NamedTuple):
         return (self.broker, self.group, self.topic, self.queue_id, self.start, self.pop_time, self.offset)
 
 
+class Loss(NamedTuple):
+    """A queue that has lost its messages from offset ``first`` to ``last``, by a power loss or a new master. It gives the offsets
+    out again."""
+
+    time: float
+    queue: MessageQueue
+    first: int
+    last: int
+
+
 class WatchedBroker(BrokerMachine):
-    """A broker that keeps the ``commits`` of groups, and their requests about popped messages (``pop_requests``)."""
+    """A broker that keeps the ``commits`` of groups, their requests about popped messages (``pop_requests``), and the ``losses`` of
+    its queues. ``taken``: the highest offset that a queue has lost."""
 
     def __init__(self, name: str, simulation: Simulation, host: Host, name_servers: Sequence[str]) -> None:
         super().__init__(name, simulation, host, name_servers)
         self._simulation = simulation
         self.commits: list[Commit] = []
         self.pop_requests: list[PopRequest] = []
+        self.losses: list[Loss] = []
+        self.taken: dict[MessageQueue, int] = {}
+
+    def lose(self, position: int) -> None:
+        super().lose(position)
+        gone: dict[MessageQueue, list[int]] = {}
+        for message in self.stored(position):
+            queue = MessageQueue(message.topic, self.name, message.queue_id)
+            gone.setdefault(queue, []).append(message.offset)
+        for queue, offsets in gone.items():
+            self.taken[queue] = max(*offsets, self.taken.get(queue, -1))
+            self.losses.append(Loss(self._simulation.now, queue, min(offsets), max(offsets)))
 
     def broker_made(self, broker: Broker) -> None:
         """Add an entry to ``commits`` or ``pop_requests`` for each request that the process serves."""
@@ -82,11 +106,48 @@ class WatchedBroker(BrokerMachine):
             response = update(connection, command)
             members = state.clients.consumers.get(group)
             client_id = next((name for name, used in members.members if used is connection), None) if members else None
-            holder = state.locks.holder(RETRY_TOPIC_PREFIX + group, queue)
+            lock = self.lock_of(RETRY_TOPIC_PREFIX + group, queue)
+            holder = None if lock is None else lock[0]
             self.commits.append(Commit(self._simulation.now, group, queue, header.commitOffset, before, client_id, holder))
             return response
 
         broker.handlers[RequestCode.UPDATE_CONSUMER_OFFSET] = watched
+
+    @property
+    def serves(self) -> bool:
+        """Whether its process runs, is not paused, and has begun to serve."""
+        return self.running and not self.paused and self.broker.listener.running
+
+    def is_listed(self, server: NameServerMachine) -> bool:
+        """Returns whether a name server serves, and lists the broker under its present address as a master."""
+        known = server.registrations
+        if not server.running or server.paused or not server.server.listener.running or self.name in known.forgotten:
+            return False
+        entry = known._entries.get(self.name)  # noqa: SLF001 - what it would answer, without counting a difference
+        return entry is not None and (entry.address, entry.broker_id) == (self.broker.state.address, MASTER_ID)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Returns the queues in use of a topic that consumers may read; none of an unknown topic."""
+        found = self.disk.topics.get(topic)
+        if found is None:
+            return []
+        readable = found.config.read_queue_nums
+        return [MessageQueue(topic, self.name, queue.queue_id) for queue in found.queues() if queue.queue_id < readable]
+
+    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
+        """Returns the message at an offset; None if there is none."""
+        found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
+        record = None if found is None else found.record(offset)
+        return decode_messages(record).messages[0] if record else None
+
+    def lock_of(self, group: str, queue: MessageQueue) -> tuple[str, float] | None:
+        """Returns the id of the client that has the lock of a group's queue, and the seconds since it has locked or renewed it,
+        by the broker's clock; None if there is none."""
+        return self.broker.state.locks.holding(group, queue, self.monotonic())
+
+    def committed(self, group: str, queue: MessageQueue) -> int:
+        """Returns the offset that the running process keeps for a group, 0 for none."""
+        return max(self.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
 
     def taken_away(self, topic: str) -> list[MessageQueue]:
         """Returns the queues in use of a topic that consumers may not read."""

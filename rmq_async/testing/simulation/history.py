@@ -14,17 +14,15 @@ from typing import Any, Final, Self
 
 from rmq_protocol.message import Message, MessageExt
 
-from ...errors import SendError
 from ...producer import Producer, TransactionProducer
 from ...producer.transactions import Checks
 from ...results import SendResult, TransactionStatus
 from ...transport import Connection
 
-_COROUTINES: Final = (
+_METHODS: Final = (
     (Producer, "send"), (Producer, "send_batch"), (Producer, "send_oneway"), (Producer, "request"), (Producer, "recall"),
-    (TransactionProducer, "send_in_transaction"),
+    (TransactionProducer, "send_in_transaction"), (Producer, "send_async"), (Producer, "send_batch_async"),
 )  # fmt: skip
-_CALLBACKS: Final = ((Producer, "send_async"), (Producer, "send_batch_async"))
 
 
 @dataclass(slots=True)
@@ -75,28 +73,11 @@ class Call:
     error: BaseException | None = None
 
     @property
-    def succeeded(self) -> bool:
-        return self.ended is not None and self.error is None
-
-    @property
     def maybe_stored(self) -> bool:
         """Whether the messages may be stored although the call did not succeed."""
-        if self.succeeded:
-            return False
-        return (
-            self.ended is None
-            or isinstance(self.error, asyncio.CancelledError)
-            or bool(getattr(self.error, "maybe_stored", False))
-        )
-
-    @property
-    def attempts(self) -> int | None:
-        """Number of attempts that the call made; None if the call does not report it."""
-        if self.results:
-            return self.results[0].attempts
-        if isinstance(self.error, SendError):
-            return self.error.made
-        return None
+        if self.ended is None or isinstance(self.error, asyncio.CancelledError):
+            return True
+        return bool(getattr(self.error, "maybe_stored", False))
 
 
 class History:
@@ -180,10 +161,8 @@ class Recording(AbstractContextManager["Recording"]):
         self._before: list[tuple[type, str, Any]] = []
 
     def __enter__(self) -> Self:
-        for owner, name in _COROUTINES:
-            self._replace(owner, name, self._coroutine)
-        for owner, name in _CALLBACKS:
-            self._replace(owner, name, self._callback)
+        for owner, name in _METHODS:
+            self._replace(owner, name, self._method)
         self._replace(Checks, "take", self._check)
         self._replace(Checks, "_confirmed", self._end_of_check)
         return self
@@ -200,7 +179,8 @@ class Recording(AbstractContextManager["Recording"]):
         self._before.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, wrapped(name, getattr(owner, name)))
 
-    def _coroutine(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that records its calls; a call that returns a future ends with that."""
         history = self._history
 
         @wraps(method)
@@ -211,24 +191,11 @@ class Recording(AbstractContextManager["Recording"]):
             except BaseException as error:
                 history.end(call, None, error)
                 raise
-            history.end(call, result, None)
+            if isinstance(result, asyncio.Future):
+                result.add_done_callback(lambda done: _end_of(history, call, done))
+            else:
+                history.end(call, result, None)
             return result
-
-        return recorded
-
-    def _callback(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        history = self._history
-
-        @wraps(method)
-        async def recorded(self: Producer, *args: Any, **options: Any) -> Any:
-            call = history.begin(self, name, _messages(args, options), options)
-            try:
-                future: asyncio.Future[Any] = await method(self, *args, **options)
-            except BaseException as error:
-                history.end(call, None, error)
-                raise
-            future.add_done_callback(lambda done: _end_of(history, call, done))
-            return future
 
         return recorded
 

@@ -7,16 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from rmq_protocol.command import RemotingCommand, decode_command, encode_command, make_response
-from rmq_protocol.constants import MASTER_ID, RequestCode, ResponseCode
+from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.frame import FrameDecoder
-from rmq_protocol.message import MessageExt, MessageQueue
+from rmq_protocol.message import MessageQueue
 from rmq_protocol.stored import decode_messages
 
 from ...embedded import Broker, BrokerDisk, BrokerSettings, Connection, DiskLog, Holder, NameServer, Registration, Registrations
@@ -44,11 +44,6 @@ class DoubtfulRegistrations(Registrations):
     def register(self, registration: Registration) -> None:
         if registration.broker_name not in self.forgotten:
             super().register(registration)
-
-    def knows(self, broker_name: str, address: str) -> bool:
-        """Return whether a broker is listed under its address as a master; a forgotten one is not."""
-        entry = None if broker_name in self.forgotten else self._entries.get(broker_name)
-        return entry is not None and entry.address == address and entry.broker_id == MASTER_ID
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:
         known = super().holders(topic, connection)
@@ -83,18 +78,6 @@ FLUSH_INTERVAL: Final = 0.5
 """Maximum seconds from a message to the flush that takes it (``flushIntervalCommitLog``)."""
 MAX_MEMORY: Final = 1 << 30
 """Maximum bytes of messages of one broker."""
-
-
-class Loss(NamedTuple):
-    """A queue that has lost its messages from offset ``first`` to ``last``, by a power loss or a new master.
-
-    It gives the offsets out again.
-    """
-
-    time: float
-    queue: MessageQueue
-    first: int
-    last: int
 
 
 class ServerMachine(Machine, ABC):
@@ -152,11 +135,6 @@ class NameServerMachine(ServerMachine):
         """The registrations that the newest process has."""
         return self.server.registrations
 
-    def lists(self, broker: BrokerMachine) -> bool:
-        """Return whether the name server serves, and knows a broker under the broker's present address."""
-        serves = self.running and not self.paused and self.server.listener.running
-        return serves and self.registrations.knows(broker.name, broker.broker.state.address)
-
     def process_ended(self) -> None:
         self.server.crash()
 
@@ -179,8 +157,6 @@ class BrokerMachine(ServerMachine):
     Attributes:
         lost: Unique ids of messages that power losses and new masters removed.
         deleted: Unique ids of messages that were deleted because of their age.
-        losses: Queues that have lost messages.
-        taken: Queue -> highest offset that was lost.
         settings: Settings of each process that starts.
         registered: Names of the name servers that have accepted a registration of the present process.
     """
@@ -193,8 +169,6 @@ class BrokerMachine(ServerMachine):
         self.disk = BrokerDisk(name, self.log)
         self.lost: list[str] = []
         self.deleted: list[str] = []
-        self.losses: list[Loss] = []
-        self.taken: dict[MessageQueue, int] = {}
         self.settings = BrokerSettings()
         self.registered: dict[str, None] = {}
         self._name_servers = name_servers
@@ -222,42 +196,13 @@ class BrokerMachine(ServerMachine):
 
         Return the number of removed messages.
         """
-        self._lose(self.log.place_of_last(count, self.name))
+        self.lose(self.log.place_of_last(count, self.name))
         return self.broker.truncate(count)
-
-    @property
-    def serves(self) -> bool:
-        """Whether its process runs, is not paused, and has begun to serve."""
-        return self.running and not self.paused and self.broker.listener.running
-
-    def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues that consumers may read of a topic; none of an unknown topic."""
-        found = self.disk.topics.get(topic)
-        if found is None:
-            return []
-        readable = found.config.read_queue_nums
-        return [MessageQueue(topic, self.name, queue.queue_id) for queue in found.queues() if queue.queue_id < readable]
-
-    def lock_of(self, group: str, queue: MessageQueue) -> tuple[str, float] | None:
-        """Return the id of the client that has the lock of a group's queue, and the seconds since it has locked or renewed it,
-        by the broker's clock; None if there is none.
-        """
-        return self.broker.state.locks.holding(group, queue, self.monotonic())
-
-    def committed(self, group: str, queue: MessageQueue) -> int:
-        """Return the offset that the running process keeps for a group, 0 for none."""
-        return max(self.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
         """Return the offset of the oldest message of a queue, and the one behind its newest; 0 and 0 for an unknown queue."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         return (0, 0) if found is None else (found.oldest, found.max_offset)
-
-    def held(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """Return the message at an offset; None if there is none."""
-        found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
-        record = None if found is None else found.record(offset)
-        return decode_messages(record).messages[0] if record else None
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> int:
         """Delete the messages of a queue below an offset; return their number. See ``EmbeddedRocketMQ.expire``."""
@@ -298,17 +243,12 @@ class BrokerMachine(ServerMachine):
         self.registered.clear()
 
     def power_lost(self) -> None:
-        self._lose(self.log.flushed)
+        self.lose(self.log.flushed)
         self.disk.power_loss()
 
-    def _lose(self, position: int) -> None:
-        gone: dict[MessageQueue, list[int]] = {}
-        for message in self.stored(position):
-            self.lost.append(message.unique_id)
-            queue = MessageQueue(message.topic, self.name, message.queue_id)
-            self.taken[queue] = max(message.offset, self.taken.get(queue, -1))
-            gone.setdefault(queue, []).append(message.offset)
-        self.losses += [Loss(self._now(), queue, min(offsets), max(offsets)) for queue, offsets in gone.items()]
+    def lose(self, position: int) -> None:
+        """Note that the messages from a physical offset on are about to be lost; a subclass may note more of them."""
+        self.lost += [message.unique_id for message in self.stored(position)]
 
     async def _serve(self) -> None:
         self.broker = broker = Broker(self.disk, self.settings)

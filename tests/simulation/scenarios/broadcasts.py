@@ -13,12 +13,12 @@ from typing import Any, Final, Literal
 from rmq_async.consumer import Consumer, Retry
 from rmq_async.errors import RocketMQError
 from rmq_async.testing.simulation.faults import exponential
-from rmq_async.testing.simulation.servers import Loss
 from rmq_protocol.message import MessageExt, MessageQueue
 
 from ..cluster import Cluster
 from ..group_log import Sample
 from ..loss_checkers import is_bound
+from ..watched import Loss
 from .groups import FAILURE
 from .services import AGAIN, CALM
 

@@ -12,7 +12,6 @@ from rmq_async import MessageQueue
 from rmq_async.results import SendResult, SendStatus
 from rmq_async.testing.simulation.checkers import Stored
 from rmq_async.testing.simulation.history import Call
-from rmq_async.testing.simulation.servers import Loss
 
 from ...simulation.group_checkers import (
     backwards,
@@ -29,7 +28,7 @@ from ...simulation.group_checkers import (
 from ...simulation.group_log import GROUP, Backlog, Delivery, GroupLog, Life, Sample
 from ...simulation.loss_checkers import left_out
 from ...simulation.troubles import Troubles
-from ...simulation.watched import Commit
+from ...simulation.watched import Commit, Loss
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 QUIET = Troubles((), {}, {})
