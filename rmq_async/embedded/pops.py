@@ -256,15 +256,9 @@ class PopReader:
             offset,
         )
         draft.properties.setdefault("POP_CK", build_extra_info(info))
-        return pack_record(
-            pop.key.topic,
-            draft.queue_id,
-            offset,
-            physical_offset(record),
-            draft.content(encode_properties(draft.properties)),
-            stored_ms(record),
-            self._state.address,
-        )
+        draft.topic = pop.key.topic
+        properties = encode_properties(draft.properties)
+        return pack_record(draft, properties, offset, physical_offset(record), stored_ms(record), self._state.address)
 
 
 LATE_MS: Final = 500

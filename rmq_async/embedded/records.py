@@ -37,20 +37,7 @@ _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 
 
-class Content(msgspec.Struct, gc=False):
-    """The part of a record that does not depend on where and when it is stored; ``properties``: as in the record."""
-
-    body: bytes
-    properties: bytes
-    flag: int
-    sys_flag: int
-    born_time_ms: int
-    born_host: str
-    reconsume_times: int = 0
-    prepared_offset: int = 0
-
-
-class Draft(msgspec.Struct):
+class Draft(msgspec.Struct, gc=False):
     """A message before it is stored."""
 
     topic: str
@@ -63,23 +50,6 @@ class Draft(msgspec.Struct):
     born_host: str
     reconsume_times: int = 0
     prepared_offset: int = 0
-
-    def content(self, properties: bytes) -> Content:
-        """Return the draft's content.
-
-        Args:
-            properties: The properties of the draft, encoded.
-        """
-        return Content(
-            self.body,
-            properties,
-            self.flag,
-            self.sys_flag,
-            self.born_time_ms,
-            self.born_host,
-            self.reconsume_times,
-            self.prepared_offset,
-        )
 
 
 def queue_offset(record: bytes) -> int:
@@ -156,22 +126,16 @@ def _topic(name: str) -> bytes:
     return bytes((len(encoded),)) + encoded if len(encoded) <= MAX_TOPIC_LENGTH else b""
 
 
-def pack_record(
-    topic: str,
-    queue_id: int,
-    offset: int,
-    position: int,
-    content: Content,
-    store_time_ms: int,
-    store_host: str,
-) -> bytes:
+def pack_record(draft: Draft, properties: bytes, offset: int, position: int, store_time_ms: int, store_host: str) -> bytes:
     """Pack a record.
+
+    Args:
+        properties: The properties as the record has them, in place of the draft's.
 
     Raises:
         ProtocolError: For values that do not fit their fields.
     """
-    name, born, store = _topic(topic), _host(content.born_host), _host(store_host)
-    body, properties = content.body, content.properties
+    name, born, store, body = _topic(draft.topic), _host(draft.born_host), _host(store_host), draft.body
     if name and born and store:
         size = len(body)
         try:
@@ -179,35 +143,35 @@ def pack_record(
                 _HEAD_SIZE + size + len(name) + 2 + len(properties),
                 MAGIC_CODE_V1,
                 crc32(body),
-                queue_id,
-                content.flag,
+                draft.queue_id,
+                draft.flag,
                 offset,
                 position,
-                content.sys_flag & _NO_V6,
-                content.born_time_ms,
+                draft.sys_flag & _NO_V6,
+                draft.born_time_ms,
                 born,
                 store_time_ms,
                 store,
-                content.reconsume_times,
-                content.prepared_offset,
+                draft.reconsume_times,
+                draft.prepared_offset,
                 size,
             )
             return b"".join((head, body, name, _pack_size(len(properties)), properties))
         except struct.error:
             pass  # encode_stored raises the error that names the field
     return encode_stored(
-        topic=topic,
+        topic=draft.topic,
         body=body,
         properties=properties,
-        queue_id=queue_id,
+        queue_id=draft.queue_id,
         queue_offset=offset,
         commit_log_offset=position,
-        flag=content.flag,
-        sys_flag=content.sys_flag,
-        born_time_ms=content.born_time_ms,
-        born_host=content.born_host,
+        flag=draft.flag,
+        sys_flag=draft.sys_flag,
+        born_time_ms=draft.born_time_ms,
+        born_host=draft.born_host,
         store_time_ms=store_time_ms,
         store_host=store_host,
-        reconsume_times=content.reconsume_times,
-        prepared_transaction_offset=content.prepared_offset,
+        reconsume_times=draft.reconsume_times,
+        prepared_transaction_offset=draft.prepared_offset,
     )

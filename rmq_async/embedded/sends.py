@@ -36,7 +36,7 @@ from rmq_protocol.ids import pack_host, pack_offset_id, pack_unique_id, unique_i
 from rmq_protocol.properties import decode_properties, properties_text
 
 from .. import machine
-from .records import Content, Draft
+from .records import Draft
 from .schedule import DELAY_NAMES, TIMER_TOPIC, Schedule, recall_handle
 from .send_back import SendBackProcessor
 from .server import Connection
@@ -165,12 +165,11 @@ class SendMessageProcessor(Processor):
         sys_flag = header.f
         if topic.config.topic_filter_type == "MULTI_TAG":
             sys_flag |= _MULTI_TAGS
+        draft = Draft(header.b, queue_id, body, properties, header.h, sys_flag, header.g, connection.remote, header.j or 0)
         if sys_flag & _TRANSACTION or header.b[0] == "%" or not _SPECIAL.isdisjoint(properties):
-            draft = Draft(header.b, queue_id, body, properties, header.h, sys_flag, header.g, connection.remote, header.j or 0)
             return self._put_special(draft, queue_id, header.l)
         encoded, unique_id = self._stored_properties(text, properties)
-        content = Content(body, encoded, header.h, sys_flag, header.g, connection.remote, header.j or 0)
-        offset, position = self._append(topic, queue_id, content, properties.get("TAGS"))
+        offset, position = self._append(topic, draft, encoded, properties.get("TAGS"))
         return _Stored(queue_id, offset, f"{self._id_prefix}{position:016X}", unique_id)
 
     @staticmethod
@@ -258,8 +257,8 @@ class SendMessageProcessor(Processor):
         first = topic.queue(queue_id).max_offset
         for record in records:
             tags = decode_properties(record.properties).get("TAGS") if b"TAGS\x01" in record.properties else None
-            content = Content(record.body, record.properties, record.flag, header.f, header.g, connection.remote, header.j or 0)
-            _, position = self._append(topic, queue_id, content, tags)
+            draft = Draft(name, queue_id, record.body, {}, record.flag, header.f, header.g, connection.remote, header.j or 0)
+            _, position = self._append(topic, draft, record.properties, tags)
             ids.append(f"{self._id_prefix}{position:016X}")
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 

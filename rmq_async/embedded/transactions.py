@@ -21,12 +21,11 @@ from rmq_protocol.errors import InvalidMessageError, ProtocolError
 from rmq_protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader, to_ext
 from rmq_protocol.ids import pack_offset_id
 from rmq_protocol.properties import encode_properties
-from rmq_protocol.stored import encode_stored
 
 from .calls import ClientCalls
 from .clock import Alarm, Clock
 from .disk import TransactionProgress
-from .records import Draft, queue_offset, read_record, stored_ms
+from .records import Draft, pack_record, queue_offset, read_record, stored_ms
 from .schedule import Schedule
 from .server import Connection
 from .service import Processor, Refused, handles, header_of
@@ -272,19 +271,7 @@ class Transactions(Processor):
             transactionId=properties["UNIQ_KEY"],
             offsetMsgId=pack_offset_id(state.address, place.position),
         )
-        body = encode_stored(
-            topic=properties["REAL_TOPIC"],
-            body=draft.body,
-            properties=encode_properties({**properties, "WAIT": "false"}),
-            queue_id=int(properties["REAL_QID"]),
-            queue_offset=place.offset,
-            commit_log_offset=place.position,
-            flag=draft.flag,
-            sys_flag=draft.sys_flag,
-            born_time_ms=draft.born_time_ms,
-            born_host=draft.born_host,
-            store_time_ms=now,
-            store_host=state.address,
-            reconsume_times=draft.reconsume_times,
-        )
+        draft.topic, draft.queue_id = properties["REAL_TOPIC"], int(properties["REAL_QID"])
+        shown = encode_properties({**properties, "WAIT": "false"})
+        body = pack_record(draft, shown, place.offset, place.position, now, state.address)
         self._calls.oneway(connection, RequestCode.CHECK_TRANSACTION_STATE, to_ext(header), body)

@@ -9,7 +9,7 @@ from rmq_protocol.properties import properties_text
 
 from .held_pops import HeldPops
 from .pulls import HeldPulls
-from .records import Content, Draft, pack_record
+from .records import Draft, pack_record
 from .service import Refused
 from .state import BrokerState
 from .store import tag_code
@@ -52,25 +52,25 @@ class MessageWriter:
         encoded = utf8(properties_text(properties))
         if len(encoded) > MAX_PROPERTIES_SIZE:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
-        return Place(*self.append(topic, draft.queue_id, draft.content(encoded), properties.get("TAGS")))
+        return Place(*self.append(topic, draft, encoded, properties.get("TAGS")))
 
-    def append(self, topic: Topic, queue_id: int, content: Content, tags: str | None) -> tuple[int, int]:
-        """Store a message; return the fields of its Place.
+    def append(self, topic: Topic, draft: Draft, properties: bytes, tags: str | None) -> tuple[int, int]:
+        """Store a message with these ``properties`` in the draft's queue of its topic; return the fields of its Place.
 
         Raises:
             ProtocolError: For values that do not fit their fields, Refused (1) if the broker has its maximum of queues; nothing
                 is stored then.
         """
         state = self._state
-        log, name = state.log, topic.config.topic_name
-        queue = topic.queue(queue_id)
+        log = state.log
+        queue = topic.queue(draft.queue_id)
         offset, position, now = queue.max_offset, log.end, log.now()
-        record = pack_record(name, queue_id, offset, position, content, now, state.address)
+        record = pack_record(draft, properties, offset, position, now, state.address)
         log.append(queue, record, tag_code(tags) if tags else 0, now)
         if queue.waiting:
             self._held.arrived(queue)
-        if name in self._held_pops.topics:
-            self._held_pops.arrived(name, queue_id)
+        if draft.topic in self._held_pops.topics:
+            self._held_pops.arrived(draft.topic, draft.queue_id)
         return offset, position
 
 

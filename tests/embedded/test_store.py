@@ -95,15 +95,7 @@ def random_draft(rng: random.Random) -> Draft:
 
 
 def packed(draft: Draft, offset: int, position: int, store_time_ms: int, store_host: str) -> bytes:
-    return pack_record(
-        draft.topic,
-        draft.queue_id,
-        offset,
-        position,
-        draft.content(encode_properties(draft.properties)),
-        store_time_ms,
-        store_host,
-    )
+    return pack_record(draft, encode_properties(draft.properties), offset, position, store_time_ms, store_host)
 
 
 def test_records_are_as_the_codec_writes_them_and_read_back_as_they_were() -> None:

@@ -36,7 +36,7 @@ class Filled:
             properties = encode_properties({"UNIQ_KEY": f"u{self.made}", "KEYS": f"k{self.made % 7}"})
             draft = Draft("T", queue.queue_id, bytes(self.rng.randrange(99)), {}, 0, 0, 0, HOST)
             entry = Entry(self.log.end, queue, queue.max_offset, b"")
-            record = pack_record("T", queue.queue_id, entry.offset, entry.position, draft.content(properties), self.made, HOST)
+            record = pack_record(draft, properties, entry.offset, entry.position, self.made, HOST)
             self.log.append(queue, record, 0, self.made)
             self.model.append(entry._replace(record=record))
 
