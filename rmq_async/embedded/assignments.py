@@ -1,11 +1,10 @@
-"""Allocation of queues to consumers by the broker (request code 400).
-
-The strategies AVG and AVG_BY_CIRCLE over the queues of all brokers, and their results for a group that pops.
+"""Allocation of queues to consumers by the broker (request code 400), with the strategies AVG and AVG_BY_CIRCLE over the queues of
+all brokers; the modes of groups that ask for it, pull or pop, which requests set (401) and list (402).
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from rmq_protocol import bodies
 from rmq_protocol.allocation import allocate_averagely, allocate_by_circle
@@ -19,34 +18,15 @@ from .server import Connection
 from .service import Processor, Refused, handles
 from .state import BrokerState
 
-# The modes of consumption, pull or pop, of groups that ask the broker for their queues (400).
-#
-# Requests set (401) and list them (402).
-
 MAX_MODES: Final = 10_000
+PULL: Final = "PULL"
 POP: Final = "POP"
+_LEAVE_AS_IT_IS: Final = b"{}"
+"""Body of an answer that, unlike an empty list, makes the client keep its queues."""
+_STRATEGIES: Final = {"AVG": allocate_averagely, "AVG_BY_CIRCLE": allocate_by_circle}
 
 
-class RequestMode(NamedTuple):
-    """The mode of consumption of a group in a topic.
-
-    Attributes:
-        share: Number of other members whose queues a member pops too; 0 and less mean all queues.
-    """
-
-    mode: str
-    share: int
-
-
-PULL: Final = RequestMode("PULL", 0)
-
-
-def mode_of(state: BrokerState, topic: str, group: str) -> RequestMode:
-    """Return the mode in which the group is to consume the topic: ``PULL`` unless another was set."""
-    return RequestMode(*state.disk.request_modes.get((topic, group), PULL))
-
-
-class RequestModeProcessor(Processor):
+class AssignmentProcessor(Processor):
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
@@ -64,7 +44,7 @@ class RequestModeProcessor(Processor):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_MODES} modes, it takes no more; set those of fewer groups"
             )
-        modes[topic, group] = (POP if request.mode == POP else PULL.mode, request.pop_share_queue_num)
+        modes[topic, group] = (POP if request.mode == POP else PULL, request.pop_share_queue_num)
         return make_response(command, ResponseCode.SUCCESS)
 
     @handles(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -76,20 +56,10 @@ class RequestModeProcessor(Processor):
             command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.MessageRequestModeSerializeWrapper(table))
         )
 
-
-_LEAVE_AS_IT_IS: Final = b"{}"
-"""Body of an answer that, unlike an empty list, makes the client keep its queues."""
-_STRATEGIES: Final = {"AVG": allocate_averagely, "AVG_BY_CIRCLE": allocate_by_circle}
-
-
-class AssignmentProcessor(Processor):
-    def __init__(self, state: BrokerState) -> None:
-        self._state = state
-
     @handles(RequestCode.QUERY_ASSIGNMENT)
     def assign(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         request = bodies.decode_body(bodies.QueryAssignmentRequestBody, command.body)
-        mode, share = mode_of(self._state, request.topic, request.consumer_group)
+        mode, share = self._state.disk.request_modes.get((request.topic, request.consumer_group), (PULL, 0))
         queues: list[MessageQueue] | None = self._queues(request.topic)
         if queues and request.message_model == MessageModel.CLUSTERING:
             group = self._state.clients.consumers.get(request.consumer_group)
@@ -97,7 +67,7 @@ class AssignmentProcessor(Processor):
             strategy, client_id = request.strategy_name or "", request.client_id
             if not clients:
                 queues = None
-            elif mode == PULL.mode:
+            elif mode == PULL:
                 queues = allocate(strategy, queues, clients, client_id)
             else:
                 queues = allocate_for_pops(strategy, queues, clients, client_id, share)

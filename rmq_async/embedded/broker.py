@@ -22,6 +22,7 @@ from .directory import Registration
 from .disk import BrokerDisk
 from .faults import LONGEST_WAIT, NO_POPS, THROTTLED, FailureScript, PopSettings, SendQueue
 from .groups import GroupProcessor
+from .held_pops import HeldPops
 from .locks import LockProcessor
 from .lookups import LookupProcessor
 from .popping import Popping
@@ -137,21 +138,16 @@ class Broker(BaseService):
         self.held = HeldPulls(self._reply)
         self.calls = ClientCalls()
         self._clients = ClientProcessor(self.state, self.calls, property_filter=settings.property_filter)
-        self.popping = Popping(self.state, settings.clock, settings.pops, self._reply, property_filter=settings.property_filter)
-        writer = MessageWriter(self.state, self.held, self.popping.held)
-        self.popping.revive_with(writer)
-        self._schedule = Schedule(self.state, writer, settings.clock, settings.delay_levels)
-        self._transactions = Transactions(
-            self.state,
-            writer,
-            self._schedule,
-            self.calls,
-            settings.clock,
-            settings.checks,
+        held_pops = HeldPops(settings.clock, self._reply)
+        writer = MessageWriter(self.state, self.held, held_pops)
+        self.popping = Popping(
+            self.state, writer, held_pops, settings.clock, settings.pops, property_filter=settings.property_filter
         )
+        self._schedule = Schedule(self.state, writer, settings.clock, settings.delay_levels)
+        self._transactions = Transactions(self.state, writer, self._schedule, self.calls, settings.clock, settings.checks)
         self._lookups = LookupProcessor(self.state, self._reply)
-        self._send_back = send_back = SendBackProcessor(self.state, self._schedule)
-        self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, send_back)
+        self.send_back = SendBackProcessor(self.state, self._schedule)
+        self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, self.send_back)
         self._fast_send = self._sends.fast
         self.broker_id = MASTER_ID
         self._ticks = 0
@@ -162,7 +158,7 @@ class Broker(BaseService):
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
-            **send_back.handlers(),
+            **self.send_back.handlers(),
             **self._transactions.handlers(),
             **RecallProcessor(self.state, self._schedule).handlers(),
             **self._lookups.handlers(),
@@ -256,21 +252,7 @@ class Broker(BaseService):
 
     def refuse_give_backs(self, code: int | None) -> None:
         """Implement ``EmbeddedRocketMQ.refuse_give_backs``."""
-        self._send_back.refusal = code
-
-    @property
-    def refused_give_backs(self) -> int:
-        """Number of messages that were refused because of ``refuse_give_backs``."""
-        return self._send_back.refused
-
-    def store_give_backs_silently(self, silently: bool) -> None:
-        """Determine whether what consumers give back, in both ways, is stored and not answered."""
-        self._send_back.is_silent = silently
-
-    @property
-    def unanswered_give_backs(self) -> int:
-        """Number of messages that were not answered because of ``store_give_backs_silently``."""
-        return self._send_back.unanswered
+        self.send_back.refusal = code
 
     def resize(self, topic: str, queues: int) -> None:
         """Implement ``EmbeddedRocketMQ.resize``."""
@@ -372,7 +354,7 @@ class Broker(BaseService):
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         fast = (
-            not self.failures.pending and self._queue is None and not self._send_back.is_silent and self.broker_id == MASTER_ID
+            not self.failures.pending and self._queue is None and not self.send_back.is_silent and self.broker_id == MASTER_ID
         )
         if frame.body and frame.serialize_type == _JSON and fast:
             served = self._fast_send(connection, frame)
@@ -391,7 +373,7 @@ class Broker(BaseService):
             self._respond_in_turn(connection, command, self._queue)
             return None
         response = super().respond(connection, command)
-        return None if self._send_back.is_unanswered(command) else response
+        return None if self.send_back.is_unanswered(command) else response
 
     def _respond_in_turn(self, connection: Connection, command: RemotingCommand, queue: SendQueue) -> None:
         now = self.listener.now()

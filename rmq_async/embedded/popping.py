@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from rmq_protocol.command import RemotingCommand
 from rmq_protocol.message import MessageExt
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 from rmq_protocol.stored import decode_messages
 
 from .acks import AckProcessor
-from .assignments import RequestModeProcessor
 from .clock import Clock
 from .faults import PopFaults, PopSettings
 from .held_pops import ANY_QUEUE, HeldPops, PopKey
 from .ordered_pops import OrderedQueue, OrderedQueues
 from .pops import PopProcessor, PopReader
 from .revival import Revival
-from .server import Connection
 from .service import Handler
 from .state import BrokerState
 from .writer import MessageWriter
@@ -30,7 +26,7 @@ class Popping:
     """The parts of a broker that serve pops.
 
     Args:
-        reply: Writes the response to a request that was held.
+        writer: Stores redelivered messages.
 
     Attributes:
         held: Pops that wait.
@@ -40,49 +36,41 @@ class Popping:
     def __init__(
         self,
         state: BrokerState,
+        writer: MessageWriter,
+        held: HeldPops,
         clock: Clock,
         settings: PopSettings,
-        reply: Callable[[Connection, RemotingCommand, RemotingCommand], None],
         *,
         property_filter: bool,
     ) -> None:
         self._state = state
-        self._clock = clock
-        self._settings = settings
         self.faults = PopFaults()
-        self.held = HeldPops(clock, reply)
+        self.held = held
         self._ordered = OrderedQueues(clock, self._freed)
         reader = PopReader(state, self._ordered, settings)
-        self._pops = PopProcessor(state, reader, self.held, clock, self.faults, property_filter=property_filter)
+        self._pops = PopProcessor(state, reader, held, clock, self.faults, property_filter=property_filter)
         self._acks = AckProcessor(state, self._ordered, clock, self.faults)
         self._acks.freed = self._freed
-        self._revival: Revival | None = None
+        self._revival = Revival(state, writer, clock, settings, self.faults, self._revived)
+        self._pops.popped = self._acks.changed = self._revival.arm
         self.revived = 0
         """Number of copies of popped messages that were stored for redelivery."""
 
-    def revive_with(self, writer: MessageWriter) -> None:
-        """Set the writer that stores redelivered messages."""
-        self._revival = Revival(self._state, writer, self._clock, self._settings, self.faults, self._revived)
-        self._pops.popped = self._acks.changed = self._revival.arm
-
     def handlers(self) -> dict[int, Handler]:
-        return {**self._pops.handlers(), **self._acks.handlers(), **RequestModeProcessor(self._state).handlers()}
+        return {**self._pops.handlers(), **self._acks.handlers()}
 
     def start(self) -> None:
         self._ordered.start()
-        if self._revival is not None:
-            self._revival.start()
+        self._revival.start()
 
     def stop(self) -> None:
         self._ordered.stop()
-        if self._revival is not None:
-            self._revival.stop()
+        self._revival.stop()
 
     def delay_revival(self, seconds: float) -> None:
         """Implement ``EmbeddedRocketMQ.delay_revival``."""
         self.faults.late_ms = round(seconds * _MS)
-        if self._revival is not None:
-            self._revival.arm()
+        self._revival.arm()
 
     def deleted(self, topic: str) -> None:
         """Remove the start offsets of pops, the check points and the ordered batches of a deleted topic."""

@@ -78,16 +78,14 @@ def overload(chance: Random, machine: BrokerMachine) -> Effect:
 
 def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
     """Make a broker refuse what consumers give back, or store it without an answer."""
-    broker, code = machine.broker, chance.choice(NOT_TAKEN_BACK)
-    before = broker.refused_give_backs + broker.unanswered_give_backs
-    broker.refuse_give_backs(code)
-    broker.store_give_backs_silently(code is None)
+    send_back, code = machine.broker.send_back, chance.choice(NOT_TAKEN_BACK)
+    before = send_back.refused + send_back.unanswered
+    send_back.refusal, send_back.is_silent = code, code is None
 
     def end() -> None:
-        broker.refuse_give_backs(None)
-        broker.store_give_backs_silently(False)
+        send_back.refusal, send_back.is_silent = None, False
 
-    return Done(end, lambda: broker.refused_give_backs + broker.unanswered_give_backs > before)
+    return Done(end, lambda: send_back.refused + send_back.unanswered > before)
 
 
 def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:
