@@ -57,6 +57,42 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(wait, call)
 
 
+class PendingCall:
+    """A call that the event loop is to make, once: while it is pending, further requests of it have no effect."""
+
+    __slots__ = ("_call", "_handle")
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self._handle: asyncio.Handle | None = None
+
+    @property
+    def pending(self) -> bool:
+        return self._handle is not None
+
+    def soon(self) -> None:
+        """Request the call for the next iteration of the event loop."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_soon(self._due)
+
+    def at(self, when: float) -> None:
+        """Request the call for a time of the event loop."""
+        if self._handle is None:
+            self._handle = asyncio.get_running_loop().call_at(when, self._due)
+
+    def after(self, seconds: float) -> None:
+        self.at(asyncio.get_running_loop().time() + seconds)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _due(self) -> None:
+        self._handle = None
+        self._call()
+
+
 class _Pending:
     __slots__ = ("call",)
 
@@ -80,7 +116,7 @@ class ManualClock:
         self._now = int(machine.time() * 1000) if start_ms is None else start_ms
         self._numbers = itertools.count()
         self._timers: list[tuple[int, int, _Pending]] = []
-        self._soon: asyncio.Handle | None = None
+        self._due_soon = PendingCall(self._due_already)
 
     def now_ms(self) -> int:
         """Return the clock's time in milliseconds since the epoch."""
@@ -95,7 +131,7 @@ class ManualClock:
         timer = _Pending(call)
         heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
         if when_ms <= self._now:
-            self._call_soon()
+            self._due_soon.soon()
         return timer
 
     async def advance(self, seconds: float) -> None:
@@ -119,23 +155,18 @@ class ManualClock:
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 
-    def _call_soon(self) -> None:
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_soon(self._due_already)
-
     def _due_already(self) -> None:
         """Make the calls that were already due when they were requested.
 
         Calls that these request wait for the next iteration of the event loop.
         """
-        self._soon = None
         last = next(self._numbers)
         while self._timers and self._timers[0] < (self._now + 1, 0) and self._timers[0][1] < last:
             _, _, timer = heapq.heappop(self._timers)
             if timer.call is not None:
                 timer.call()
         if self._timers and self._timers[0][0] <= self._now:
-            self._call_soon()
+            self._due_soon.soon()
 
 
 class Alarm:

@@ -4,7 +4,6 @@ members of changes (40).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from rmq_protocol import bodies, headers
@@ -23,6 +22,7 @@ from rmq_protocol.subscription import TAG
 
 from .calls import ClientCalls
 from .clients import Client
+from .clock import PendingCall
 from .filters import check_condition
 from .server import Connection
 from .service import Processor, Refused, handles, header_of
@@ -44,15 +44,13 @@ class ClientProcessor(Processor):
         self.listed: dict[str, tuple[str, ...]] = {}
         """Client ids, by group, that the answer to 38 lists instead of the members."""
         self._changed: dict[str, None] = {}
-        self._notify_handle: asyncio.Handle | None = None
+        self._notifying = PendingCall(self._notify)
         state.clients.changed = self._group_changed
 
     def close(self) -> None:
         """Drop the notices that wait to be sent."""
         self._changed.clear()
-        if self._notify_handle is not None:
-            self._notify_handle.cancel()
-            self._notify_handle = None
+        self._notifying.cancel()
 
     @handles(RequestCode.HEART_BEAT)
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -148,11 +146,9 @@ class ClientProcessor(Processor):
 
     def _group_changed(self, group: str) -> None:
         self._changed[group] = None
-        if self._notify_handle is None:
-            self._notify_handle = asyncio.get_running_loop().call_soon(self._notify)
+        self._notifying.soon()
 
     def _notify(self) -> None:
-        self._notify_handle = None
         groups, self._changed = self._changed, {}
         for name in groups:
             config = self._state.groups.get(name)

@@ -9,11 +9,11 @@ loss of power removes only the check points of messages that it removes. Modes o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
 from .check_points import CheckPoints, Handle
+from .clock import PendingCall
 from .groups import SubscriptionGroups
 from .offsets import SavedOffsets
 from .store import CommitLog, Queue
@@ -64,7 +64,7 @@ class DiskLog(CommitLog):
         super().__init__(max_memory, clock)
         self.flush_interval = flush_interval
         self._flushed = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._flushing = PendingCall(self.flush)
 
     @property
     def flushed(self) -> int:
@@ -74,17 +74,15 @@ class DiskLog(CommitLog):
         super().append(queue, record, code, stored_ms)
         if not self.flush_interval:
             self._flushed = self.end
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.flush_interval, self.flush)
+        elif not self._flushing.pending:
+            self._flushing.after(self.flush_interval)
 
     def flush(self) -> None:
         self._flushed = self.end
         self.halt()
 
     def halt(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._flushing.cancel()
 
     def truncate(self, position: int, broker_name: str) -> int:
         taken = super().truncate(position, broker_name)

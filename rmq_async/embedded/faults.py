@@ -21,6 +21,7 @@ from rmq_protocol.constants import RequestCode
 from rmq_protocol.errors import shown
 
 from .arguments import check_count, check_delay, check_number, check_one_of, check_span
+from .clock import PendingCall
 
 PopStore = Literal["log", "kv"]
 
@@ -228,7 +229,7 @@ class Gate:
         """Time of the event loop at which the last answer that keeps its order is sent."""
         self._count = 0
         self._held: list[tuple[float, int, Write, Sequence[bytes]]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._releasing = PendingCall(self._release)
 
     def set_delay(self, seconds: float, jitter: float = 0.0, chance: random.Random | None = None) -> None:
         """Set the seconds that each later answer waits, and the maximum of further seconds that ``chance`` draws for it.
@@ -249,11 +250,10 @@ class Gate:
 
     def set_stalled(self, stalled: bool) -> None:
         self.stalled = stalled
-        if stalled and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._update()
-        if not stalled:
+        if stalled:
+            self._releasing.cancel()
+        else:
             self._arm()
 
     def hold(self, write: Write, parts: Sequence[bytes], seconds: float = 0.0) -> None:
@@ -265,16 +265,13 @@ class Gate:
             when = self._last = max(when, self._last)
         self._count += 1
         heappush(self._held, (when, self._count, write, parts))
-        if self._timer is not None and self._held[0][1] == self._count:
-            self._timer.cancel()
-            self._timer = None
+        if self._held[0][1] == self._count:
+            self._releasing.cancel()
         self._arm()
 
     def close(self) -> None:
         """Drop the held answers and reset the switches."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._releasing.cancel()
         self._held.clear()
         self.stalled = False
         self.chance = self.slices = None
@@ -285,11 +282,10 @@ class Gate:
         self.open = not self.stalled and not self._delay and not self._jitter
 
     def _arm(self) -> None:
-        if self._held and self._timer is None and not self.stalled:
-            self._timer = asyncio.get_running_loop().call_at(self._held[0][0], self._release)
+        if self._held and not self.stalled:
+            self._releasing.at(self._held[0][0])
 
     def _release(self) -> None:
-        self._timer = None
         now = asyncio.get_running_loop().time()
         while self._held and self._held[0][0] <= now:
             _, _, write, parts = heappop(self._held)

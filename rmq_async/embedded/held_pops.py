@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand
 
-from .clock import Clock, SystemClock, Timer
+from .clock import Clock, PendingCall, SystemClock, Timer
 from .filters import Filter
 from .server import Connection
 
@@ -81,7 +81,7 @@ class HeldPops:
         self._by_connection: dict[Connection, dict[Pop, None]] = {}
         self._arrived: dict[tuple[str, int], int] = {}
         self._woken: dict[PopKey, int] = {}
-        self._wake_handle: asyncio.Handle | None = None
+        self._waking = PendingCall(self._wake)
 
     def __len__(self) -> int:
         return self._count
@@ -110,13 +110,13 @@ class HeldPops:
     def arrived(self, topic: str, queue_id: int) -> None:
         """Wake pops after a message has arrived in a queue of a topic for which pops wait (``topics``)."""
         self._arrived[topic, queue_id] = self._arrived.get((topic, queue_id), 0) + 1
-        self._wake_soon()
+        self._waking.soon()
 
     def notify(self, key: PopKey, count: int = 1) -> None:
         """Make the pop that has waited longest read again, and the next one if that pop is answered: ``count`` pops at most."""
         if key in self._by_key:
             self._woken[key] = self._woken.get(key, 0) + count
-            self._wake_soon()
+            self._waking.soon()
 
     def disconnected(self, connection: Connection) -> None:
         for pop in list(self._by_connection.get(connection, ())):
@@ -132,18 +132,11 @@ class HeldPops:
         """Drop all held pops without an answer."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
-        if self._wake_handle is not None:
-            self._wake_handle.cancel()
-            self._wake_handle = None
+        self._waking.cancel()
         self._arrived.clear()
         self._woken.clear()
 
-    def _wake_soon(self) -> None:
-        if self._wake_handle is None:
-            self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
-
     def _wake(self) -> None:
-        self._wake_handle = None
         arrived, self._arrived = self._arrived, {}
         woken, self._woken = self._woken, {}
         for (topic, queue_id), count in arrived.items():

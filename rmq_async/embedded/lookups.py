@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -11,6 +10,7 @@ from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import MAX_PROPERTIES_SIZE, MAX_RETRY_TOPIC_LENGTH, RequestCode, ResponseCode
 from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponseHeader, to_ext
 
+from .clock import PendingCall
 from .records import keys_of, stored_ms
 from .server import Connection
 from .service import Processor, Refused, handles, header_of, without_content
@@ -63,14 +63,12 @@ class LookupProcessor(Processor):
         self._state = state
         self._reply = reply
         self._waiting: deque[_Query] = deque()
-        self._handle: asyncio.Handle | None = None
+        self._stepping = PendingCall(self._step)
 
     def close(self) -> None:
         """Drop the waiting queries."""
         self._waiting.clear()
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        self._stepping.cancel()
 
     @handles(RequestCode.QUERY_MESSAGE)
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -91,31 +89,26 @@ class LookupProcessor(Processor):
         )
         if len(query.topic) > MAX_RETRY_TOPIC_LENGTH or len(query.key) > MAX_PROPERTIES_SIZE:
             return self._response(query, [])
-        if self._handle is None and log.index(INDEX_STEP):
-            self._go_on()
+        if not self._stepping.pending and log.index(INDEX_STEP):
+            self._stepping.soon()
             return self._response(query, self._find(query))
         if len(self._waiting) >= MAX_WAITING:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, this broker takes no more; ask later"
             )
         self._waiting.append(query)
-        self._go_on()
+        self._stepping.soon()
         return None
-
-    def _go_on(self) -> None:
-        if self._handle is None:
-            self._handle = asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
         """Add a step to the index, and serves one query if the index contains the messages stored before it."""
-        self._handle = None
         log, waiting = self._state.log, self._waiting
         if waiting and (log.index(INDEX_STEP) or log.keys.end >= waiting[0].log_end):
             query = waiting.popleft()
             if not query.connection.closed and not query.connection.congested:
                 self._reply(query.connection, query.command, self._response(query, self._find(query)))
         if waiting:
-            self._go_on()
+            self._stepping.soon()
 
     def _response(self, query: _Query, found: list[bytes]) -> RemotingCommand:
         if not found:

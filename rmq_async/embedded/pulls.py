@@ -19,6 +19,7 @@ from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
 from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, to_ext
 from rmq_protocol.subscription import TAG
 
+from .clock import PendingCall
 from .filters import Filter, filter_of
 from .server import Connection
 from .service import Processor, Refused, handles, header_of, without_content
@@ -119,7 +120,7 @@ class HeldPulls:
         """The held pulls by queue, in the order of arrival."""
         self._by_connection: dict[Connection, dict[_Pull, None]] = {}
         self._arrived: dict[Queue, None] = {}
-        self._wake_handle: asyncio.Handle | None = None
+        self._waking = PendingCall(self._wake)
 
     def __len__(self) -> int:
         return self._count
@@ -153,8 +154,7 @@ class HeldPulls:
 
     def arrived(self, queue: Queue) -> None:
         self._arrived[queue] = None
-        if self._wake_handle is None:
-            self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
+        self._waking.soon()
 
     def resumed(self, connection: Connection) -> None:
         """Wake the pulls of a connection that accepts answers again, if messages have arrived in the meantime."""
@@ -177,13 +177,10 @@ class HeldPulls:
         """Drop all held pulls without an answer."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
-        if self._wake_handle is not None:
-            self._wake_handle.cancel()
-            self._wake_handle = None
+        self._waking.cancel()
         self._arrived.clear()
 
     def _wake(self) -> None:
-        self._wake_handle = None
         queues, self._arrived = self._arrived, {}
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):

@@ -24,6 +24,7 @@ from rmq_protocol.errors import ProtocolError
 from rmq_protocol.frame import Frame, FrameDecoder
 
 from .._loops import close_servers
+from .clock import PendingCall
 from .faults import Gate, drawn
 from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 
@@ -45,7 +46,7 @@ class SlicedWriter:
         self._transport = transport
         self._gate = gate
         self._pending = b""
-        self._timer: asyncio.TimerHandle | None = None
+        self._resuming = PendingCall(self.resume)
 
     def __len__(self) -> int:
         """Return the number of bytes that wait."""
@@ -53,7 +54,7 @@ class SlicedWriter:
 
     def write(self, data: bytes) -> None:
         self._pending += data
-        if self._timer is None:
+        if not self._resuming.pending:
             self.resume()
 
     def resume(self) -> None:
@@ -66,7 +67,7 @@ class SlicedWriter:
         data, self._pending = self._pending[:size], self._pending[size:]
         self._transport.write(data)
         if self._pending:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self.resume)
+            self._resuming.after(PAUSE)
 
     def flush(self) -> None:
         """Write the waiting slices, because the connection is about to be closed."""
@@ -77,9 +78,7 @@ class SlicedWriter:
 
     def cancel(self) -> None:
         """Stop writing; bytes that wait stay here until ``resume`` or ``flush``."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._resuming.cancel()
 
 
 def _size(most: int, chance: random.Random) -> int:
@@ -345,7 +344,7 @@ class Listener:
         self._most_in_process = 0
         self._servers: list[asyncio.Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._scan: asyncio.TimerHandle | None = None
+        self._scan = PendingCall(self._scan_idle)
         self._gone: asyncio.Future[None] | None = None
 
     @property
@@ -383,16 +382,14 @@ class Listener:
         servers = await listen(ip, port, lambda: Connection(self), (lambda: Connection(self, second=True)) if second else None)
         name = servers[0].sockets[0].getsockname()
         self._servers, self.host, self.port = servers, name[0], name[1]
-        self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
+        self._scan.after(_SCAN_INTERVAL)
 
     async def stop(self) -> None:
         """Close the sockets and every connection; answers in the write buffers have half a second to be sent."""
         servers, self._servers = self._servers, []
         if not servers:
             return
-        if self._scan is not None:
-            self._scan.cancel()
-            self._scan = None
+        self._scan.cancel()
         self.gate.close()
         await close_servers(servers)
         for connection in list(self.connections):
@@ -411,9 +408,7 @@ class Listener:
         self.congested.clear()
         self._unfinished = 0
         Listener._in_process -= len(connections)
-        if self._scan is not None:
-            self._scan.cancel()
-            self._scan = None
+        self._scan.cancel()
         self.gate.close()
         if self._loop is not None and not self._loop.is_closed():
             for server in servers:
@@ -492,8 +487,7 @@ class Listener:
             connection.abort()
 
     def _scan_idle(self) -> None:
-        assert self._loop is not None
-        now = self._loop.time()
+        now = self.now()
         if not self.gate.stalled:
             for connection in list(self.connections):
                 if now - connection.last_active > IDLE_TIMEOUT:
@@ -501,4 +495,4 @@ class Listener:
                     connection.abort()
             self.bound_unread(self.connections)
             self.service.tick()
-        self._scan = self._loop.call_later(_SCAN_INTERVAL, self._scan_idle)
+        self._scan.after(_SCAN_INTERVAL)
