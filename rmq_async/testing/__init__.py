@@ -35,26 +35,17 @@ if TYPE_CHECKING:
     from .scripted import routes_to as routes_to
     from .threaded import ThreadedRocketMQ as ThreadedRocketMQ
 
-_HOMES: Final = {
-    "ClusterError": "_errors",
-    "ExternalCluster": "cluster",
-    "RealCluster": "cluster",
-    "ClusterProxy": "cluster_proxy",
-    "Direction": "proxy",
-    "FaultProxy": "proxy",
-    "Answer": "scripted",
-    "Close": "scripted",
-    "Expect": "scripted",
-    "ExpectClose": "scripted",
-    "Reset": "scripted",
-    "ScriptedPeer": "scripted",
-    "TranscriptError": "scripted",
-    "Wait": "scripted",
-    "Write": "scripted",
-    "routes_to": "scripted",
-    "ThreadedRocketMQ": "threaded",
-    "find_java": "_jars",
+_NAMES: Final = {
+    "_errors": "ClusterError",
+    "_jars": "find_java",
+    "cluster": "ExternalCluster RealCluster",
+    "cluster_proxy": "ClusterProxy",
+    "proxy": "Direction FaultProxy",
+    "scripted": "Answer Close Expect ExpectClose Reset ScriptedPeer TranscriptError Wait Write routes_to",
+    "threaded": "ThreadedRocketMQ",
 }
+"""The names in each module."""
+_HOMES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 _INTERNAL: Final = frozenset({"find_java"})
 
 __all__ = sorted(_HOMES.keys() - _INTERNAL)

@@ -11,7 +11,7 @@ from rmq_async.producer import Producer
 from rmq_async.testing.simulation import Machine, Simulation
 from rmq_async.testing.simulation.effects import expiry
 from rmq_async.testing.simulation.history import Call
-from rmq_async.testing.simulation.machines import Host
+from rmq_async.testing.simulation.network import Host
 from rmq_async.testing.simulation.simulation import Record
 from rmq_protocol.message import MessageExt, MessageQueue
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from rmq_async.embedded import Broker, Connection
 from rmq_async.testing.simulation import Simulation
-from rmq_async.testing.simulation.machines import Host
+from rmq_async.testing.simulation.network import Host
 from rmq_async.testing.simulation.servers import BrokerMachine, NameServerMachine
 from rmq_protocol.bodies import BatchAckMessageRequestBody, decode_body, unpack_bits
 from rmq_protocol.command import RemotingCommand

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Self
 
 from .errors import SimulationError
 from .scheduler import Scheduler, nanoseconds
@@ -135,14 +135,16 @@ class Faults:
         return replace(self, kinds=left, rate=self.rate * len(left) / max(1, len(self.kinds)))
 
 
-class Effect(Protocol):
-    """A fault under way."""
+class Effect(NamedTuple):
+    """A fault under way.
 
-    def end(self) -> None:
-        """End the fault."""
+    Attributes:
+        end: Ends the fault.
+        met: Returns whether the fault had an effect; called after ``end``.
+    """
 
-    def met(self) -> bool:
-        """Return whether the fault had an effect; called after ``end``."""
+    end: Callable[[], object]
+    met: Callable[[], bool]
 
 
 Begin = Callable[[Random, float], Effect | None]

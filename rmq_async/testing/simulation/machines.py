@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol
 
 from ... import machine as library
 from .errors import SimulationError
-from .loop import Network, SimulatedLoop
+from .loop import SimulatedLoop
+from .network import Host
 from .scheduler import MonotonicClock, Scheduler, nanoseconds
 
 EPOCH: Final = 1_750_000_000.0
@@ -25,24 +26,6 @@ LONGEST_UPTIME: Final = 1_000_000.0
 FIRST_PROCESS_ID: Final = 1000
 
 Factory = Callable[[], Awaitable[Any]]
-
-
-class Host(Network, Protocol):
-    """The network side of a machine."""
-
-    address: str
-
-    @property
-    def streams(self) -> int:
-        """Number of streams that its kernel keeps."""
-
-    def crash(self) -> None: ...
-    def power_off(self) -> None: ...
-    def power_on(self) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def move(self, address: str) -> None: ...
-    def check_move(self, address: str) -> str: ...
 
 
 class World(Protocol):
@@ -238,16 +221,17 @@ class Machine:
                 f"run() of {self.name} was called outside of the simulation; call it in the function given to Simulation.run()"
             )
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._factories.append((factory, result))
-        if self._loop is not None:
-            self._begin(factory, result)
+        self._add(factory, result)
         return result
 
     def serve(self, factory: Factory) -> None:
         """Start a coroutine function of a server on the machine, and again after each restart."""
-        self._factories.append((factory, None))
+        self._add(factory, None)
+
+    def _add(self, factory: Factory, result: asyncio.Future[Any] | None) -> None:
+        self._factories.append((factory, result))
         if self._loop is not None:
-            self._begin(factory, None)
+            self._begin(factory, result)
 
     def crash(self) -> None:
         """End the process. Its kernel closes the connections; what is on disk stays."""

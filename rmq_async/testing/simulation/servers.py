@@ -22,7 +22,8 @@ from rmq_protocol.stored import decode_messages
 from ...embedded import Broker, BrokerDisk, BrokerSettings, Connection, DiskLog, Holder, NameServer, Registration, Registrations
 from .checkers import Stored
 from .history import digest
-from .machines import Host, Machine, World
+from .machines import Machine, World
+from .network import Host
 
 
 class DoubtfulRegistrations(Registrations):

@@ -19,8 +19,8 @@ from .errors import SimulationError
 from .faults import Faults, Injector
 from .history import Call, Event, History, Recording
 from .loop import SimulatedLoop
-from .machines import USUAL_DRIFT, Host, Machine, check_awaitable, check_callable
-from .network import Link, SimulatedNetwork
+from .machines import USUAL_DRIFT, Machine, check_awaitable, check_callable
+from .network import Host, Link, SimulatedNetwork
 from .running import run_task
 from .scheduler import Scheduler
 from .servers import NAME_SERVER_PORT, BrokerMachine, NameServerMachine

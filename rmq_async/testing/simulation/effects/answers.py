@@ -9,7 +9,6 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..faults import Effect
 from ..servers import BrokerMachine
-from .effect import Done
 
 RATES: Final = ((0.5, None), (4.0, None), (20.0, None), (20.0, 2000.0))
 """Sends per second of a broker that has too much to do; and of one that has just started, up to the second rate."""
@@ -34,21 +33,21 @@ def delay(chance: Random, machine: BrokerMachine) -> Effect:
     """Delay all answers by the same drawn time."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(chance.choice((0.05, 0.5, 2.0)))
-    return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
+    return Effect(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
 
 
 def disorder(chance: Random, machine: BrokerMachine) -> Effect:
     """Make a broker serve waiting requests in any order."""
     before, listener = machine.requests, machine.broker.listener
     listener.shuffle(Random(chance.getrandbits(64)))
-    return Done(lambda: listener.shuffle(None), lambda: machine.requests != before)
+    return Effect(lambda: listener.shuffle(None), lambda: machine.requests != before)
 
 
 def jitter(chance: Random, machine: BrokerMachine) -> Effect:
     """Delay each answer by a drawn time, so that answers may overtake each other."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(0.0, chance.choice((0.01, 0.1, 1.0)), Random(chance.getrandbits(64)))
-    return Done(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
+    return Effect(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
 
 
 def slices(chance: Random, machine: BrokerMachine) -> Effect:
@@ -59,7 +58,7 @@ def slices(chance: Random, machine: BrokerMachine) -> Effect:
     def end() -> None:
         gate.slices = None
 
-    return Done(end, lambda: machine.requests != before)
+    return Effect(end, lambda: machine.requests != before)
 
 
 def overload(chance: Random, machine: BrokerMachine) -> Effect:
@@ -73,7 +72,7 @@ def overload(chance: Random, machine: BrokerMachine) -> Effect:
         refused = broker.refused_sends
         broker.throttle(None)
 
-    return Done(end, lambda: refused > 0)
+    return Effect(end, lambda: refused > 0)
 
 
 def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
@@ -85,7 +84,7 @@ def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
     def end() -> None:
         send_back.refusal, send_back.is_silent = None, False
 
-    return Done(end, lambda: send_back.refused + send_back.unanswered > before)
+    return Effect(end, lambda: send_back.refused + send_back.unanswered > before)
 
 
 def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:
@@ -93,4 +92,4 @@ def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:
     request, failures = chance.choice(REQUESTS), machine.broker.failures
     asked = chance.randint(1, MOST_REFUSED)
     failure = failures.add(code, asked, request)
-    return Done(lambda: failures.take_back(failure), lambda: failure.left < asked)
+    return Effect(lambda: failures.take_back(failure), lambda: failure.left < asked)

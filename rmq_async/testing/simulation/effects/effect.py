@@ -49,23 +49,9 @@ class Cluster(Protocol):
         """Add an event to the history."""
 
 
-class Done(Effect):
-    """A fault with a function that ends it and one that returns whether it had an effect."""
-
-    def __init__(self, end: Callable[[], object], met: Callable[[], bool]) -> None:
-        self._end = end
-        self._met = met
-
-    def end(self) -> None:
-        self._end()
-
-    def met(self) -> bool:
-        return self._met()
-
-
-def once(met: bool) -> Done:
+def once(met: bool) -> Effect:
     """Return a fault that is over when it has begun."""
-    return Done(lambda: None, lambda: met)
+    return Effect(lambda: None, lambda: met)
 
 
 def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None], *, paused: bool = True) -> Begin:
@@ -96,7 +82,7 @@ def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], E
             for effect in effects:
                 effect.end()
 
-        return Done(end, lambda: any(effect.met() for effect in effects)) if effects else None
+        return Effect(end, lambda: any(effect.met() for effect in effects)) if effects else None
 
     return begin
 

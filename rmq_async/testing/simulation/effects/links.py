@@ -8,7 +8,7 @@ from typing import Final
 
 from ..faults import Begin, Effect
 from ..network import Link
-from .effect import Cluster, Done, drawn, once
+from .effect import Cluster, drawn, once
 
 LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
 """Seconds."""
@@ -27,27 +27,27 @@ def on_link(cluster: Cluster, strike: Callable[[Random, Link], Effect]) -> Begin
 def cut(chance: Random, link: Link) -> Effect:
     before = link.held + link.unconnected
     link.cut()
-    return Done(link.heal, lambda: link.held + link.unconnected > before)
+    return Effect(link.heal, lambda: link.held + link.unconnected > before)
 
 
 def early_close(chance: Random, link: Link) -> Effect:
     before = link.unconnected
     link.drop()
     link.close_early()
-    return Done(lambda: link.close_early(False), lambda: link.unconnected > before)
+    return Effect(lambda: link.close_early(False), lambda: link.unconnected > before)
 
 
 def half_cut(chance: Random, link: Link) -> Effect:
     before = link.held + link.unconnected
     link.cut(one_way=chance.choice((link.a, link.b)))
-    return Done(link.heal, lambda: link.held + link.unconnected > before)
+    return Effect(link.heal, lambda: link.held + link.unconnected > before)
 
 
 def hang(chance: Random, link: Link) -> Effect:
     before = link.unconnected
     link.drop()
     link.hang()
-    return Done(lambda: link.hang(False), lambda: link.unconnected > before)
+    return Effect(lambda: link.hang(False), lambda: link.unconnected > before)
 
 
 def reset(chance: Random, link: Link) -> Effect:
@@ -57,4 +57,4 @@ def reset(chance: Random, link: Link) -> Effect:
 def slow(chance: Random, link: Link) -> Effect:
     before = link.carried
     link.slow(chance.choice(LATENCIES))
-    return Done(lambda: link.slow(0.0), lambda: link.carried > before)
+    return Effect(lambda: link.slow(0.0), lambda: link.carried > before)

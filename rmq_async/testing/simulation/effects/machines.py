@@ -9,7 +9,7 @@ from typing import Final
 from ..faults import Effect
 from ..machines import Machine
 from ..servers import BrokerMachine, NameServerMachine, ServerMachine
-from .effect import Cluster, Done, drawn, once
+from .effect import Cluster, drawn, once
 
 LARGEST_JUMP: Final = 60.0
 """Seconds."""
@@ -24,13 +24,13 @@ TURNS: Final = (0.0002, 0.0006, 0.002)
 def crash(chance: Random, machine: ServerMachine) -> Effect:
     had = machine.traffic
     machine.crash()
-    return Done(machine.restart, lambda: had > 0)
+    return Effect(machine.restart, lambda: had > 0)
 
 
 def power_loss(chance: Random, machine: BrokerMachine) -> Effect:
     had = machine.traffic
     machine.power_loss()
-    return Done(machine.restart, lambda: had > 0)
+    return Effect(machine.restart, lambda: had > 0)
 
 
 def pause(chance: Random, machine: Machine) -> Effect:
@@ -42,7 +42,7 @@ def pause(chance: Random, machine: Machine) -> Effect:
         held = machine.running and bool(machine.loop.held)
         machine.resume()
 
-    return Done(end, lambda: held)
+    return Effect(end, lambda: held)
 
 
 def slow(chance: Random, machine: Machine) -> Effect:
@@ -55,7 +55,7 @@ def slow(chance: Random, machine: Machine) -> Effect:
         if machine.running:
             machine.slow(0.0)
 
-    return Done(end, lambda: loop.turns > before)
+    return Effect(end, lambda: loop.turns > before)
 
 
 def no_threads(chance: Random, machine: Machine) -> Effect:
@@ -67,25 +67,25 @@ def no_threads(chance: Random, machine: Machine) -> Effect:
         if machine.running and machine.loop is loop:  # a process that started later has threads
             machine.refuse_threads(False)
 
-    return Done(end, lambda: machine.refused_threads > before)
+    return Effect(end, lambda: machine.refused_threads > before)
 
 
 def clock_jump(chance: Random, machine: Machine) -> Effect:
     """Make the wall clock jump, and back at the end."""
     machine.skew(chance.uniform(-LARGEST_JUMP, LARGEST_JUMP))
-    return Done(lambda: machine.skew(0.0), lambda: machine.running)
+    return Effect(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_drift(chance: Random, machine: Machine) -> Effect:
     """Make the wall clock run too fast or too slowly; it is set right at the end."""
     machine.drift(chance.uniform(-LARGEST_DRIFT, LARGEST_DRIFT))
-    return Done(lambda: machine.skew(0.0), lambda: machine.running)
+    return Effect(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_rate(chance: Random, machine: Machine) -> Effect:
     """Make the monotonic clock, and with it all timeouts, run too fast or too slowly."""
     machine.drift_monotonic(chance.uniform(-LARGEST_RATE, LARGEST_RATE))
-    return Done(lambda: machine.drift_monotonic(None), lambda: machine.running)
+    return Effect(lambda: machine.drift_monotonic(None), lambda: machine.running)
 
 
 def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
@@ -97,7 +97,7 @@ def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
         machine.move(cluster.free_address())
         machine.restart()
 
-    return Done(end, lambda: had > 0)
+    return Effect(end, lambda: had > 0)
 
 
 def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
@@ -119,7 +119,7 @@ def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effec
         cluster.record(machine.name, "elect master")
         machine.elect_master()
 
-    return Done(end, lambda: had > 0)
+    return Effect(end, lambda: had > 0)
 
 
 def redirect(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
@@ -141,7 +141,7 @@ def silent(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
         if other.running:
             other.resume()
 
-    return Done(end, lead.met)
+    return Effect(end, lead.met)
 
 
 def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]) -> Effect:
@@ -153,7 +153,7 @@ def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]
         cluster.lead(machine.name, ())
         cluster.record(machine.name, "lead", addresses=[machine.address])
 
-    return Done(end, lambda: cluster.look_ups(machine.name) > before)
+    return Effect(end, lambda: cluster.look_ups(machine.name) > before)
 
 
 def move_client(cluster: Cluster, machine: Machine) -> Effect:

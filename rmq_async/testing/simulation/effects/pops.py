@@ -9,7 +9,6 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 
 from ..faults import Effect
 from ..servers import BrokerMachine
-from .effect import Done
 
 MOST: Final = 20
 """Requests that a fault meets, at most."""
@@ -37,7 +36,7 @@ def _next_ones(name: str, chance: Random, machine: BrokerMachine) -> Effect:
         left = getattr(faults, name)
         setattr(faults, name, 0)
 
-    return Done(end, lambda: left < asked)
+    return Effect(end, lambda: left < asked)
 
 
 def empty(chance: Random, machine: BrokerMachine) -> Effect:
@@ -61,7 +60,7 @@ def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
         nonlocal left
         left = failures.lose(0, request)
 
-    return Done(end, lambda: left < asked)
+    return Effect(end, lambda: left < asked)
 
 
 def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
@@ -73,7 +72,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
     def end() -> None:
         faults.late_ms = 0
 
-    return Done(end, lambda: machine.broker.requests[RequestCode.POP_MESSAGE] != before)
+    return Effect(end, lambda: machine.broker.requests[RequestCode.POP_MESSAGE] != before)
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
@@ -85,7 +84,7 @@ def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
     def end() -> None:
         faults.copies = 1
 
-    return Done(end, lambda: machine.broker.popping.revived != before)
+    return Effect(end, lambda: machine.broker.popping.revived != before)
 
 
 def refused(chance: Random, machine: BrokerMachine) -> Effect:
@@ -93,4 +92,4 @@ def refused(chance: Random, machine: BrokerMachine) -> Effect:
     failures = machine.broker.failures
     asked = chance.randint(1, MOST)
     failure = failures.add(chance.choice(ERRORS), asked, chance.choice(REFUSED))
-    return Done(lambda: failures.take_back(failure), lambda: failure.left < asked)
+    return Effect(lambda: failures.take_back(failure), lambda: failure.left < asked)

@@ -11,7 +11,7 @@ from rmq_protocol.message import MessageQueue
 
 from ..faults import LONGEST_DURATION, Effect
 from ..servers import FLUSH_INTERVAL, BrokerMachine, NameServerMachine
-from .effect import Cluster, Done, drawn, once
+from .effect import Cluster, drawn, once
 
 SIZES: Final = (1, 2, 3, 6, 12)
 """Numbers of queues."""
@@ -33,7 +33,7 @@ def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect
     taken = machine.truncate(chance.choice(TAKEN_BACK))
     cluster.record(machine.name, "truncate", messages=taken)
     if away:
-        return Done(machine.restart, lambda: taken > 0)
+        return Effect(machine.restart, lambda: taken > 0)
     machine.broker.listener.drop_connections()
     return once(taken > 0)
 
@@ -69,7 +69,7 @@ def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect |
         machine.resize(topic, old)
         cluster.record(machine.name, "resize", topic=topic, queues=old)
 
-    return Done(end, lambda: new != old and machine.requests != before)
+    return Effect(end, lambda: new != old and machine.requests != before)
 
 
 def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
@@ -86,7 +86,7 @@ def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
         if failure is not None:
             failures.take_back(failure)
 
-    return Done(end, lambda: log.appended > before)
+    return Effect(end, lambda: log.appended > before)
 
 
 def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
@@ -95,7 +95,7 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
     before = known.differences
     known.forgotten[broker] = None
     cluster.record(machine.name, "forget", broker=broker, until=cluster.now + LONGEST_DURATION)
-    return Done(lambda: known.forgotten.pop(broker, None), lambda: known.differences > before)
+    return Effect(lambda: known.forgotten.pop(broker, None), lambda: known.differences > before)
 
 
 def empty(cluster: Cluster, machine: NameServerMachine) -> Effect:
@@ -111,7 +111,7 @@ def empty(cluster: Cluster, machine: NameServerMachine) -> Effect:
         for name in hidden:
             known.forgotten.pop(name, None)
 
-    return Done(end, lambda: known.differences > before)
+    return Effect(end, lambda: known.differences > before)
 
 
 def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
@@ -124,7 +124,7 @@ def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Ef
     def end() -> None:
         known.more = 0
 
-    return Done(end, lambda: known.differences > before)
+    return Effect(end, lambda: known.differences > before)
 
 
 def _topics(machine: BrokerMachine) -> Sequence[str]:

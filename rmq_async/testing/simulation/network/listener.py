@@ -69,7 +69,7 @@ class SimulatedServer(asyncio.AbstractServer):
         self._ports = ports
         self._context = copy_context()
         self._scheduled = False
-        self._streams = _ServerStreams(self._look)
+        self._streams = Streams(self._look)
         self._socket = SimulatedSocket(place)
         self._waiters: list[asyncio.Future[None]] = []
         self._listener = ports[place] = Listener(place, wakes, self._accept_soon)
@@ -152,13 +152,3 @@ class SimulatedServer(asyncio.AbstractServer):
                 )
             else:
                 SimulatedTransport(self._loop, end, protocol, self._streams)
-
-
-class _ServerStreams(Streams):
-    def __init__(self, look: Callable[[], None]) -> None:
-        super().__init__()
-        self._look = look
-
-    def lost(self, number: int) -> None:
-        super().lost(number)
-        self._look()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from socket import AF_INET, IPPROTO_TCP, SOCK_STREAM
 from typing import Any, Final, cast
@@ -57,14 +57,20 @@ DEFAULT_HIGH: Final = 64 * 1024
 
 
 class Streams:
-    """The transports of a server, by number of their ends."""
+    """The transports of a server, by number of their ends.
 
-    def __init__(self) -> None:
+    Args:
+        ended: Called after one of them has ended.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
         self.transports: dict[int, SimulatedTransport] = {}
+        self._ended = ended
 
     def lost(self, number: int) -> None:
         """Remove the transport of a stream that has ended."""
         self.transports.pop(number, None)
+        self._ended()
 
 
 class SimulatedTransport(asyncio.Transport):
@@ -103,7 +109,6 @@ class SimulatedTransport(asyncio.Transport):
         self._lost = False
         """Whether ``connection_lost`` is scheduled, or was called."""
         self._eof_written = False
-        self._eof_read = False
         if streams is not None:
             streams.transports[end.number] = self
         self._loop.call_soon(self._made, context=self._context)
