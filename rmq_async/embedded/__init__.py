@@ -17,7 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
 from rmq_protocol.constants import DLQ_TOPIC_PREFIX
 from rmq_protocol.errors import shown
@@ -64,6 +64,7 @@ __all__ = ["Clock", "EmbeddedRocketMQ", "ManualClock", "ServerStatistics", "Syst
 
 logger = logging.getLogger("rmq_async.embedded")
 
+S = TypeVar("S", bound=BaseService)
 MAX_BROKERS: Final = 64
 MAX_DELAY_LEVELS: Final = 256
 MAX_COPIES: Final = 16
@@ -495,8 +496,8 @@ class EmbeddedRocketMQ:
             jitter: Maximum of a random delay in seconds that each frame gets in addition, so that later frames can overtake
                 earlier ones. The same ``seed`` draws the same random numbers again.
         """
-        for service in self._named(broker):
-            service.delay(seconds, jitter, seed)
+        for listener in self._listeners(broker):
+            listener.gate.set_delay(seconds, jitter, random.Random(f"{seed} delay {listener.name}"))
 
     def slice(self, seed: int | None, *, broker: str | None = None) -> None:
         """Make the broker (None: all brokers) send its frames in slices of random size, a millisecond apart.
@@ -505,8 +506,8 @@ class EmbeddedRocketMQ:
 
         The same ``seed`` draws the same random numbers again.
         """
-        for service in self._named(broker):
-            service.slice(seed)
+        for listener in self._listeners(broker):
+            listener.gate.slices = None if seed is None else random.Random(f"{seed} slice {listener.name}")
 
     def stall(self, broker: str | None = None) -> None:
         """Stall the broker (None: all brokers): it reads and answers nothing until ``resume``, like a stopped process."""
@@ -551,29 +552,23 @@ class EmbeddedRocketMQ:
         Raises:
             ValueError: For another name.
         """
-        service = next((each for each in self._services if each.name == server), None)
-        if service is None:
-            raise self._unknown(server)
+        service = _named(server, self._services, "server")
         listener = service.listener
         return ServerStatistics(Counter(service.requests), len(listener.connections), listener.accepted, listener.refused)
 
-    def _named(self, name: str | None) -> Sequence[BaseService]:
-        chosen = self._brokers if name is None else [each for each in self._services if each.name == name]
-        if not chosen:
-            raise self._unknown(name)
-        return chosen
-
     def _listeners(self, name: str | None) -> list[Listener]:
-        return [service.listener for service in self._named(name)]
+        services = self._brokers if name is None else [_named(name, self._services, "server")]
+        return [service.listener for service in services]
 
     def _broker(self, name: str) -> Broker:
-        found = next((each for each in self._brokers if each.name == name), None)
-        if found is None:
-            raise ValueError(f"there is no broker {name!r}; there are {', '.join(each.name for each in self._brokers)}")
-        return found
+        return _named(name, self._brokers, "broker")
 
     def _chosen(self, name: str | None) -> list[Broker]:
         return self._brokers if name is None else [self._broker(name)]
 
-    def _unknown(self, name: str | None) -> ValueError:
-        return ValueError(f"there is no server {name!r}; there are {', '.join(service.name for service in self._services)}")
+
+def _named(name: str, services: Sequence[S], kind: str) -> S:
+    found = next((each for each in services if each.name == name), None)
+    if found is None:
+        raise ValueError(f"there is no {kind} {name!r}; there are {', '.join(each.name for each in services)}")
+    return found

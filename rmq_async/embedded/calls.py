@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import ONEWAY_FLAG
@@ -33,13 +33,10 @@ class Failure(Enum):
 OnAnswer = Callable[[RemotingCommand | Failure], None]
 
 
-class _Call:
-    __slots__ = ("connection", "on_answer", "timer")
-
-    def __init__(self, connection: Connection, on_answer: OnAnswer, timer: asyncio.TimerHandle) -> None:
-        self.connection = connection
-        self.on_answer = on_answer
-        self.timer = timer
+class _Call(NamedTuple):
+    connection: Connection
+    on_answer: OnAnswer
+    timer: asyncio.TimerHandle
 
 
 class ClientCalls:

@@ -46,6 +46,7 @@ class Taken:
 
     Attributes:
         rest: The field restNum.
+        starts: The parts of the field startOffsetInfo; ``offsets`` those of msgOffsetInfo, ``counts`` those of orderCountInfo.
     """
 
     def __init__(self, pop_time: int, revive_queue: int) -> None:
@@ -53,14 +54,14 @@ class Taken:
         self.revive_queue = revive_queue
         self.rest = 0
         self.records: list[bytes] = []
-        self._starts: list[str] = []
-        self._offsets: list[str] = []
-        self._counts: list[str] = []
+        self.starts: list[str] = []
+        self.offsets: list[str] = []
+        self.counts: list[str] = []
 
     def add(self, queue: Queue, start: int, offsets: list[int], records: list[bytes]) -> None:
         where = f"{retry_flag(queue.topic)} {queue.queue_id}"
-        self._starts.append(f"{where} {start}")
-        self._offsets.append(f"{where} {','.join(map(str, offsets))}")
+        self.starts.append(f"{where} {start}")
+        self.offsets.append(f"{where} {','.join(map(str, offsets))}")
         self.records += records
 
     def add_counts(self, queue: Queue, offsets: list[int], counts: dict[int, int]) -> None:
@@ -70,21 +71,9 @@ class Taken:
             counts: Offset -> number of attempts, for messages that had any.
         """
         flag = retry_flag(queue.topic)
-        self._counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]
+        self.counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]
         fewest = min(counts.values()) if len(counts) == len(offsets) else 0
-        self._counts.append(f"{flag} {queue.queue_id} {fewest}")
-
-    @property
-    def start_offset_info(self) -> str:
-        return ";".join(self._starts)
-
-    @property
-    def msg_offset_info(self) -> str:
-        return ";".join(self._offsets)
-
-    @property
-    def order_count_info(self) -> str:
-        return ";".join(self._counts)
+        self.counts.append(f"{flag} {queue.queue_id} {fewest}")
 
 
 class PopReader:
@@ -435,9 +424,9 @@ class PopProcessor(Processor):
             invisibleTime=pop.invisible_time,
             reviveQid=taken.revive_queue,
             restNum=taken.rest,
-            startOffsetInfo=taken.start_offset_info,
-            msgOffsetInfo=taken.msg_offset_info,
-            orderCountInfo=taken.order_count_info if pop.ordered and (taken.records or not in_store) else None,
+            startOffsetInfo=";".join(taken.starts),
+            msgOffsetInfo=";".join(taken.offsets),
+            orderCountInfo=";".join(taken.counts) if pop.ordered and (taken.records or not in_store) else None,
         )
         remark = "FOUND" if code == ResponseCode.SUCCESS else "NO_MESSAGE_IN_QUEUE"
         return make_response(pop.command, code, remark, fields_of(header), b"".join(taken.records))

@@ -7,7 +7,6 @@ error becomes a response with code 1, as in the reference servers. A frame with 
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -120,14 +119,6 @@ class BaseService:
     def crash(self) -> None:
         """End the service as a kill of its process does. Do not start it again: a new object replaces it."""
         self.listener.crash()
-
-    def delay(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
-        """Implement ``EmbeddedRocketMQ.delay``."""
-        self.listener.gate.set_delay(seconds, jitter, random.Random(f"{seed} delay {self.name}"))
-
-    def slice(self, seed: int | None) -> None:
-        """Implement ``EmbeddedRocketMQ.slice``."""
-        self.listener.gate.slices = None if seed is None else random.Random(f"{seed} slice {self.name}")
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         """Serve a frame as ``server.Service`` describes.

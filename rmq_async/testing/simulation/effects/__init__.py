@@ -59,20 +59,16 @@ def expiry(cluster: Cluster, topic: str | None = None) -> Begin:
 def _of_processes(cluster: Cluster) -> dict[str, Begin]:
     return {
         "broker-crash": on(lambda: cluster.brokers, machines.crash, paused=False),
-        "broker-fail-over": on(
-            lambda: cluster.brokers, lambda chance, machine: machines.fail_over(cluster, chance, machine), paused=False
-        ),
-        "broker-move": on(lambda: cluster.brokers, lambda _, machine: machines.move_server(cluster, machine), paused=False),
+        "broker-fail-over": on(lambda: cluster.brokers, partial(machines.fail_over, cluster), paused=False),
+        "broker-move": on(lambda: cluster.brokers, partial(machines.move_server, cluster), paused=False),
         "broker-pause": on(lambda: cluster.brokers, machines.pause, paused=False),
         "broker-power-loss": on(lambda: cluster.brokers, machines.power_loss, paused=False),
-        "client-move": on(lambda: cluster.clients, lambda _, machine: machines.move_client(cluster, machine)),
+        "client-move": on(lambda: cluster.clients, partial(machines.move_client, cluster)),
         "client-pause": on(lambda: cluster.clients, machines.pause, paused=False),
         "client-slow": on(lambda: cluster.clients, machines.slow),
         "group-no-threads": on_some(lambda: cluster.clients, machines.no_threads),
         "name-server-crash": on(lambda: cluster.name_servers, machines.crash, paused=False),
-        "name-server-move": on(
-            lambda: cluster.name_servers, lambda _, machine: machines.move_server(cluster, machine), paused=False
-        ),
+        "name-server-move": on(lambda: cluster.name_servers, partial(machines.move_server, cluster), paused=False),
         "name-server-pause": on(lambda: cluster.name_servers, machines.pause, paused=False),
         "name-server-redirect": on(lambda: cluster.name_servers, partial(machines.redirect, cluster)),
         "name-server-silent": on(lambda: cluster.name_servers, partial(machines.silent, cluster), paused=False),
@@ -85,6 +81,6 @@ def _of_storage(cluster: Cluster) -> dict[str, Begin]:
         "broker-resize": on(lambda: cluster.brokers, partial(storage.resize, cluster), paused=False),
         "broker-truncate": on(lambda: cluster.brokers, partial(storage.truncate, cluster), paused=False),
         "name-server-disagree": on(lambda: cluster.name_servers, partial(storage.disagree, cluster)),
-        "name-server-empty": on(lambda: cluster.name_servers, lambda _, machine: storage.empty(cluster, machine)),
+        "name-server-empty": on(lambda: cluster.name_servers, partial(storage.empty, cluster)),
         "name-server-forget": on(lambda: cluster.name_servers, partial(storage.forget, cluster)),
     }

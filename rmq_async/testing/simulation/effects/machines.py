@@ -88,7 +88,7 @@ def clock_rate(chance: Random, machine: Machine) -> Effect:
     return Effect(lambda: machine.drift_monotonic(None), lambda: machine.running)
 
 
-def move_server(cluster: Cluster, machine: ServerMachine) -> Effect:
+def move_server(cluster: Cluster, chance: Random, machine: ServerMachine) -> Effect:
     """Move a server: it ends and starts again with another address."""
     had = machine.traffic
     machine.crash()
@@ -156,7 +156,7 @@ def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]
     return Effect(end, lambda: cluster.look_ups(machine.name) > before)
 
 
-def move_client(cluster: Cluster, machine: Machine) -> Effect:
+def move_client(cluster: Cluster, chance: Random, machine: Machine) -> Effect:
     """Move a client: its address changes while it runs, and its connections become silent for both sides."""
     streams = machine.streams
     machine.move(cluster.free_address())

@@ -56,9 +56,8 @@ def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerM
 
 def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
     """Resize a topic: it has more queues, or fewer, for a while."""
-    topic = drawn(
-        chance, [name for name in _topics(machine) if "+" not in name]
-    )  # no administrator can name these retry topics
+    # no administrator can name the retry topics of pops with a "+"
+    topic = drawn(chance, [name for name in _topics(machine) if "+" not in name])
     if topic is None:
         return None
     old, new = machine.resize(topic, chance.choice(SIZES))
@@ -98,7 +97,7 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
     return Effect(lambda: known.forgotten.pop(broker, None), lambda: known.differences > before)
 
 
-def empty(cluster: Cluster, machine: NameServerMachine) -> Effect:
+def empty(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
     """Make a name server know no broker and ignore all registrations, as for some seconds after a restart."""
     known, brokers = machine.registrations, [broker.name for broker in cluster.brokers]
     hidden = [name for name in brokers if name not in known.forgotten]
