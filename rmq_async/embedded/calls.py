@@ -15,6 +15,7 @@ from rmq_protocol.command import RemotingCommand, encode_command
 from rmq_protocol.constants import ONEWAY_FLAG
 
 from .server import Connection
+from .tables import drop
 
 CALL_TIMEOUT: Final = 10.0
 """Seconds that a client has for its answer (``Broker2Client.callClient``)."""
@@ -105,8 +106,5 @@ class ClientCalls:
     def _end(self, opaque: int, answer: RemotingCommand | Failure) -> None:
         call = self._calls.pop(opaque)
         call.timer.cancel()
-        own = self._by_connection[call.connection]
-        own.pop(opaque, None)
-        if not own:
-            del self._by_connection[call.connection]
+        drop(self._by_connection, call.connection, opaque)
         call.on_answer(answer)

@@ -16,6 +16,7 @@ from rmq_protocol.heartbeat import ConsumerData, MessageModel, SubscriptionData
 from .. import machine
 from .server import Connection
 from .service import Refused
+from .tables import drop
 
 EXPIRY: Final = 120.0
 """Seconds without a heartbeat after which a client is removed (``channelExpiredTimeout``)."""
@@ -180,14 +181,11 @@ class ClientTable:
         return (name for name, group in self.consumers.items() if topic in group.subscriptions)
 
     def remove_producer(self, group: str, client_id: str) -> None:
-        members = self.producers.get(group, {})
-        client = members.pop(client_id, None)
-        if client is None:
-            return
-        self._leave(group, client)
-        self._reachable.pop(client_id, None)
-        if not members:
-            del self.producers[group]
+        client = self.producers.get(group, {}).get(client_id)
+        if client is not None:
+            drop(self.producers, group, client_id)
+            self._leave(group, client)
+            self._reachable.pop(client_id, None)
 
     def remove_consumer(self, group: str, client_id: str, connection: Connection) -> None:
         """Remove the client on this connection; on another one it stays."""
@@ -271,11 +269,7 @@ class ClientTable:
     def _leave(self, group: str, client: Client) -> None:
         self._members -= 1
         if not self._is_member(group, client.client_id, client.connection):
-            groups = self._groups_of.get(client.connection)
-            if groups is not None:
-                groups.pop((group, client.client_id), None)
-                if not groups:
-                    del self._groups_of[client.connection]
+            drop(self._groups_of, client.connection, (group, client.client_id))
 
     def _announce(self, name: str, group: ConsumerGroup) -> None:
         if not group.is_broadcast:

@@ -193,10 +193,6 @@ class FailureScript:
                 return failure.code
         return None
 
-    def clear(self) -> None:
-        self._failures.clear()
-        self._lost.clear()
-
 
 Write = Callable[[Sequence[bytes]], None]
 

@@ -16,6 +16,7 @@ from rmq_protocol.command import RemotingCommand
 from .clock import Clock, PendingCall, SystemClock, Timer
 from .filters import Filter
 from .server import Connection
+from .tables import drop
 
 ANY_QUEUE: Final = -1
 MAX_HELD_PER_KEY: Final = 1024
@@ -180,8 +181,8 @@ class HeldPops:
             timer.cancel()
         pop.timers.clear()
         key = pop.key
-        _drop(self._by_key, key, pop)
-        _drop(self._by_connection, pop.connection, pop)
+        drop(self._by_key, key, pop)
+        drop(self._by_connection, pop.connection, pop)
         groups = self.topics[key.topic]
         groups[key.group] -= 1
         if not groups[key.group]:
@@ -189,10 +190,3 @@ class HeldPops:
         if not groups:
             del self.topics[key.topic]
         self._count -= 1
-
-
-def _drop(table: dict, key: object, pop: Pop) -> None:  # type: ignore[type-arg]
-    pops = table[key]
-    del pops[pop]
-    if not pops:
-        del table[key]

@@ -25,6 +25,7 @@ from .server import Connection
 from .service import Processor, Refused, handles, header_of, without_content
 from .state import BrokerState
 from .store import Queue
+from .tables import drop
 from .topics import FAQ
 
 MAX_RECORDS: Final = 32
@@ -202,11 +203,7 @@ class HeldPulls:
         self._end(pull, self.judge(pull) or response)
 
     def _end(self, pull: _Pull, response: RemotingCommand) -> None:
-        own = self._by_connection.get(pull.connection)
-        if own is not None:
-            own.pop(pull, None)
-            if not own:
-                del self._by_connection[pull.connection]
+        drop(self._by_connection, pull.connection, pull)
         self._forget(pull)
         if not pull.connection.congested:
             self._reply(pull.connection, pull.command, response)
@@ -217,10 +214,7 @@ class HeldPulls:
             pull.timer = None
         self._count -= 1
         pull.queue.waiting -= 1
-        pulls = self._by_queue[pull.queue]
-        del pulls[pull]
-        if not pulls:
-            del self._by_queue[pull.queue]
+        drop(self._by_queue, pull.queue, pull)
 
 
 class PullMessageProcessor(Processor):

@@ -10,9 +10,9 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.properties import decode_properties, properties_text
 
 from .calls import ClientCalls, Failure
-from .sends import SendMessageProcessor
+from .sends import SendMessageProcessor, send_header_of
 from .server import Connection
-from .service import ExtFields, Processor, Reply, handles, header_of, without_content
+from .service import ExtFields, Processor, Reply, handles, without_content
 from .state import REGION, BrokerState
 
 
@@ -26,10 +26,7 @@ class ReplyProcessor(Processor):
     @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Store the reply, then pushes it. A reply that cannot be stored is refused like any other send."""
-        if command.code == RequestCode.SEND_REPLY_MESSAGE:
-            header = headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))
-        else:
-            header = header_of(headers.SendMessageRequestHeaderV2, command)
+        header = send_header_of(command)
         ext = self._sends.store(connection, header, command.body)
         ext.pop("transactionId", None)
         properties = decode_properties(header.i or "")
@@ -55,22 +52,15 @@ class ReplyProcessor(Processor):
     ) -> headers.ReplyMessageRequestHeader:
         now = self._state.log.now()
         properties |= {"PUSH_REPLY_TIME": str(now), "MSG_REGION": REGION, "TRACE_ON": "true"}
-        return headers.ReplyMessageRequestHeader(
-            producerGroup=header.a,
-            topic=header.b,
-            defaultTopic=header.c,
-            defaultTopicQueueNums=header.d,
-            queueId=header.e,
-            sysFlag=header.f,
-            bornTimestamp=header.g,
-            flag=header.h,
-            properties=properties_text(properties),
-            reconsumeTimes=header.j,
-            unitMode=bool(header.k),
-            bornHost=connection.remote,
-            storeHost=self._state.address,
-            storeTimestamp=now,
-        )
+        fields = {
+            **headers.to_ext(headers.send_header_v1(header)),
+            "bname": None,
+            "properties": properties_text(properties),
+            "bornHost": connection.remote,
+            "storeHost": self._state.address,
+            "storeTimestamp": str(now),
+        }
+        return headers.from_ext(headers.ReplyMessageRequestHeader, fields)
 
 
 def _outcome(command: RemotingCommand, ext: ExtFields, client_id: str, answer: RemotingCommand | Failure) -> RemotingCommand:

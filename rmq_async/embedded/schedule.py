@@ -35,7 +35,6 @@ from .records import Draft, read_record
 from .server import Connection
 from .service import Processor, Refused, handles, header_of
 from .state import REGION, BrokerState
-from .store import Queue
 from .writer import MessageWriter, Place
 
 logger = logging.getLogger("rmq_async.embedded")
@@ -103,7 +102,7 @@ class Schedule:
 
     def truncated(self) -> None:
         """Remove waiting messages that the log has lost from its end."""
-        self._next = [min(at, self._level(index).max_offset) for index, at in enumerate(self._next)]
+        self._next = [min(at, self._levels.queue(index).max_offset) for index, at in enumerate(self._next)]
         end = self._timers.max_offset
         self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK < end]
         heapq.heapify(self._heap)
@@ -159,7 +158,7 @@ class Schedule:
         """Return the messages of delay levels that wait for ``topic``, soonest first, with queue offset -1."""
         found: list[tuple[int, int, MessageExt]] = []
         for index, at in enumerate(self._heads()):
-            queue = self._level(index)
+            queue = self._levels.queue(index)
             for offset in range(at, queue.max_offset):
                 record = queue.record(offset)
                 messages = () if record is None else decode_messages(record).messages
@@ -224,7 +223,7 @@ class Schedule:
         lost: list[str] = []
         room, room_bytes = _BATCH, _BATCH_BYTES
         for index, at in enumerate(self._heads()):
-            queue = self._level(index)
+            queue = self._levels.queue(index)
             while room and room_bytes > 0 and at < queue.max_offset and self._due(index, at) <= now:
                 record = queue.record(at)
                 if record is not None:
@@ -279,21 +278,18 @@ class Schedule:
 
     def _arm(self) -> None:
         """Set the alarm to the next due time."""
-        waiting = [self._due(index, at) for index, at in enumerate(self._heads()) if at < self._level(index).max_offset]
+        waiting = [self._due(index, at) for index, at in enumerate(self._heads()) if at < self._levels.queue(index).max_offset]
         if self._heap:
             waiting.append(self._heap[0] >> _DUE_SHIFT)
         if waiting:
             self._alarm.by(min(waiting))
 
-    def _level(self, index: int) -> Queue:
-        return self._levels.queue(index)
-
     def _heads(self) -> list[int]:
         """Return for each level the offset of its oldest waiting message; the maximum offset if there is none."""
-        return [max(at, self._level(index).min_offset) for index, at in enumerate(self._next)]
+        return [max(at, self._levels.queue(index).min_offset) for index, at in enumerate(self._next)]
 
     def _due(self, index: int, offset: int) -> int:
-        stored = self._level(index).stored_ms(offset)
+        stored = self._levels.queue(index).stored_ms(offset)
         return 0 if stored is None else stored + self._delays[index]
 
 

@@ -128,11 +128,8 @@ class SendMessageProcessor(Processor):
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        if command.code == RequestCode.SEND_MESSAGE:
-            header = headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))
-        else:
-            header = header_of(headers.SendMessageRequestHeaderV2, command)
-        return make_response(command, ResponseCode.SUCCESS, None, self.store(connection, header, command.body))
+        fields = self.store(connection, send_header_of(command), command.body)
+        return make_response(command, ResponseCode.SUCCESS, None, fields)
 
     def store(self, connection: Connection, header: headers.SendMessageRequestHeaderV2, body: bytes) -> ExtFields:
         """Store the message or batch of a send; return the fields of the response. Raises as ``_put`` does."""
@@ -274,6 +271,13 @@ class SendMessageProcessor(Processor):
         month = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         self._made += 1
         return pack_unique_id(self._unique_prefix, now - round(month.timestamp() * 1000), self._made)
+
+
+def send_header_of(command: RemotingCommand) -> headers.SendMessageRequestHeaderV2:
+    """Return the header of a send or a reply in the one-letter form; raise as ``header_of`` does."""
+    if command.code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE):
+        return headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))
+    return header_of(headers.SendMessageRequestHeaderV2, command)
 
 
 def _is_retry(draft: Draft) -> bool:

@@ -351,21 +351,16 @@ class Listener:
     def running(self) -> bool:
         return bool(self._servers)
 
-    @property
-    def any_host(self) -> bool:
-        """Whether the listener is bound to every address of the machine."""
-        return bool(self.host) and ipaddress.ip_address(self.host).is_unspecified
-
     def now(self) -> float:
         return self._loop.time() if self._loop is not None else 0.0
 
     def address(self, connection: Connection | None = None) -> str:
         """Return the "ip:port" of this server; if bound to every address, with the local one of ``connection``, else loopback."""
-        host = self.host
-        if self.any_host:
-            own = "127.0.0.1" if ipaddress.ip_address(host).version == 4 else "::1"
-            host = connection.local_ip if connection is not None else own
-        return endpoint_text(ipaddress.ip_address(host), self.port)
+        ip = ipaddress.ip_address(self.host)
+        if ip.is_unspecified:
+            own = "127.0.0.1" if ip.version == 4 else "::1"
+            ip = ipaddress.ip_address(own if connection is None else connection.local_ip)
+        return endpoint_text(ip, self.port)
 
     async def start(self, host: str, port: int, *, second: bool = False) -> None:
         """Listen on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one.

@@ -243,8 +243,18 @@ def as_condition(node: Node) -> Node:
         return node
     if node.shape is not Shape.PROPERTY:
         raise ConditionError(f"{node.described} is no condition; compare it with a property")
+    return _of_known(node, lambda value: False)
+
+
+def _of_known(node: Node, holds: Callable[[Known], bool]) -> Node:
+    """Make a condition of the value of a node, which is unknown where the node has none."""
     inner = node.evaluate
-    return _made(Shape.CONDITION, lambda properties: None if inner(properties) is None else False, [node])
+
+    def evaluate(properties: Properties) -> Value:
+        value = inner(properties)
+        return None if value is None else holds(value)
+
+    return _made(Shape.CONDITION, evaluate, [node])
 
 
 def both(parts: Sequence[Node]) -> Node:
@@ -279,14 +289,7 @@ def _joined(parts: Sequence[Node], decisive: bool) -> Node:
 
 def opposite(node: Node) -> Node:
     """Make the node of NOT."""
-    checked = as_condition(node)
-    inner = checked.evaluate
-
-    def evaluate(properties: Properties) -> Value:
-        value = inner(properties)
-        return None if value is None else not value
-
-    return _made(Shape.CONDITION, evaluate, [checked])
+    return _of_known(as_condition(node), lambda value: not value)
 
 
 def minus(node: Node) -> Node:
@@ -362,13 +365,7 @@ def member(node: Node, texts: frozenset[str], *, outside: bool) -> Node:
     """Make the node of IN, or of NOT IN."""
     if node.shape is not Shape.PROPERTY:
         raise ConditionError(f"IN must follow a property, not {node.described}")
-    inner = node.evaluate
-
-    def evaluate(properties: Properties) -> Value:
-        value = inner(properties)
-        return None if value is None else (value in texts) is not outside
-
-    return _made(Shape.CONDITION, evaluate, [node])
+    return _of_known(node, lambda value: (value in texts) is not outside)
 
 
 _PARTS: Final[Mapping[str, Callable[[str, str], bool]]] = {

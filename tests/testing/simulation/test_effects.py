@@ -180,7 +180,7 @@ def test_server_that_moved_is_found_at_its_new_address(server: str) -> None:
         machine = next(each for each in (*simulation.brokers, *simulation.name_servers) if each.name == server)
         async with Producer("group", namesrv=simulation.namesrv) as producer:
             await producer.send(Message("T", b"1"))
-            before, effect = machine.address, machines.move_server(simulation, machine)
+            before, effect = machine.address, machines.move_server(simulation, Random(1), machine)
             await asyncio.sleep(1.0)
             effect.end()
             assert effect.met()
@@ -215,7 +215,7 @@ def test_client_that_moved_sends_again() -> None:
         machine = simulation.machine("shop")
         ended = machine.run(service)
         await asyncio.sleep(20.0)
-        assert machines.move_client(simulation, machine).met()
+        assert machines.move_client(simulation, Random(1), machine).met()
         await ended
         failed = [at for at, sent in ends if not sent]
         assert failed

@@ -1,0 +1,14 @@
+"""Tables of tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def drop(table: dict[Any, dict[Any, Any]], key: object, item: object) -> None:
+    """Remove an item of the inner table at ``key`` if it is there, and the inner table when it is empty."""
+    inner = table.get(key)
+    if inner is not None:
+        inner.pop(item, None)
+        if not inner:
+            del table[key]
