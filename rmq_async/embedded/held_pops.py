@@ -16,6 +16,7 @@ from rmq_protocol.command import RemotingCommand
 from .clock import Clock, PendingCall, SystemClock, Timer
 from .filters import Filter
 from .server import Connection
+from .service import Reply
 from .tables import drop
 
 ANY_QUEUE: Final = -1
@@ -70,7 +71,7 @@ class HeldPops:
         serve: Called with a pop, and with True if its wait ends; returns the answer, or None if the pop stays held.
     """
 
-    def __init__(self, clock: Clock, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
+    def __init__(self, clock: Clock, reply: Reply) -> None:
         self._clock = clock
         self._reply = reply
         self.serve: Callable[[Pop, bool], RemotingCommand | None] = lambda pop, last: None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand, make_response
@@ -13,7 +12,7 @@ from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponse
 from .clock import PendingCall
 from .records import keys_of, stored_ms
 from .server import Connection
-from .service import Processor, Refused, handles, header_of, without_content
+from .service import Processor, Refused, Reply, handles, header_of, without_content
 from .state import BrokerState
 from .store import key_hash
 
@@ -29,8 +28,6 @@ INDEX_STEP: Final = 5_000
 """Number of records and keys that are added to the index before the event loop serves other requests again."""
 MAX_WAITING: Final = 1024
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-
-Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
 
 
 class _Query(NamedTuple):

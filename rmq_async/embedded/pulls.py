@@ -22,7 +22,7 @@ from rmq_protocol.subscription import TAG
 from .clock import PendingCall
 from .filters import Filter, filter_of
 from .server import Connection
-from .service import Processor, Refused, handles, header_of, without_content
+from .service import Processor, Refused, Reply, handles, header_of, without_content
 from .state import BrokerState
 from .store import Queue
 from .tables import drop
@@ -113,7 +113,7 @@ class HeldPulls:
     ``_Pull.answer``, or None.
     """
 
-    def __init__(self, reply: Callable[[Connection, RemotingCommand, RemotingCommand], None]) -> None:
+    def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self.judge: Callable[[_Pull], RemotingCommand | None] = lambda pull: None
         self._count = 0

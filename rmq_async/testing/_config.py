@@ -205,14 +205,6 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
     }
 
 
-def replica_keys(number: int) -> dict[str, str]:
-    """Return the keys, besides ``broker_keys``, that make a broker replica ``number`` (from 1 on) of the broker with its name.
-
-    A replica learns its master's HA address at a registration; 5.5.0 ignores a configured ``haMasterAddress``.
-    """
-    return {"brokerId": str(number), "brokerRole": "SLAVE"}
-
-
 def write_configuration(directory: Path, keys: Mapping[str, str], *, version: str) -> Path:
     """Create a server's directory with its files and return the configuration file."""
     (directory / "tmp").mkdir(parents=True, exist_ok=True)

@@ -133,10 +133,15 @@ def _cached(directory: Path) -> list[str]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Lock the file; without ``wait`` yield False where another process holds the lock."""
     with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _fetch(version: str, directory: Path) -> list[str]:
@@ -251,7 +256,7 @@ class ClassData:
         could not make, none is tried again.
         """
         try:
-            with _alone(self._file.with_suffix(".lock")) as alone:
+            with _locked(self._file.with_suffix(".lock"), wait=False) as alone:
                 if alone and self.wanted:
                     self._write(pid)
         except OSError as error:
@@ -277,15 +282,3 @@ class ClassData:
 def _identity(file: Path) -> tuple[str, int, int]:
     status = file.stat()
     return str(file.resolve()), status.st_size, status.st_mtime_ns
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Lock the file; yield False where another process holds the lock."""
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True

@@ -39,7 +39,6 @@ from ._config import (
     java_command,
     jvm_options,
     name_server_keys,
-    replica_keys,
     write_configuration,
 )
 from ._errors import ClusterError, PortInUseError
@@ -301,7 +300,9 @@ class RealCluster(Startable):
         self._root = (given or Path(tempfile.mkdtemp(prefix="rmq-cluster-"))).resolve()
         self._group = Group(self._root if given is None else None)
         self._certificates = Certificates.make(self._root / "certificates") if self.profile.tls else None
-        self._access = self._own_access()
+        made = self._certificates
+        tls = None if made is None else made.context(client=self.profile.client_certificate)
+        self._access = Access(tls, self.profile.credentials)
         nameservers, brokers, replicas = self._counts
         ports = find_ports([(0,)] * nameservers + [BROKER_OFFSETS] * (brokers * (1 + replicas)))
         addresses = ";".join(f"127.0.0.1:{port}" for port in ports[:nameservers])
@@ -318,7 +319,8 @@ class RealCluster(Startable):
             master, which = self.brokers[number // replicas], number % replicas + 1
             name = f"{master.name}-{which}"
             keys = {**broker_keys(master.name, port, addresses, self._root / name), **self._broker_conf}
-            keys |= replica_keys(which)
+            # It learns its master's HA address at a registration; 5.5.0 ignores a configured ``haMasterAddress``.
+            keys |= {"brokerId": str(which), "brokerRole": "SLAVE"}
             self.replicas.append(self._server(name, port, BROKER_CLASS, class_path, keys))
 
     def _server(self, name: str, port: int, main_class: str, class_path: str, keys: Mapping[str, str]) -> Server:
@@ -344,11 +346,6 @@ class RealCluster(Startable):
         for main_class, servers in ((NAME_SERVER_CLASS, self.nameservers), (BROKER_CLASS, self.brokers)):
             if servers and (data := self._class_data[main_class]).wanted:
                 await asyncio.to_thread(data.write, servers[0].pid)
-
-    def _own_access(self) -> Access:
-        made = self._certificates
-        tls = made.context(client=self.profile.client_certificate) if made is not None else None
-        return Access(tls, self.profile.credentials)
 
     async def _launch(self, deadline: float) -> None:
         for server in self.servers:

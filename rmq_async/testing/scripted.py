@@ -213,28 +213,26 @@ class Wait:
         return f"Wait {self.seconds:g} s"
 
 
+class _Plain:
+    """A step without values."""
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
 @dataclass(frozen=True)
-class Close:
+class Close(_Plain):
     """Closes the connection of the last request by FIN; the following steps apply to the next connection."""
 
-    def __str__(self) -> str:
-        return "Close"
-
 
 @dataclass(frozen=True)
-class Reset:
+class Reset(_Plain):
     """Resets the connection of the last request (RST); the following steps apply to the next connection."""
 
-    def __str__(self) -> str:
-        return "Reset"
-
 
 @dataclass(frozen=True)
-class ExpectClose:
+class ExpectClose(_Plain):
     """Expects the client to close the connection of the last request before any other request comes."""
-
-    def __str__(self) -> str:
-        return "ExpectClose"
 
 
 Step = Expect | Answer | Write | Wait | Close | Reset | ExpectClose

@@ -7,6 +7,7 @@ the simulation (threads of users, sockets, subprocesses, signals, TLS) raise Sim
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
 import logging
 import sys
@@ -254,16 +255,8 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
 
     def _job(self, future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
         self.jobs -= 1
-        if future.cancelled():
-            return
-        try:
-            result = func(*args)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                raise
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        if not future.cancelled():
+            settle(future, lambda: func(*args))
 
     # -- network
 
@@ -377,6 +370,16 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
             self._handler(self, context)
         except Exception:
             logger.exception("%s: the exception handler failed for %r; mend the handler", self.name, context.get("message"))
+
+
+def settle(future: asyncio.Future[T] | concurrent.futures.Future[T], work: Callable[[], T]) -> None:
+    """Do the work of a future, and give it the result or the error."""
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 - it belongs to the future
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _close(coroutine: CoroutineType[Any, Any, object]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from ... import machine as library
 from .errors import SimulationError
-from .loop import SimulatedLoop
+from .loop import SimulatedLoop, settle
 from .network import Host
 from .scheduler import MonotonicClock, Scheduler, nanoseconds
 
@@ -78,14 +78,8 @@ class LoopExecutor(Executor):
         return job
 
     def _run(self, job: Future[Any], work: Callable[[], Any]) -> None:
-        if not job.set_running_or_notify_cancel():
-            return
-        try:
-            result = work()
-        except Exception as error:  # noqa: BLE001 - the error belongs to the job
-            job.set_exception(error)
-        else:
-            job.set_result(result)
+        if job.set_running_or_notify_cancel():
+            settle(job, work)
 
 
 class Machine:

@@ -39,11 +39,7 @@ class Names(Directory, Protocol):
         """Raise SimulationError for an address that another machine has."""
 
     def move(self, host: Host, address: str) -> None:
-        """Give a machine another address.
-
-        Raises:
-            SimulationError: For one that is taken.
-        """
+        """Give a machine another address, which is free."""
 
 
 class Host(Network):
