@@ -1,4 +1,4 @@
-"""The client instance, which producers, consumers and admins with an equal config share on one event loop."""
+"""The client instance that producers, consumers and admins with equal configs share on one event loop."""
 
 from .broker_clock import BrokerClocks, broker_time_in
 from .clock_requests import look_at_clock

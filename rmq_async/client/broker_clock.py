@@ -1,9 +1,10 @@
-"""The clocks of brokers, derived from their answers, and the ages of messages by them. It does no I/O."""
+"""The clocks of brokers, derived from their responses, and the ages of messages by these clocks. This module does no I/O."""
 
-# A broker holds a pop until the time of birth in the request plus the poll time, by its own clock, and ends a lease by it too.
-# A client whose clock differs would be held too long, or answered at once again and again, and would take messages for expired.
-# So nothing here compares a time of a broker with one of this machine: each answer to a pop names the broker's time at which it
-# popped, which lies between the request and the answer by the monotonic clock of this process.
+# A broker holds a pop until its own clock shows the request's born time plus the poll time, and it ends a lease by its own clock,
+# too. If the clock of the client differs, the broker holds the pop too long or answers it immediately each time, and the client
+# considers messages expired that are not. Therefore this module never compares a broker's time with the time of this machine.
+# Each response to a pop contains the broker's time of the pop, which lies between the request and the response by the monotonic
+# clock of this process.
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from typing import Final
 from .. import machine
 
 WINDOW: Final = 60.0
-"""Seconds of a window. Answers of the current and the last window count: clocks drift, and are set."""
+"""Length of a window in seconds. Only responses of the current and the previous window count, because clocks drift and are set."""
 SET_BACK: Final = 50.0
-"""Milliseconds by which a broker's time may lie before the earliest time that former answers allow; beyond that its clock
-counts as set back."""
+"""Milliseconds by which a broker's time may lie before the earliest time that earlier responses allow. If it is earlier than that,
+the broker's clock was set back."""
 AGREE: Final = 1.0
-"""Seconds by which the store time of a message and this machine's time may differ without a doubt in the broker's clock."""
+"""The broker's clock is not read if the store time of a message and this machine's time differ by at most this many seconds."""
 LOOK_AGAIN: Final = 600.0
-"""Seconds after which a broker is asked for its time again, also where it has not answered."""
+"""Seconds after which a broker is asked for its time again, even if it did not respond before."""
 _RUNTIME: Final = re.compile(r"\[ (\d{1,6}|\d,\d{3}) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]", re.ASCII)
 
 
@@ -33,8 +34,8 @@ class BrokerClock:
 
     def __init__(self) -> None:
         self._offset = self._older = inf
-        """The smallest differences, in ms, between this process's time of an answer and the broker's time in the answer: that
-        of the current window, and that of the window before."""
+        """The smallest difference in ms between this process's time when a response arrived and the broker's time in that response:
+        in the current window, and in the previous window."""
         self._at = 0.0
         """The time at which the current window began."""
 
@@ -43,10 +44,10 @@ class BrokerClock:
         return min(self._offset, self._older) < inf
 
     def note(self, broker_ms: int, sent: float, arrived: float) -> None:
-        """Read an answer.
+        """Record the broker's time in a response.
 
         Args:
-            broker_ms: The broker's time at some moment between the request and the answer.
+            broker_ms: The broker's time at some moment between the request and the response.
         """
         if broker_ms <= 0:
             return
@@ -59,19 +60,21 @@ class BrokerClock:
             self._offset = min(self._offset, offset)
 
     def forget(self) -> None:
-        """Discard the readings; the clock is not known until the next answer."""
+        """Discard the readings. The clock is unknown until the next response."""
         self._offset = self._older = inf
 
     def broker_ms(self, now: float) -> int | None:
-        """Return the broker's time at ``now``, which may be too early by the time that an answer takes; None if it is not
-        known.
+        """Return the broker's time at ``now``, or None if it is unknown.
+
+        The result may be too early by the time that a response takes to arrive.
         """
         offset = min(self._offset, self._older)
         return None if offset == inf else round(now * 1000 - offset)
 
     def ends(self, broker_ms: int, duration_ms: int, sent: float, arrived: float) -> float:
-        """Return the time of this process at which something ends that began at ``broker_ms``, between ``sent`` and
-        ``arrived``, and lasts ``duration_ms``.
+        """Return this process's time at the end of a period that began at ``broker_ms`` and lasts ``duration_ms``.
+
+        The period must have begun between ``sent`` and ``arrived``.
         """
         duration = duration_ms / 1000
         offset = min(self._offset, self._older)
@@ -80,8 +83,9 @@ class BrokerClock:
 
 
 def broker_time_in(facts: Mapping[str, str]) -> int | None:
-    """Return the broker's time, to half a second, from its runtime information (GET_BROKER_RUNTIME_INFO), which has the time of
-    its start and the seconds since then; None without them.
+    """Return the broker's time, accurate to half a second, from its runtime information (GET_BROKER_RUNTIME_INFO).
+
+    The runtime information contains the time of the broker's start and the seconds since then. Return None if either is missing.
     """
     started, runtime = facts.get("bootTimestamp", ""), _RUNTIME.fullmatch(facts.get("runtime", ""))
     if runtime is None or not re.fullmatch(r"\d{1,15}", started, re.ASCII):
@@ -91,7 +95,7 @@ def broker_time_in(facts: Mapping[str, str]) -> int | None:
 
 
 class BrokerClocks:
-    """The clocks of brokers, by the names of queues' brokers, which for static topics are no brokers' own."""
+    """The clocks of brokers, by the broker name of a queue. For a static topic this is a logical name, not the name of a broker."""
 
     def __init__(self) -> None:
         self._clocks: dict[str, BrokerClock] = {}
@@ -104,17 +108,19 @@ class BrokerClocks:
         return found
 
     def age(self, broker: str, stored_ms: int) -> float:
-        """Return the seconds since a message was stored, by the broker's clock, or, where that is not known, by this machine's.
+        """Return the seconds since a message was stored, by the broker's clock. If that is unknown, use the clock of this machine.
 
-        From any thread.
+        May be called from any thread.
         """
         clock = self._clocks.get(broker)
         now_ms = None if clock is None else clock.broker_ms(machine.monotonic())
         return max((machine.time() * 1000 if now_ms is None else now_ms) - stored_ms, 0.0) / 1000
 
     def wants_look(self, broker: str, stored_ms: int) -> bool:
-        """Return whether the broker is to be asked for its time now, for the age of a message: the message is old, or of the
-        future, by this machine's clock, and the broker was not asked in the last LOOK_AGAIN seconds.
+        """Return whether the broker should be asked for its time now, to determine the age of a message.
+
+        Return True if the message is old or from the future by this machine's clock, and the broker was not asked in the last
+        LOOK_AGAIN seconds.
         """
         if abs(machine.time() - stored_ms / 1000) <= AGREE:
             return False

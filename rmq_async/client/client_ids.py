@@ -1,9 +1,9 @@
 """The ids by which servers distinguish the clients of this process.
 
 Clients that do not share connections, because they run on two event loops or with two configs, may have the same instance name:
-by default all clients of a process have one name. With the same id, each of two members of a group would take the queues of
-both and hold the other's locks, and a broker would push the replies for both to the client that registered last. So the second
-client gets the instance name ``name#2``.
+by default all clients of a process have one name. If two members of a group had the same id, each would take the queues of both
+and hold the locks of the other, and a broker would push the replies for both to the client that registered last. Therefore the
+second client gets the instance name ``name#2``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .. import machine
 
 
 class _Taken:
-    """The ids in use, with the loops of their clients, which may run in several threads."""
+    """The ids in use, and the event loops of their clients. The loops may run in several threads."""
 
     def __init__(self) -> None:
         self.reset()
@@ -28,7 +28,8 @@ class _Taken:
     def reset(self) -> None:
         """Forget all ids.
 
-        Also called in a forked child: it has no clients yet, and a thread that held the lock does not run there.
+        This is also called in a forked child, because the child has no clients yet and a thread that held the lock does not run
+        there.
         """
         self.lock = Lock()
         self.loops: dict[Hashable, asyncio.AbstractEventLoop] = {}
@@ -41,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def take(ip: str, instance_name: str, unit_name: str | None) -> str:
-    """Return an id that no other client of this process has, until ``give_back`` or until the running loop is closed."""
+    """Return an id that no other client of this process has. It is reserved until ``give_back``, or until the loop is closed."""
     loop = asyncio.get_running_loop()
     with _taken.lock:
         loops = _taken.loops = {each: its for each, its in _taken.loops.items() if not its.is_closed()}
@@ -51,7 +52,7 @@ def take(ip: str, instance_name: str, unit_name: str | None) -> str:
 
 
 def give_back(client_id: str) -> None:
-    """End the use of an id, on the loop that took it."""
+    """Release an id. The call has an effect only on the loop that took the id."""
     with _taken.lock:
         key = _key(client_id)
         if _taken.loops.get(key) is asyncio.get_running_loop():
@@ -59,7 +60,7 @@ def give_back(client_id: str) -> None:
 
 
 def _key(client_id: str) -> Hashable:
-    """Return the key of an id of this process: a simulation has several machines, each with processes of its own."""
+    """Return the key for an id of this process. The key names the process, because a simulation runs several machines in one."""
     return machine.process_id, machine.process_id(), client_id
 
 

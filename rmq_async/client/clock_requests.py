@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 async def look_at_clock(instance: ClientInstance, queue: MessageQueue) -> None:
-    """Read the clock of a queue's broker from its runtime information; do nothing where the broker does not answer that.
+    """Read the clock of a queue's broker from its runtime information. Do nothing if the broker does not return it.
 
     Args:
-        queue: A queue with names on the wire.
+        queue: A queue whose topic has its namespace, as on the wire.
     """
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     broker, sent = instance.routes.broker_of(queue), machine.monotonic()
@@ -31,9 +31,9 @@ async def look_at_clock(instance: ClientInstance, queue: MessageQueue) -> None:
         arrived = machine.monotonic()
         facts = decode_body(KVTable, response.body).table if response.code == ResponseCode.SUCCESS else {}
     except RocketMQError as error:
-        logger.debug("time of broker %s: %s", printable(broker), printable(error, 300))
+        logger.debug("cannot ask broker %s for its time: %s", printable(broker), printable(error, 300))
         return
     if (broker_ms := broker_time_in(facts)) is not None:
         instance.clocks.of(queue.broker_name).note(broker_ms, sent, arrived)
     else:
-        logger.debug("broker %s says no time: %d %s", printable(broker), response.code, printable(response.remark))
+        logger.debug("broker %s did not return its time: %d %s", printable(broker), response.code, printable(response.remark))

@@ -1,12 +1,12 @@
-"""The first answer of a cluster: at the start or, for a client that may start without one, at any later time.
+"""Finds out whether a cluster is there: at the start or, for a client that may start without a cluster, at any later time.
 
-A cluster counts as found when a name server's answer names a broker, has an error code or cannot be read. A name server that
-was just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started
-without a cluster wait until it is found. Of several name servers the client stays with the name server that lists the most
-brokers: servers that list fewer may have been restarted, and brokers register again within 30 s.
+A cluster counts as found when the response of a name server names a broker, has an error code or cannot be read. A name server
+that was just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started
+without a cluster wait until the cluster is found. If there are several name servers, the client stays with the one that lists the
+most brokers: servers that list fewer may have been restarted, and brokers register again within 30 s.
 
-A server that refuses the request for the cluster (3, request type not supported) is a proxy, which knows routes, or a broker,
-which knows none; a second request, for a route, distinguishes them.
+A server that refuses the request for the cluster (3, request type not supported) is either a proxy, which knows routes, or a
+broker, which does not. A second request, for a route, distinguishes them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.05
 MAX_PAUSE: Final = 1.0
-"""Seconds between two attempts: the first pause, doubled up to the longest."""
+"""Seconds between two attempts. The first pause is FIRST_PAUSE; each later one is twice as long, up to MAX_PAUSE."""
 
 WAIT_SHARE: Final = 0.8
-"""Share of a call's timeout for the wait for a cluster; the rest is for the call's request."""
+"""The share of a call's timeout that the call waits for a cluster; the rest is for its request."""
 
 LOCAL_ADDRESS_TIMEOUT: Final = 1.0
-"""Seconds to resolve a name server's host without a connection to it."""
+"""Maximum seconds to resolve the host name of a name server when there is no connection to it."""
 
 
 class ClusterProbe:
-    """The wait for the first answer of a cluster.
+    """Waits for the first response of a cluster.
 
     Args:
         timeout: Seconds for one attempt.
@@ -56,43 +56,43 @@ class ClusterProbe:
         self._name_servers = name_servers
         self._timeout = timeout
         self.cluster_found = asyncio.Event()
-        """Set by the first answer that names a broker, has an error code or cannot be read; never cleared."""
+        """Set by the first response that names a broker, has an error code or cannot be read. It is never cleared."""
 
     async def run_once(self) -> str:
-        """Send one request, a second one where a broker may have answered, and one to each other name server.
+        """Ask the name servers for the cluster and return the address of the one that lists the most brokers.
 
-        Return the address of the name server that lists the most brokers.
+        One name server is asked first, with a second request if it may be a broker, then each of the others.
 
         Raises:
-            NameServerError: When none answers, a permanent one if brokers are at all addresses.
+            NameServerError: If no name server responds. The error is permanent if all addresses belong to brokers.
         """
         deadline = machine.monotonic() + self._timeout
         response, address = await self._ask_for_cluster(deadline)
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             request = request_of(GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True))
             _, server = await self._name_servers.probe(request, _left(deadline), _check_for_broker)
-            if server != address:  # there was a broker at the first address
+            if server != address:  # the first address belongs to a broker
                 response, address = await self._ask_for_cluster(deadline)
         return await self._fullest(address, _brokers_named(response), deadline)
 
     async def run_until_found(self) -> None:
-        """Send requests until there is a cluster, with pauses that grow to one second."""
+        """Send requests until a cluster is found, with pauses that grow to one second."""
         began, backoff = machine.monotonic(), Backoff(FIRST_PAUSE, MAX_PAUSE)
         while not self.cluster_found.is_set():
             await asyncio.sleep(backoff.next())
-            await self._name_servers.look_again(MAX_PAUSE)  # their names may lead elsewhere by now
+            await self._name_servers.look_again(MAX_PAUSE)  # the host names may resolve to other addresses now
             try:
                 await self.run_once()
             except NameServerError as error:
-                if error.permanent:  # calls need not wait: their own requests for routes raise the same
+                if error.permanent:  # calls need not wait: their own requests for routes raise the same error
                     self.cluster_found.set()
-                    logger.warning("there will be no cluster: %s", printable(error, 1000))
+                    logger.warning("giving up the search for a cluster: %s", printable(error, 1000))
                     return
-                logger.debug("still no cluster: %s", printable(error, 1000))
-        logger.info("the cluster answers, %.3g s after the start", machine.monotonic() - began)
+                logger.debug("no cluster found yet: %s", printable(error, 1000))
+        logger.info("found the cluster %.3g s after the start", machine.monotonic() - began)
 
     async def wait(self, deadline: float) -> None:
-        """Wait for the cluster during a share of the time until ``deadline`` (monotonic); return in any case."""
+        """Wait for the cluster during WAIT_SHARE of the time until ``deadline`` (monotonic). Return even if it is not found."""
         if self.cluster_found.is_set():
             return
         try:
@@ -102,7 +102,7 @@ class ClusterProbe:
             return
 
     async def _fullest(self, address: str, named: int, deadline: float) -> str:
-        """Compare with the other name servers; return the address of the server that names the most brokers, and stay with it."""
+        """Ask the other name servers, prefer the one that names the most brokers from now on, and return its address."""
         servers = self._name_servers
         patience = min(_left(deadline), COMPARED_WITHIN) if named else _left(deadline)
         enough = None if named else bool
@@ -112,7 +112,7 @@ class ClusterProbe:
         counts = {address: named, **others.results}
         best = max(counts, key=lambda each: counts[each])
         if best != address:
-            servers.prefer(best, f"{address} lists {named} of {counts[best]} brokers, as after a restart")
+            servers.prefer(best, f"{address} lists only {named} of {counts[best]} brokers and may have been restarted")
         if counts[best]:
             self.cluster_found.set()
         return best
@@ -130,10 +130,10 @@ def _cluster_request() -> RemotingCommand:
 
 
 def _check_for_broker(response: RemotingCommand, address: str) -> RemotingCommand:
-    """Return the answer to a request for a route.
+    """Return the response to a request for a route.
 
     Raises:
-        BrokerError: For the answer of a broker.
+        BrokerError: If the response comes from a broker.
     """
     if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         request = RequestCode.GET_ROUTEINFO_BY_TOPIC.name
@@ -142,9 +142,9 @@ def _check_for_broker(response: RemotingCommand, address: str) -> RemotingComman
 
 
 def _brokers_named(response: RemotingCommand) -> int:
-    """Return the number of brokers that the answer names.
+    """Return the number of brokers that the response names.
 
-    It is 1 for an error code and for a body that cannot be read: another answer would hardly be better.
+    Return 1 for an error code or a body that cannot be read, because another response would hardly be better.
     """
     if response.code != ResponseCode.SUCCESS:
         return 1
@@ -155,9 +155,9 @@ def _brokers_named(response: RemotingCommand) -> int:
 
 
 async def local_address(name_servers: Iterable[str]) -> str:
-    """Return this machine's address towards the first name server with a network route; empty if there is none.
+    """Return this machine's address on the network route to the first reachable name server. Return "" if there is no such route.
 
-    It connects a datagram socket, which sends nothing.
+    The function connects a datagram socket, which sends nothing.
     """
     if machine.address:
         return machine.address

@@ -1,6 +1,6 @@
-"""The condition of a client instance's loop, name servers and brokers, known without a request.
+"""The condition of a client instance's loop, name servers and brokers, determined without a request.
 
-``health()`` calls these functions from any thread, so they iterate over copies of dictionaries: no other thread can run while a
+``health()`` may call these functions from any thread, so they iterate over copies of dictionaries: no other thread can run while a
 dictionary is copied.
 """
 
@@ -14,14 +14,14 @@ from .loop_monitor import LATE_AFTER
 from .topic_route import vip_address
 
 _TEXT_LIMIT = 500
-"""Maximum characters of a reason in a problem's text."""
+"""Maximum number of characters of a reason in the text of a problem."""
 
 
 def loop_problem(instance: ClientInstance) -> Problem | None:
-    """Return the problem that keeps the instance's timers from running, or None."""
+    """Return the problem that prevents the instance's timers from running. Return None if there is none."""
     loop_monitor = instance.loop_monitor
     if not loop_monitor.runs:
-        return Problem(ProblemCode.LOOP_STOPPED, "the event loop that the client was started on does not run any more")
+        return Problem(ProblemCode.LOOP_STOPPED, "the event loop on which the client was started no longer runs")
     late = loop_monitor.late()
     if late > LATE_AFTER:
         return Problem(ProblemCode.LOOP_BLOCKED, f"the event loop is blocked: a timer of the client is {late:.1f} s late")
@@ -29,7 +29,7 @@ def loop_problem(instance: ClientInstance) -> Problem | None:
 
 
 def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]:
-    """Return whether a cluster has answered since the start, and the present problem with the name servers, or None."""
+    """Return whether a cluster has responded since the start, and the current problem with the name servers or None."""
     names, waits = instance.name_servers, instance.config.start_without_cluster
     failure = names.failure
     reason = f": {printable(failure, _TEXT_LIMIT)}" if failure is not None else ""
@@ -39,7 +39,7 @@ def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]
         return False, Problem(ProblemCode.NO_BROKER, "the name servers know no broker yet")
     if failure is not None:
         return True, Problem(
-            ProblemCode.NO_NAME_SERVER, f"the newest request to the name servers failed, known routes stay in use{reason}"
+            ProblemCode.NO_NAME_SERVER, f"the last request to the name servers failed; known routes stay in use{reason}"
         )
     return True, None
 
@@ -50,7 +50,7 @@ def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[
     problems: list[Problem] = []
     for name, address in sorted(instance.routes.masters().items()):
         if instance.config.vip_channel and _trouble(instance, vip := vip_address(address)) is not None:
-            address = vip  # messages go to this port, heartbeats to the first one
+            address = vip  # messages go to the VIP port, heartbeats to the regular port
         connection = instance.pool.get(address)
         trouble = _trouble(instance, address)
         if trouble is not None:
@@ -62,15 +62,16 @@ def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[
 
 
 def is_silent(instance: ClientInstance, broker_name: str) -> bool:
-    """Return whether requests to a broker's master are unanswered and no byte has come for ``request_timeout`` seconds, as from
-    a frozen process.
+    """Return whether a broker's master is silent, as if it were frozen.
+
+    Requests to a silent master are unanswered, and no byte has arrived for ``request_timeout`` seconds.
     """
     connection = instance.open_connection(broker_name)
     return connection is not None and connection.silent_for(machine.monotonic()) >= instance.config.request_timeout
 
 
 def last_success_age(instance: ClientInstance) -> float | None:
-    """Return the seconds since a broker confirmed a stored message; None if none has."""
+    """Return the seconds since a broker last confirmed a stored message. Return None if no broker has done so."""
     stored_at = instance.pool.last_stored()
     return None if stored_at is None else max(0.0, machine.monotonic() - stored_at)
 
@@ -86,4 +87,4 @@ def _trouble(instance: ClientInstance, address: str) -> tuple[ProblemCode, str] 
     silent = connection.silent_for(machine.monotonic())
     if silent < instance.config.request_timeout:
         return None
-    return ProblemCode.BROKER_SILENT, f"nothing has been heard for {silent:.1f} s, {connection.pending} requests are unanswered"
+    return ProblemCode.BROKER_SILENT, f"no byte arrived for {silent:.1f} s, {connection.pending} requests are unanswered"

@@ -1,8 +1,8 @@
-"""Gaps in a queue's offsets where no messages were lost.
+"""Gaps in a queue's offsets that are not caused by lost messages.
 
-If the answer to a pull without a filter leaves offsets out, their messages were deleted, except in two kinds of topics, which
-the broker's topic settings identify: a compacted topic (attribute ``cleanup.policy``) keeps the newest message of each key, and
-the queue of a static topic skips offsets where it moves from one broker to the next. Settings are requested only when offsets
+If the response to a pull without a filter leaves offsets out, their messages were deleted. The exceptions are two kinds of topics,
+which the broker's topic settings identify: a compacted topic (attribute ``cleanup.policy``) keeps only the newest message of each
+key, and a queue of a static topic skips offsets when it moves from one broker to the next. Settings are requested only when offsets
 are missing.
 """
 
@@ -15,7 +15,7 @@ from rmq_protocol.topics import TopicConfigAndQueueMapping
 from .. import machine
 
 FRESH: Final = 10.0
-"""Seconds for which settings are used; the settings of a static topic are requested for each gap."""
+"""Seconds for which known settings are used. The settings of a static topic are requested again for each gap."""
 MAX_TOPICS: Final = 1024
 _POLICY: Final = "cleanup.policy"
 
@@ -32,7 +32,7 @@ class GapTable:
         self._known: dict[tuple[str, str], _Settings] = {}
 
     def is_compacted(self, broker_name: str, topic: str) -> bool:
-        """Return whether the topic is known to be compacted; no I/O."""
+        """Return whether the topic is known to be compacted, without I/O."""
         config = self.get(broker_name, topic)
         return config is not None and is_compacted(config)
 

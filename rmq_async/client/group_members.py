@@ -12,18 +12,19 @@ from .instance import ClientInstance
 
 
 async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
-    """Return the members' client ids in no order, one for each connection: a client with an old connection that the broker has
-    not closed is listed twice. Empty for a group without members: brokers then answer with code 1 (``has_no_members``). Only a
-    master is asked, because members send no heartbeats to replicas.
+    """Return the client ids of the group's members, in no particular order.
 
-    Raises as ``ClientInstance.ask_broker`` does, too.
+    The tuple has one entry for each connection, so a client is listed twice if the broker has not closed an old connection of it.
+    It is empty if the group has no members (the broker then answers with code 1, see ``has_no_members``). Only a master is asked,
+    because members send no heartbeats to replicas.
 
     Args:
         topic: A topic whose route names the broker.
 
     Raises:
         BrokerError: If the broker refuses the request.
-        RemoteProtocolError: For a body that cannot be read.
+        RemoteProtocolError: If the body of the response cannot be read.
+        RocketMQError: Other errors of ``ClientInstance.ask_broker``.
     """
     command = request_of(GetConsumerListByGroupRequestHeader(consumerGroup=group))
     response, address = await instance.ask_broker(broker_name, topic, command, instance.config.request_timeout)
@@ -37,5 +38,5 @@ async def group_members(instance: ClientInstance, group: str, broker_name: str, 
 
 
 def has_no_members(code: int | None, remark: str | None) -> bool:
-    """Return whether an answer to GET_CONSUMER_LIST_BY_GROUP says that the group has no members."""
+    """Return whether a response to GET_CONSUMER_LIST_BY_GROUP says that the group has no members."""
     return code == ResponseCode.SYSTEM_ERROR and "no consumer for this group" in (remark or "")

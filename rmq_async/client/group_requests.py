@@ -1,6 +1,6 @@
-"""Requests of brokers that concern one consumer group of this client, and the listeners that serve them.
+"""Requests of brokers that concern one consumer group of this client, and the listeners that handle them.
 
-Groups are named as on the wire, with their namespaces. Requests without a listener are answered as Java's client does.
+Group names include their namespaces, as on the wire. A request without a listener gets the same response as from Java's client.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ _GROUP_FIELDS: Final = {
 
 
 class GroupListener(Protocol):
-    """One member of a group. Its methods are plain functions, called between two reads of a connection: they must not block."""
+    """One member of a group. Its methods are plain functions that run between two reads of a connection, so they must not block."""
 
     def members_changed(self) -> None:
         """Handle NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         """Return the response to RESET_CONSUMER_CLIENT_OFFSET, GET_CONSUMER_STATUS_FROM_CLIENT, GET_CONSUMER_RUNNING_INFO or
-        CONSUME_MESSAGE_DIRECTLY, or an awaitable of it, which is cancelled when the connection closes. None: no response.
+        CONSUME_MESSAGE_DIRECTLY.
+
+        Alternatively, return an awaitable of the response, which is cancelled when the connection closes, or None to send no
+        response.
         """
 
 
@@ -47,7 +50,7 @@ class GroupRequests:
         self._listeners: dict[str, GroupListener] = {}
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Return the handlers of these requests by code."""
+        """Return the handlers of these requests by request code."""
         notify = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         return {code: self._notify if code == notify else self._serve for code in _GROUP_FIELDS}
 
@@ -55,11 +58,11 @@ class GroupRequests:
         """Add the listener of a group.
 
         Raises:
-            ConfigError: When the group has one already.
+            ConfigError: If the group already has a listener.
         """
         if group in self._listeners:
             raise ConfigError(
-                f"consumer group {group} is already in use by this client; share that consumer, or give another instance_name"
+                f"consumer group {group} is already in use by this client; share that consumer, or set another instance_name"
             )
         self._listeners[group] = listener
 
@@ -71,13 +74,13 @@ class GroupRequests:
         group = _group_of(command)
         listener = self._listeners.get(group)
         if group and listener is None:
-            logger.debug("%s: members of %s changed, a group without a listener here", connection.address, printable(group))
+            logger.debug("%s: members of group %s changed; no consumer here uses it", connection.address, printable(group))
             return
         for each in tuple(self._listeners.values()) if listener is None else (listener,):
             try:
                 each.members_changed()
             except Exception as error:  # noqa: BLE001 - the other listeners must be notified too
-                report(f"notice of {connection.address} about group members", error)
+                report(f"handling the notice of {connection.address} about group members failed", error)
 
     def _serve(
         self, connection: Connection, command: RemotingCommand
@@ -92,7 +95,7 @@ def _group_of(command: RemotingCommand) -> str:
 
 
 def _unserved(command: RemotingCommand, group: str) -> RemotingCommand | None:
-    """Return the response for a group without a listener, the same as in Java's ``ClientRemotingProcessor``."""
+    """Return the response for a group without a listener, as Java's ``ClientRemotingProcessor`` does."""
     if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
         return None
     if command.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:

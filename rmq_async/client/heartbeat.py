@@ -1,14 +1,14 @@
 """Heartbeats, which announce the client's groups to the brokers.
 
-A broker forgets a client without a heartbeat for 120 s, and sends requests (transaction checks, rebalancing) only to clients
-that it knows. So each master in use gets one heartbeat per ``interval``, for all producers and consumers of the client, and one
-immediately on a new connection and when a group joins. A round leaves out connections with a heartbeat less than half an
-interval ago. Broken connections are made again in between, so that a client that sends nothing notices when brokers are back.
-Two unanswered heartbeats in a row prove a connection dead, and it is closed.
+A broker forgets a client that sends no heartbeat for 120 s, and it sends requests (transaction checks, rebalancing) only to clients
+that it knows. Therefore each master in use gets one heartbeat per ``interval`` for all producers and consumers of the client, and
+one immediately on a new connection and when a group joins. A round skips connections on which a heartbeat was sent less than half
+an interval ago. Between rounds the client reconnects broken connections, so that a client that sends nothing notices when brokers
+are back. After two unanswered heartbeats in a row, a connection counts as dead and is closed.
 
-To push a reply, a broker looks the client up by its id, and the broker easily forgets the id: a producer group that leaves removes
-it, and so does a former connection that ends after the client was introduced on a new one (``former``). Only a group that is new
-to the broker on that connection restores it, so one of the remaining producer groups leaves and joins again, if a call of this
+To push a reply, a broker looks the client up by its id. The broker removes the id when a producer group leaves, and when a former
+connection ends after the client has sent heartbeats on a new one (``FormerConnections``). Only a group that is new to the broker on
+that connection restores the id. Therefore one of the remaining producer groups leaves and joins again, provided that a call of this
 client has ever waited for a reply.
 """
 
@@ -32,34 +32,34 @@ from .._text import printable
 from ..errors import ConfigError, RequestTimeoutError, RocketMQError
 from ..transport import CloseReason, Connection, ConnectionPool
 
-# Former connections to a broker: when the broker notices the end of one, it removes the client's id.
+# Former connections to a broker: when the broker notices that such a connection has ended, it removes the client's id.
 #
 # A broker removes the id of a client when a connection ends on which the client sent a heartbeat, even if the client uses a new
-# connection by then. It notices a FIN or RST at once. If a connection fell silent, for example because the client's address has
-# changed, neither arrives: the broker closes the connection after 120 s without reads and writes (``IdleStateHandler(0, 0, 120)``
-# of ``NettyRemotingServer``). It writes until the client sends a heartbeat on its new connection: replies and notices to the old
-# one.
+# connection by then. The broker notices a FIN or RST at once. If a connection fell silent, for example because the client's address
+# has changed, neither arrives, and the broker closes the connection after 120 s without reads and writes
+# (``IdleStateHandler(0, 0, 120)`` of ``NettyRemotingServer``). Until the client sends a heartbeat on its new connection, the broker
+# may still write replies and notices to the old one.
 
 NOTICED: Final = 0.5
 """Seconds after which a broker has noticed the end of a former connection."""
 SILENT: Final = 120.5
-"""Seconds after the last heartbeat on a silent connection at which the broker closes it at the earliest."""
+"""A broker closes a silent connection at the earliest this many seconds after the last heartbeat on it."""
 SILENT_UNTIL: Final = 155.5
-"""Seconds after that heartbeat at which a broker that writes nothing more closes the connection at the latest: other requests can
-have followed for 30 s, until the next heartbeat was due."""
+"""A broker that writes nothing more closes a silent connection at the latest this many seconds after the last heartbeat on it:
+other requests can have followed for 30 s, until the next heartbeat was due."""
 REPLACED_UNTIL: Final = 130.5
-"""Seconds after the first heartbeat that the broker has answered on a newer connection at which it closes the former one at the
-latest."""
+"""A broker closes a former connection at the latest this many seconds after the first heartbeat that it has answered on a newer
+connection."""
 AGAIN: Final = 5.0
-"""Seconds between two calls of ``forgotten`` from ``SILENT`` on until the connection is closed in any case."""
+"""Seconds between two calls of ``forgotten``, from ``SILENT`` until the latest time at which the broker closes the connection."""
 MOST_UNREPLACED: Final = 256
-"""Maximum number of addresses that are kept: one at which no broker is any more never answers again."""
+"""Maximum number of addresses that are kept, because an address without a broker never responds again."""
 
 _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
 
 
 class FormerConnections:
-    """The former connections to brokers, whose end removes the client's id there.
+    """The former connections to brokers. When one of them ends, its broker removes the client's id.
 
     Args:
         forgotten: Called when the broker may have forgotten the client.
@@ -69,7 +69,7 @@ class FormerConnections:
         self._forgotten = forgotten
         self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
         self._doubted: dict[str, float] = {}
-        """Addresses of brokers that may close a silent connection, and until when."""
+        """Address of a broker that may close a silent connection -> the latest time (monotonic) at which it does so."""
         self._unreplaced: dict[str, None] = {}
         """Addresses of brokers that have answered no heartbeat since a connection to them fell silent."""
         self._closed = False
@@ -78,8 +78,8 @@ class FormerConnections:
         """Add a connection that takes no more requests.
 
         Args:
-            last_heartbeat: Monotonic time at which the last heartbeat that the broker answered was sent on it; if none was
-                answered, when the last one was sent.
+            last_heartbeat: Monotonic time at which the last answered heartbeat was sent on the connection. If no heartbeat was
+                answered, the time at which the last one was sent.
         """
         connection.closed.add_done_callback(partial(self._over, connection.address))
         if connection.close_reason in _SILENT:
@@ -89,8 +89,9 @@ class FormerConnections:
             self._doubt(connection.address, last_heartbeat + SILENT_UNTIL, SILENT_UNTIL - SILENT)
 
     def answered(self, address: str) -> None:
-        """Count a heartbeat that a broker has answered on its present connection: from now on it writes nothing more to a
-        silent one.
+        """Record that a broker has answered a heartbeat on its present connection.
+
+        From now on the broker writes nothing more to a silent connection.
         """
         if address in self._unreplaced:
             del self._unreplaced[address]
@@ -109,7 +110,7 @@ class FormerConnections:
     def _doubt(self, address: str, until: float, seconds: float) -> None:
         """Call ``forgotten`` every ``AGAIN`` seconds in the last ``seconds`` before ``until``.
 
-        Calls that are scheduled for the address already go on until then instead, or longer.
+        If calls for the address are already scheduled, they continue until ``until`` or their own end, whichever is later.
         """
         if (known := self._doubted.get(address)) is not None:
             self._doubted[address] = max(known, until)
@@ -139,42 +140,42 @@ class FormerConnections:
 logger = logging.getLogger(__name__)
 
 UNANSWERED_LIMIT = 2
-"""Unanswered heartbeats in a row after which a connection is closed."""
+"""Number of unanswered heartbeats in a row after which a connection is closed."""
 RECONNECTS = 6
-"""Attempts per heartbeat interval to reconnect to a broker, also while the client sends no messages."""
+"""Attempts per heartbeat interval to reconnect to a broker, even while the client sends no messages."""
 FAREWELL = 1.0
-"""Maximum seconds to wait for the answers of brokers that a group leaves; the end of a connection removes its groups anyway."""
+"""Maximum seconds to wait for brokers to confirm that a group leaves; the end of a connection removes its groups anyway."""
 UNREACHABLE_FOR = 5.0
-"""Seconds for which no call waits for a broker after an introduction to it has failed."""
+"""Seconds for which no call waits for a broker after an introduction to this broker has failed."""
 INTRODUCED_WITHIN = 1.0
 BACK_WITHIN = 0.1
-"""Seconds from the beginning of an introduction for which calls wait; the second one after an introduction that has failed: a
-broker that is back answers at once, and a silent one must not hold up calls to others again."""
+"""Maximum seconds that calls wait for an introduction, counted from its start. BACK_WITHIN applies if the previous introduction
+failed: a broker that is back responds at once, and a silent broker must not delay calls to other brokers again."""
 
 
 class HeartbeatState:
-    """Heartbeats of one connection."""
+    """The state of the heartbeats on one connection."""
 
     __slots__ = ("drops", "known", "reached_at", "restored_drops", "sent_at", "task", "unanswered")
 
     def __init__(self) -> None:
         self.sent_at = 0.0
-        """When the last heartbeat was sent (monotonic)."""
+        """Time (monotonic) at which the last heartbeat was sent."""
         self.reached_at = 0.0
-        """When the last heartbeat that the broker has answered was sent (monotonic); 0 if none was answered."""
+        """Time (monotonic) at which the last answered heartbeat was sent; 0 if none was answered."""
         self.known = False
-        """Whether the broker knows the client's id on this connection: it has accepted a heartbeat since the last drop."""
+        """Whether the broker knows the client's id on this connection, because it has accepted a heartbeat since the last drop."""
         self.drops = 0
-        """How often the broker may have dropped the client's id."""
+        """How many times the broker may have dropped the client's id."""
         self.restored_drops = 0
-        """Value of ``drops`` at the beginning of the last ``_rejoin`` that succeeded."""
+        """Value of ``drops`` at the start of the last ``_rejoin`` that succeeded."""
         self.unanswered = 0
-        """Heartbeats without an answer since the last answer."""
+        """Number of unanswered heartbeats since the last response."""
         self.task: asyncio.Task[None] | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether no heartbeat is pending and the broker does not know the client."""
+        """Whether a heartbeat should be sent, because none is pending and the broker does not know the client."""
         return self.task is None or (self.task.done() and not self.known)
 
 
@@ -184,8 +185,8 @@ class Heartbeats:
     Args:
         masters: Addresses of the brokers in use.
         interval: Seconds between two rounds.
-        timeout: Seconds for the answer to one heartbeat.
-        display_name: Returns a group's name for errors.
+        timeout: Seconds to wait for the response to one heartbeat.
+        display_name: Returns a group's name for error messages.
     """
 
     def __init__(
@@ -210,15 +211,15 @@ class Heartbeats:
         self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._reported: set[str] = set()
         self._introductions: dict[str, tuple[asyncio.Task[None], float]] = {}
-        """Introductions that run, and until when calls wait for them (monotonic)."""
+        """Address -> the running introduction to its broker, and the time (monotonic) until which calls wait for it."""
         self._unreachable: dict[str, float] = {}
-        """Brokers to which the newest introduction has failed, and until when no call begins another."""
+        """Address of a broker to which the last introduction failed -> the time (monotonic) until which no call starts another."""
         self._introduces = False
         """Whether a call has ever waited until brokers know this client."""
         self._former = FormerConnections(self._forgotten)
         self._soon: asyncio.Handle | None = None
         self._body: bytes | None = None
-        """The encoded heartbeat, kept because many groups take milliseconds to encode; None after a change of the groups."""
+        """The encoded heartbeat, cached because it takes milliseconds to encode many groups. None after a change of the groups."""
         self._closed = False
 
     @property
@@ -229,7 +230,7 @@ class Heartbeats:
         """Add a producer group.
 
         Raises:
-            ConfigError: When the group exists already.
+            ConfigError: If the group exists already.
         """
         if group in self._producers:
             raise _twice("producer", self._display_name(group))
@@ -240,7 +241,7 @@ class Heartbeats:
         """Add a consumer group.
 
         Raises:
-            ConfigError: When the group exists already.
+            ConfigError: If the group exists already.
         """
         if data.group_name in self._consumers:
             raise _twice("consumer", self._display_name(data.group_name))
@@ -250,8 +251,8 @@ class Heartbeats:
     async def remove_producer(self, group: str, timeout: float) -> None:
         """Remove the group and unregister it at all connected brokers.
 
-        Wait for their answers, at most ``timeout``, the request timeout or 1 s (``FAREWELL``), the shortest of them. Do nothing
-        for a group that was not added.
+        Wait for the brokers' responses for at most the shortest of ``timeout``, the request timeout and 1 s (``FAREWELL``). Do
+        nothing for a group that was not added.
         """
         if group in self._producers:
             self._producers.discard(group)
@@ -270,7 +271,7 @@ class Heartbeats:
             self._beat(connection)
 
     def on_closed(self, connection: Connection) -> None:
-        """Remove a connection that takes no more requests; the broker may drop the client's id when its socket closes."""
+        """Remove a connection that takes no more requests. The broker may drop the client's id when the socket closes."""
         if (state := self._states.pop(connection, None)) is not None:
             self._former.add(connection, state.reached_at or state.sent_at)
 
@@ -282,12 +283,12 @@ class Heartbeats:
                 self._beat(connection)
 
     def announce(self) -> None:
-        """Schedule one heartbeat to each connected broker in use for the next turn of the loop, however often it is called."""
+        """Schedule one heartbeat to each connected broker in use for the next iteration of the loop. Further calls do nothing."""
         if self._soon is None and not self._closed:
             self._soon = asyncio.get_running_loop().call_soon(self._announce)
 
     async def run(self) -> None:
-        """Start a round every ``interval`` seconds, and try broken connections in between, until cancelled."""
+        """Start a round every ``interval`` seconds and reconnect broken connections between rounds, until cancelled."""
         due = machine.monotonic() + self._interval
         while True:
             await asyncio.sleep(min(max(due - machine.monotonic(), 0.0), self._interval / RECONNECTS))
@@ -298,10 +299,10 @@ class Heartbeats:
                     due = machine.monotonic() + self._interval
                     self.round()
             except Exception:
-                logger.exception("heartbeats failed; the next round is within %s s", self._interval)
+                logger.exception("a round of heartbeats failed; the next one starts within %s s", self._interval)
 
     def round(self) -> None:
-        """Start a heartbeat to each master in use without a recent one; connect where necessary. Do nothing without groups."""
+        """Start a heartbeat to each master in use that got no recent one, and connect if necessary. Do nothing without groups."""
         if not self._has_groups():
             return
         recently = machine.monotonic() - self._interval / 2
@@ -317,7 +318,7 @@ class Heartbeats:
                     self._beat(connection)
 
     def reconnect(self) -> None:
-        """Start to connect to masters in use that could not be reached, to notice when they are back; not without groups."""
+        """Try to reconnect to masters in use that could not be reached, to notice when they are back. Do nothing without groups."""
         if not self._has_groups():
             return
         for address in dict.fromkeys(self._masters()):
@@ -329,17 +330,18 @@ class Heartbeats:
                 self._spawn(self._connect(address), f"connect {address} again")
 
     async def send_first(self, timeout: float) -> None:
-        """Connect to every master in use and wait up to ``timeout`` seconds for the answers to their first heartbeats."""
+        """Connect to every master in use and wait at most ``timeout`` seconds for the responses to the first heartbeats."""
         self.round()
         deadline = machine.monotonic() + timeout
-        while self._tasks and machine.monotonic() < deadline:  # a connect is followed by its heartbeat
+        while self._tasks and machine.monotonic() < deadline:  # a heartbeat follows each connect
             await asyncio.wait(tuple(self._tasks), timeout=deadline - machine.monotonic())
 
     async def introduce(self, addresses: Iterable[str], timeout: float) -> None:
-        """Wait until the brokers at ``addresses`` know the client on their present connections, ``timeout`` seconds at most.
+        """Wait at most ``timeout`` seconds until the brokers at ``addresses`` know the client on their present connections.
 
-        Connect where necessary. Do not wait for an introduction that began more than 1 s ago (``INTRODUCED_WITHIN``), nor for a
-        broker to which one has failed in the last 5 s (``UNREACHABLE_FOR``), and hardly for the next one (``BACK_WITHIN``).
+        Connect if necessary. Do not wait for an introduction that began more than 1 s ago (``INTRODUCED_WITHIN``), or for a broker
+        whose last introduction failed less than 5 s ago (``UNREACHABLE_FOR``). After a failure, wait only 0.1 s for the next
+        introduction (``BACK_WITHIN``).
         """
         self._introduces = True
         now, waits = machine.monotonic(), list[tuple[float, asyncio.Task[None]]]()
@@ -359,13 +361,13 @@ class Heartbeats:
                 await asyncio.wait([introduction], timeout=left)
 
     async def wait_answer(self, address: str, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for the answer to a pending heartbeat to ``address``, if there is one."""
+        """Wait at most ``timeout`` seconds for the response to a pending heartbeat to ``address``, if there is one."""
         state = self._state_at(address)
         if state is not None and state.task is not None:
             await asyncio.wait([state.task], timeout=timeout)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Cancel all tasks and timers; return the tasks, which need an iteration of the loop to end."""
+        """Cancel all tasks and timers, and return the tasks, which need one more iteration of the loop to end."""
         self._closed = True
         if self._soon is not None:
             self._soon.cancel()
@@ -424,8 +426,8 @@ class Heartbeats:
         except RequestTimeoutError as error:
             state.unanswered += 1
             logger.warning(
-                "broker %s left %d heartbeats in a row unanswered; the connection is closed at %d; look at the broker's log and "
-                "load, and at the network between", address, state.unanswered, UNANSWERED_LIMIT,
+                "broker %s left %d heartbeats in a row unanswered; the connection is closed after %d; check the broker's log and "
+                "load, and the network in between", address, state.unanswered, UNANSWERED_LIMIT,
             )  # fmt: skip
             if state.unanswered >= UNANSWERED_LIMIT:
                 connection.close(CloseReason.DEAD, error)
@@ -439,38 +441,35 @@ class Heartbeats:
             state.known = state.restored_drops == state.drops
             self._reported.discard(address)
             self._unreachable.pop(address, None)
-        elif response.code == ResponseCode.GO_AWAY:  # the pool retires the connection; the next one starts anew
-            logger.debug("broker %s sends its clients away", address)
+        elif response.code == ResponseCode.GO_AWAY:  # the pool retires the connection
+            logger.debug("broker %s sends its clients away (GO_AWAY)", address)
         else:
             log = self._log_of(address)
-            text = "broker %s refused a heartbeat (look at this client's credentials and at the broker's log): %d %s"
+            text = "broker %s refused a heartbeat (check this client's credentials and the broker's log): %d %s"
             log(text, address, response.code, printable(response.remark))
 
     async def _rejoin(self, connection: Connection, state: HeartbeatState) -> None:
-        """Unregister one group.
-
-        The next heartbeat then has a group that is new to the broker, which restores the client's id.
-        """
+        """Unregister one group, so that the next heartbeat has a group that is new to the broker and restores the client's id."""
         times = state.drops
         command = request_of(UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=min(self._producers)))
         await connection.request(command, self._timeout)
         state.restored_drops = times
 
     def _count_drop(self, connection: Connection) -> None:
-        """Count one drop of the client's id that the broker has made, or is about to make."""
+        """Count one drop of the client's id by the broker, which has happened or is about to happen."""
         state = self._states.get(connection)
         if state is not None:
             state.known = False
             state.drops += 1
 
     def _restore(self, connection: Connection) -> None:
-        """Count a drop of the client's id, and start the heartbeat that restores it if a call has ever waited for a reply."""
+        """Count a drop of the client's id. If a call has ever waited for a reply, start the heartbeat that restores the id."""
         self._count_drop(connection)
         if self._introduces and self._producers and connection.is_open and connection in self._states:
             self._beat(connection)
 
     def _forgotten(self, address: str) -> None:
-        """Restore the id at a broker that may have dropped it with a former connection."""
+        """Restore the client's id at a broker that may have dropped it at the end of a former connection."""
         if (connection := self._pool.get(address)) is not None:
             self._restore(connection)
 
@@ -495,12 +494,12 @@ class Heartbeats:
         self._introductions.pop(address, None)
 
     async def _connect(self, address: str) -> None:
-        """Connect; the pool then calls ``on_connected``, which sends the heartbeat."""
+        """Connect to ``address``. The pool then calls ``on_connected``, which sends the heartbeat."""
         try:
             await self._pool.connect(address, self._timeout)
         except RocketMQError as error:
             log = self._log_of(address)
-            text = "no heartbeat to broker %s: %s; look whether it runs, and whether its address can be reached from this host"
+            text = "cannot send a heartbeat to broker %s: %s; check that it runs and that this host can reach its address"
             log(text, address, printable(error))
 
     def _log_of(self, address: str) -> Callable[..., None]:
@@ -555,7 +554,7 @@ class Heartbeats:
 
 
 async def _is_known(state: HeartbeatState) -> bool:
-    """Wait for pending heartbeats until one is accepted; return whether the broker knows the client."""
+    """Wait for pending heartbeats until one is accepted or all have ended. Return whether the broker knows the client."""
     waited: asyncio.Task[None] | None = None
     while state.task is not None and state.task is not waited and not state.known:
         waited = state.task
@@ -565,5 +564,5 @@ async def _is_known(state: HeartbeatState) -> bool:
 
 def _twice(kind: str, group: str) -> ConfigError:
     return ConfigError(
-        f"{kind} group {group} is already in use by this client; share that {kind}, or give another instance_name"
+        f"{kind} group {group} is already in use by this client; share that {kind}, or set another instance_name"
     )

@@ -1,9 +1,9 @@
 """The client instance: connections, routes, heartbeats and ids that producers, consumers and admins of one process share.
 
-There is one instance per running loop and equal config, and it counts its users. The first user starts it and the others wait for
-that start; the last one that leaves closes it. The start is a task of its own, so that a cancelled user neither stops it for the
-others nor leaves anything behind. Closing awaits nothing until only cancelled tasks and closing sockets are left, and a task of
-its own waits for these: a second cancellation cannot leave it half done.
+There is one instance for each running loop and config, and it counts its users. The first user starts the instance and the others
+wait for that start; the last user that leaves closes it. The start is a task of its own, so that a cancelled user neither stops the
+start for the others nor leaves anything behind. Closing awaits nothing until only cancelled tasks and closing sockets are left, and
+a task of its own waits for these, so that a second cancellation cannot leave the instance half closed.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class _State(Enum):
 
 
 class ClientInstance:
-    """The connections, routes and heartbeats of one client, shared by all with an equal config.
+    """The connections, routes and heartbeats of one client, shared by all users with an equal config.
 
-    Made by ``acquire`` and given back by ``release``; other methods are for the time between.
+    ``acquire`` returns an instance and ``release`` gives it back. Use the other methods only in between.
 
     Attributes:
-        handlers: Request code -> plain function that makes the response to a server's request, or an awaitable of it (None: no
-            response).
-        group_requests: The requests for consumer groups.
+        handlers: Request code -> plain function that returns the response to a server's request, an awaitable of the response, or
+            None to send no response.
+        group_requests: The requests of brokers for consumer groups.
     """
 
     pool: ConnectionPool
@@ -120,15 +120,15 @@ class ClientInstance:
 
     @classmethod
     async def acquire(cls, config: ClientConfig) -> ClientInstance:
-        """Return the running instance for ``config`` on this loop; the first user starts it.
+        """Return the running instance for ``config`` on this loop. The first user starts it.
 
         After an error, or the cancellation of the only user, no connection or task remains.
 
         Raises:
-            ConfigError: For an invalid address in ``NAMESRV_ADDR``.
-            NameServerError: When no name server is configured, or none answers within ``request_timeout`` and the client may
+            ConfigError: If ``NAMESRV_ADDR`` contains an invalid address.
+            NameServerError: If no name server is configured, or if none responds within ``request_timeout`` and the client may
                 not start without a cluster.
-            RequestTimeoutError: When the system's certificate authorities are not read in that time.
+            RequestTimeoutError: If the system's certificate authorities are not read within ``request_timeout``.
             ClientStateError: If the start was cancelled.
         """
         resolved = config.resolved()
@@ -137,7 +137,7 @@ class ClientInstance:
         if instance is None:
             _forget_closed_loops()
             instance = cls(resolved)
-            # In no user's context, like all its tasks: they also serve later users, and outlive the first.
+            # An empty context, as for all tasks of the instance: they also serve later users and outlive the first one.
             instance._starting = instance._loop.create_task(instance._start(), name="rmq_async start", context=Context())
             instance._starting.add_done_callback(instance._start_over)
             _instances[key] = instance
@@ -157,9 +157,10 @@ class ClientInstance:
         return instance
 
     async def release(self, timeout: float = 0.0) -> None:
-        """Give the instance back; the last user closes it, after up to ``timeout`` seconds for pending requests.
+        """Give the instance back. The last user closes it and waits at most ``timeout`` seconds for pending requests.
 
-        Raises as ``check_usable`` does.
+        Raises:
+            RocketMQError: The errors of ``check_usable``.
         """
         self.check_usable()
         await self._leave(timeout)
@@ -169,18 +170,24 @@ class ClientInstance:
         return self._users
 
     def check_usable(self) -> None:
-        """Raise ForkedError in a forked child, WrongLoopError on another loop, ClientStateError when closed."""
+        """Check that the instance may be used here.
+
+        Raises:
+            ForkedError: If the process is a fork of the one that started the instance.
+            WrongLoopError: If another event loop is running.
+            ClientStateError: If the instance is closed.
+        """
         if self._generation != generation():
             check_not_forked(self._generation)
         if asyncio.get_running_loop() is not self._loop:
             raise errors.WrongLoopError(
-                "this client was started on another event loop; make and start one on each loop that uses it"
+                "this client was started on another event loop; make and start one for each loop that uses it"
             )
         if self._state is _State.CLOSED:
             raise errors.ClientStateError("the client is stopped; start it again")
 
     def is_here(self) -> bool:
-        """Return whether the caller is in the process and on the event loop that the instance was started in."""
+        """Return whether the caller runs in the process and on the event loop in which the instance was started."""
         return self._generation == generation() and asyncio.get_running_loop() is self._loop
 
     # -- groups
@@ -189,7 +196,7 @@ class ClientInstance:
         """Add the group to the heartbeats.
 
         Raises:
-            ConfigError: When it is registered already.
+            ConfigError: If the group is already registered.
         """
         self.heartbeats.add_producer(group)
 
@@ -201,7 +208,7 @@ class ClientInstance:
         """Add the group to the heartbeats.
 
         Raises:
-            ConfigError: When it is registered already.
+            ConfigError: If the group is already registered.
         """
         self.heartbeats.add_consumer(data)
 
@@ -214,13 +221,12 @@ class ClientInstance:
     async def broker_address(self, broker_name: str, topic: str, timeout: float, *, any_replica: bool = False) -> str:
         """Return the address of a broker's master, from known routes or else from a new look-up of ``topic``.
 
-        Raises as ``RouteTable.get`` does, too.
-
         Args:
-            any_replica: Without a known master, use the replica with the lowest id.
+            any_replica: If no master is known, return the address of the replica with the lowest id.
 
         Raises:
-            BrokerNotFoundError: When no route has such an address.
+            BrokerNotFoundError: If no route contains such an address.
+            RocketMQError: Other errors of ``RouteTable.get``.
         """
         address = self._known_address(broker_name, any_replica)
         if address is None:
@@ -234,20 +240,21 @@ class ClientInstance:
             topic = self.names.display_name(topic)
             wanted = "an address" if any_replica else "a master"
             broker = printable(broker_name)
-            text = f"neither the route of topic {topic} nor another names {wanted} of broker {broker}"
+            text = f"neither the route of topic {topic} nor any other route names {wanted} of broker {broker}"
             if replicas := len(self.routes.addresses_of(broker_name)):
                 raise errors.BrokerNotFoundError(
-                    f"{text}, only {replicas} of its replicas, from which its messages can be read: without a master nothing is "
-                    "stored, committed or locked there, and no group starts; wait for the election of one, or start it",
+                    f"{text}, only {replicas} of its replicas, from which messages can still be read; without a master the broker "
+                    "stores, commits and locks nothing, and no group starts: wait until a master is elected, or start one",
                     broker=broker_name,
                 )
             raise errors.BrokerNotFoundError(f"{text}; start the broker, or check its name", broker=broker_name)
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
-        """Return the name of the broker that holds a queue; look up a static topic whose route is not known.
+        """Return the name of the broker that holds a queue. Look up the route of a static topic if it is unknown.
 
-        Raises as ``RouteTable.get`` does.
+        Raises:
+            RocketMQError: The errors of ``RouteTable.get``.
         """
         if queue.broker_name.startswith(LOGICAL_QUEUE_MOCK_BROKER_PREFIX) and self.routes.cached(queue.topic) is None:
             await self.routes.get(queue.topic, timeout)
@@ -263,12 +270,15 @@ class ClientInstance:
         any_replica: bool = False,
         **options: Unpack[RequestOptions],
     ) -> tuple[RemotingCommand, str]:
-        """Send one request to a broker, after look-up and connect, within ``timeout`` seconds; return answer and address.
+        """Send one request to a broker and return the response and the broker's address.
 
-        Raises as ``broker_address`` and ``ConnectionPool.request`` do; the error names the broker.
+        Look up the route and connect if necessary. All steps together take at most ``timeout`` seconds.
 
         Args:
             **options: The options of ``ConnectionPool.request``.
+
+        Raises:
+            RocketMQError: The errors of ``broker_address`` and ``ConnectionPool.request``. Each error names the broker.
         """
         deadline = machine.monotonic() + timeout
         try:
@@ -281,9 +291,9 @@ class ClientInstance:
         return response, address
 
     def plain_connection(self, broker_name: str) -> Connection | None:
-        """Return the connection of ``open_connection`` if requests on it may be frames encoded in advance.
+        """Return the connection of ``open_connection`` if requests on it may be sent as frames from templates.
 
-        None without a connection, and where hooks, credentials, ``namespace_v2`` or binary headers need a RemotingCommand.
+        Return None if there is no connection, or if hooks, credentials, ``namespace_v2`` or binary headers need a RemotingCommand.
         """
         address = self._known_address(broker_name, True)
         connection = self.pool.open.get(address) if address is not None else None
@@ -292,17 +302,19 @@ class ClientInstance:
         return connection
 
     def open_connection(self, broker_name: str, *, any_replica: bool = True) -> Connection | None:
-        """Return the open connection to a broker's master; None if it is not open.
+        """Return the open connection to a broker's master. Return None if there is none.
 
         Args:
-            any_replica: Without a known master, that to the replica with the lowest id.
+            any_replica: If no master is known, return the connection to the replica with the lowest id.
         """
         address = self._known_address(broker_name, any_replica)
         return None if address is None else self.pool.open.get(address)
 
     def is_replaced(self, broker_name: str, known: Connection | None) -> bool:
-        """Return whether a broker's master is reached at another address or over another connection than ``known``, so that it
-        may be another process. False while no route names a master, or there is no connection to a known address.
+        """Return whether a broker's master may be another process than the one behind the connection ``known``.
+
+        Return True if the master has another address, or if there is another connection to it. Return False while no route names a
+        master, or while there is no connection to an unchanged address.
         """
         address = self.routes.address_of(broker_name)
         if address is None:
@@ -313,7 +325,7 @@ class ClientInstance:
         return connection is not known
 
     def explain(self, error: errors.RocketMQError, broker_name: str, topic: str) -> None:
-        """Name the broker in the error of a request, and refresh the topic's route if the broker may have moved."""
+        """Set the broker's name in the error of a request, and refresh the topic's route if the broker may have moved."""
         if error.broker is None:
             error.broker = broker_name
         if isinstance(error, errors.ConnectError | errors.ConnectionLostError | errors.RequestTimeoutError):
@@ -373,11 +385,13 @@ class ClientInstance:
         logger.debug("client %s started, name servers %s", self.client_id, ", ".join(self.name_servers.addresses))
 
     async def _local_ip(self) -> str:
-        """Return this machine's address towards the name server that answers, or without an answer towards the first that a
-        network route leads to. "" if it is not known.
+        """Return this machine's address on the network route to a name server, or "" if it is unknown.
+
+        Use the name server that responds, else the first name server to which a network route exists.
 
         Raises:
-            NameServerError: Without an answer, unless the client may start without a cluster and the error is not permanent.
+            NameServerError: If no name server responds, unless the client may start without a cluster and the error is not
+                permanent.
         """
         try:
             address = await self.cluster_probe.run_once()
@@ -385,7 +399,7 @@ class ClientInstance:
             if error.permanent or not self.config.start_without_cluster:
                 raise
             self.name_servers.patient = True
-            logger.warning("started without a cluster, calls wait for it within their timeout: %s", printable(error, 1000))
+            logger.warning("started without a cluster; calls wait for it within their timeouts: %s", printable(error, 1000))
             return await local_address(self.name_servers.addresses)
         connection = self.pool.get(address)
         return connection.local_ip if connection is not None else ""
@@ -414,7 +428,7 @@ class ClientInstance:
             raise
 
     def _take_down(self) -> list[asyncio.Task[object]]:
-        """End the work of the instance without awaiting, and return the tasks that it has cancelled; the connections are left."""
+        """End the work of the instance without awaiting, and return the cancelled tasks. The connections stay open."""
         self._state = _State.CLOSED
         self._unlist()
         tasks: list[asyncio.Task[object]] = [*self._tasks]
@@ -424,7 +438,7 @@ class ClientInstance:
             task.cancel()
         if hasattr(self, "loop_monitor"):
             self.loop_monitor.stop()
-        if hasattr(self, "name_server_watch"):  # an answer, though none of a name server, may have begun it during the start
+        if hasattr(self, "name_server_watch"):  # a peer that is no name server may have started the watch
             tasks += self.name_server_watch.close()
         if hasattr(self, "heartbeats"):
             tasks += self.heartbeats.close()
@@ -438,12 +452,12 @@ class ClientInstance:
 
     async def _finish(self, tasks: list[asyncio.Task[object]], timeout: float) -> None:
         try:
-            if left := [task for task in tasks if not task.done()]:  # gather() of done ones waits two turns, from 3.12 on none
+            if left := [task for task in tasks if not task.done()]:  # gather() would wait for tasks that are done
                 await asyncio.wait(left)
             for task in tasks:
                 if not task.cancelled():
-                    task.exception()  # it was reported where it was raised, and counts as seen
-            self._tasks = []  # from 3.12 on a cancelled task keeps its frames, which refer to this client
+                    task.exception()  # mark it as retrieved: it was reported where it was raised
+            self._tasks = []  # since Python 3.12 a cancelled task keeps its frames, which refer to this client
             if hasattr(self, "pool"):
                 await self.pool.aclose(timeout)
         finally:
@@ -457,7 +471,7 @@ class ClientInstance:
     ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         handler = self.handlers.get(command.code)
         if handler is None:
-            logger.debug("%s sent request %d, which is not handled here", connection.address, command.code)
+            logger.debug("%s sent request %d, which this client does not handle", connection.address, command.code)
             return not_supported(command)
         return handler(connection, command)
 
@@ -469,7 +483,7 @@ class ClientInstance:
         if self._state is not _State.RUNNING:
             return
         self.heartbeats.on_closed(connection)
-        if connection.close_reason is None or connection.close_reason in _UNEXPECTED:  # None: it still waits for answers
+        if connection.close_reason is None or connection.close_reason in _UNEXPECTED:  # None: it still waits for responses
             self.routes.broker_lost(connection.address)
             self.name_server_watch.lost(connection.address)
             if self.config.vip_channel:
@@ -484,7 +498,7 @@ _instances: dict[_Key, ClientInstance] = {}
 
 
 def _forget_closed_loops() -> None:
-    """Remove this process's instances whose loops were closed before they were released."""
+    """Remove this process's instances that were not released before their loops were closed."""
     for key, instance in list(_instances.items()):
         if key[0] == generation() and instance._loop.is_closed():  # noqa: SLF001 - this module's class
             _instances.pop(key, None)

@@ -1,7 +1,7 @@
 """The life cycle of a producer, consumer or admin on a shared ClientInstance: new, starting, running, stopping, stopped.
 
-It starts on one event loop, stops, and can start again on any loop. A stop ends a start that waits. A forked child and other loops
-are refused.
+The object starts on one event loop, stops, and can start again on any loop. A stop ends a start that is still waiting. Calls from a
+forked child or on another loop raise an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..transport import check_not_forked, generation
 from .instance import ClientInstance
 
 _TEXT_LIMIT: Final = 500
-"""Maximum characters of an error in a problem's text."""
+"""Maximum number of characters of an error in the text of a problem."""
 
 
 class LifeState(Enum):
@@ -54,12 +54,12 @@ class LifeCycle(Startable):
     Subclasses register in ``_open`` and unregister in ``_close``.
 
     Args:
-        label: The subject of errors.
-        stop_timeout: Seconds, the default of ``stop``.
+        label: The subject of error messages.
+        stop_timeout: The default timeout of ``stop`` in seconds.
     """
 
     _waits_for_requests: ClassVar = False
-    """Whether the last user's stop waits, within its timeout, for requests that are still pending."""
+    """Whether the stop of the last user waits, within its timeout, for pending requests."""
 
     def __init__(self, client_config: ClientConfig, *, label: str, stop_timeout: float) -> None:
         self.client_config = client_config
@@ -68,9 +68,9 @@ class LifeCycle(Startable):
         self._state = LifeState.NEW
         self._instance: ClientInstance | None = None
         self._failure = ""
-        """The error of the newest start, if it failed."""
+        """The error of the last start, if it failed."""
         self._changing: asyncio.Future[BaseException | None] | None = None
-        """Done when the present start or stop has ended; its result is the error of a start, or None."""
+        """Done when the current start or stop has ended. The result is the error of the start, or None."""
         self._starting = StopScope(partial(_stopped_early, self._label))
         """The scope of a start's waits, which ``stop`` ends."""
         self._generation = generation()
@@ -83,20 +83,20 @@ class LifeCycle(Startable):
             warnings.warn(f"{self!r} was dropped without stop()", ResourceWarning, stacklevel=2, source=self)
 
     async def start(self) -> None:
-        """Connect to a name server; with ``start_without_cluster`` in the background, if none answers.
+        """Connect to a name server. With ``start_without_cluster``, connect in the background if no name server responds.
 
-        Do nothing when already running; may be called again after a failure and after ``stop``.
+        Do nothing if already running. ``start`` may be called again after a failure and after ``stop``.
 
-        After a failure or a cancellation no connection or task remains, unless others share it. A call during another
-        ``start`` waits for its end and raises its error; if the other call is cancelled, this one starts.
+        After a failure or a cancellation, no connection or task remains unless other clients share it. A call during another
+        ``start`` waits until that call ends and raises its error; if that call is cancelled, this call starts the client.
 
         Raises:
-            NameServerError: When none is configured, none answers within ``request_timeout`` and ``start_without_cluster`` is
-                False, or all addresses are those of brokers.
-            ConfigError: For a group that this client has already, and for an invalid address in ``NAMESRV_ADDR``.
-            RequestTimeoutError: When the system's certificate authorities are not read in that time.
-            ClientStateError: During ``stop``, and when ``stop`` ends this start.
-            WrongLoopError, ForkedError: When it runs on another loop or in the parent process.
+            NameServerError: If no name server is configured, if none responds within ``request_timeout`` and
+                ``start_without_cluster`` is False, or if all addresses belong to brokers.
+            ConfigError: If this client already uses the group, or if ``NAMESRV_ADDR`` contains an invalid address.
+            RequestTimeoutError: If the system's certificate authorities are not read within ``request_timeout``.
+            ClientStateError: If ``stop`` is running, or ends this start.
+            WrongLoopError, ForkedError: If the object is running on another loop or in the parent process.
         """
         while self._state is LifeState.STARTING:
             await self._join_start()
@@ -128,30 +128,28 @@ class LifeCycle(Startable):
             elif isinstance(error, Exception):
                 self._failure = printable(error, _TEXT_LIMIT)
             self._state = LifeState.NEW
-            changing.set_result(shared)  # None of a start that is cancelled: the first of the calls that joined it starts
+            changing.set_result(shared)  # None if this start was cancelled: the first waiting call starts anew
             raise
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Unregister, and close the connections unless others share them.
+        """Unregister, and close the connections unless other clients share them.
 
-        Do nothing when not started or already stopped.
-
-        Pending calls fail with ClientStateError immediately.
+        Do nothing if not started or already stopped. Pending calls fail with ClientStateError immediately.
 
         Args:
-            timeout: Seconds for the brokers' answers, at least 0; default: 3 for PullConsumer and Admin.
+            timeout: Maximum seconds to wait for the brokers' responses, at least 0. The default is 3 for PullConsumer and Admin.
 
         Raises:
-            TypeError, ValueError: For another ``timeout``.
-            WrongLoopError: On another loop.
-            ForkedError: In a forked child.
+            TypeError, ValueError: If ``timeout`` is not a number of at least 0.
+            WrongLoopError: If the object was started on another loop.
+            ForkedError: If the process is a fork of the one that started the object.
         """
         budget = stop_budget(timeout, self._stop_timeout)
         while self._is_in(LifeState.STARTING, LifeState.STOPPING):
             joined = self._present_change()
             await self._join_change()
             if self._is_in(LifeState.RUNNING) and self._changing is joined:
-                break  # the start had made its last wait, and did not hear of the stop
+                break  # the start was past its last wait, so the stop did not end it
             if not self._is_in(LifeState.STOPPING):
                 return
         if self._state is not LifeState.RUNNING:
@@ -174,21 +172,21 @@ class LifeCycle(Startable):
                 changing.set_result(None)
 
     async def aclose(self, timeout: float | None = None) -> None:
-        """Stop, as ``stop`` does."""
+        """Call ``stop``."""
         await self.stop(timeout)
 
     def _is_in(self, *states: LifeState) -> bool:
         return self._state in states
 
     async def _join_change(self) -> None:
-        """End a start that waits, and wait for the end of the start or stop."""
+        """End a start that is waiting, and wait until the current start or stop has ended."""
         changing = self._present_change()
         self._state = LifeState.STOPPING
-        self._starting.stop()  # nothing has been accepted yet that a stop would have to wait for
+        self._starting.stop()  # no calls were accepted yet that a stop would have to wait for
         await asyncio.wait([changing])
 
     async def _join_start(self) -> None:
-        """Wait for the end of another call of ``start`` and raise a copy of its error; return also if that call is cancelled.
+        """Wait until another call of ``start`` has ended, and raise a copy of its error. Return if it succeeds or is cancelled.
 
         Raises:
             ClientStateError: If the object has been stopped since.
@@ -198,15 +196,15 @@ class LifeCycle(Startable):
         error = changing.result()
         if error is not None:
             raise own_copy(error)
-        if self._state in (LifeState.STOPPING, LifeState.STOPPED):  # since that start
+        if self._state in (LifeState.STOPPING, LifeState.STOPPED):  # stopped since that start
             raise _stopped_early(self._label)
 
     def _present_change(self) -> asyncio.Future[BaseException | None]:
-        """Return the future of the present start or stop.
+        """Return the future of the current start or stop.
 
         Raises:
-            ForkedError: In a child.
-            WrongLoopError: On another loop.
+            ForkedError: If the process is a fork of the one in which the start or stop runs.
+            WrongLoopError: If the start or stop runs on another loop.
         """
         check_not_forked(self._generation)
         assert self._changing is not None
@@ -217,18 +215,18 @@ class LifeCycle(Startable):
     # -- for subclasses
 
     async def _open(self, instance: ClientInstance) -> None:
-        """Register with ``instance``; undoes that when it fails. Its waits go through ``_starting``."""
+        """Register with ``instance``. An implementation undoes this if it fails, and waits only through ``_starting``."""
 
     async def _close(self, instance: ClientInstance, deadline: float) -> None:
-        """End calls and unregisters, by ``deadline`` (monotonic)."""
+        """End all calls and unregister by ``deadline`` (monotonic)."""
 
     def _running_instance(self) -> ClientInstance:
         """Return the instance.
 
         Raises:
-            ClientStateError: Unless running.
-            ForkedError: In a child.
-            WrongLoopError: On another loop.
+            ClientStateError: If the object is not running.
+            ForkedError: If the process is a fork of the one that started the object.
+            WrongLoopError: If the object was started on another loop.
         """
         instance = self._instance
         if instance is None or self._state is not LifeState.RUNNING:
@@ -237,8 +235,9 @@ class LifeCycle(Startable):
         return instance
 
     def _idle_problem(self, state: LifeState) -> Problem | None:
-        """Return the problem that the object does not run, with the reason if its newest start failed; None while it runs. May
-        be called from any thread.
+        """Return the problem that the object is not running, with the reason if its last start failed. Return None if it runs.
+
+        May be called from any thread.
 
         Args:
             state: The state to report.
@@ -247,11 +246,11 @@ class LifeCycle(Startable):
         if code is None:
             return None
         if self._failure and state in (LifeState.NEW, LifeState.STARTING):
-            text += f", its newest start failed: {self._failure}"
+            text += f"; its last start failed: {self._failure}"
         return Problem(code, text)
 
     def _check_starting(self) -> None:
-        """Raise ClientStateError if the start was stopped."""
+        """Raise ClientStateError if ``stop`` was called during the start."""
         if self._state is not LifeState.STARTING:
             raise _stopped_early(self._label)
 
@@ -259,7 +258,7 @@ class LifeCycle(Startable):
         return ClientStateError(f"{self._label} is {self._state.value}{self._advice()}")
 
     def _advice(self) -> str:
-        """Return what a user can do about the state, as the end of an error's text."""
+        """Return advice for the user in the current state, as the end of an error message."""
         if self._state is LifeState.STARTING:
             return "; await that start() first"
         if self._state is LifeState.STOPPING:
@@ -267,21 +266,21 @@ class LifeCycle(Startable):
         return f": use it inside `async with {type(self).__name__}(...)`, or await its start() first"
 
     def _wrong_loop(self) -> WrongLoopError:
-        return WrongLoopError(f"{self._label} was started on another event loop; make one per loop")
+        return WrongLoopError(f"{self._label} was started on another event loop; make one for each loop")
 
 
 def _stopped_early(label: str) -> ClientStateError:
     return ClientStateError(f"{label} was stopped while it started; start it again to use it")
 
 
-# The base class of PullConsumer and Admin: a life cycle, and calls that a stop ends.
+# The base class of PullConsumer and Admin: a life cycle whose stop ends pending calls.
 
 STOP_TIMEOUT: Final = 3.0
-"""Seconds; the default of ``stop``."""
+"""The default timeout of ``stop`` in seconds."""
 
 
 class ClientUser(LifeCycle):
-    """A user of the shared instance whose ``stop`` ends its calls.
+    """A user of the shared instance whose ``stop`` ends its pending calls.
 
     Subclasses register with the instance in ``_join`` and unregister in ``_leave``.
     """
@@ -301,11 +300,14 @@ class ClientUser(LifeCycle):
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[ClientInstance]:
-        """Yield the running instance for a call of several steps. Raises as ``_client`` does, and ClientStateError when
-        ``stop`` ends the call.
+        """Yield the running instance for a call with several steps.
+
+        Raises:
+            ClientStateError: If the object is not running, or if ``stop`` ends the call.
+            RocketMQError: Other errors of ``_client``.
         """
         instance = self._client()
-        scope = asyncio.timeout(None)  # a cancellation scope: other cancellations pass through
+        scope = asyncio.timeout(None)  # a scope that ``_close`` can end; other cancellations pass through it
         try:
             async with scope:
                 self._scopes.add(scope)
@@ -318,10 +320,10 @@ class ClientUser(LifeCycle):
             self._scopes.discard(scope)
 
     def _join(self, instance: ClientInstance) -> None:
-        """Join the instance; called once, when it runs."""
+        """Register with the instance. It is called once, when the instance runs."""
 
     async def _leave(self, instance: ClientInstance, timeout: float) -> None:
-        """Leave the instance within ``timeout`` seconds; called once, before its release."""
+        """Unregister from the instance within ``timeout`` seconds. It is called once, before the instance is released."""
 
     async def _open(self, instance: ClientInstance) -> None:
         self._join(instance)
@@ -337,4 +339,4 @@ class ClientUser(LifeCycle):
         await self._leave(instance, max(deadline - machine.monotonic(), 0.0))
 
     def _stopped(self) -> ClientStateError:
-        return ClientStateError(f"{self._label} was stopped during the call; start it again to repeat that")
+        return ClientStateError(f"{self._label} was stopped during the call; start it again to repeat the call")

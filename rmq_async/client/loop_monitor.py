@@ -1,4 +1,4 @@
-"""Shows any thread whether an event loop runs its timers: one timer records when it ran last."""
+"""Shows whether an event loop runs its timers: a timer records when it last ran, and any thread may read that time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ INTERVAL: Final = 1.0
 """Seconds between two runs of the timer."""
 
 LATE_AFTER: Final = 1.0
-"""Seconds by which the timer may be late before the loop counts as blocked."""
+"""The loop counts as blocked if the timer is more than this many seconds late."""
 
 
 class LoopMonitor:
-    """The timer of ``loop``; runs from the construction until ``stop``. ``runs`` and ``late`` may be read from any thread."""
+    """A timer of ``loop`` that runs from its construction until ``stop``. ``runs`` and ``late`` may be used from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -28,11 +28,11 @@ class LoopMonitor:
 
     @property
     def runs(self) -> bool:
-        """Whether the loop runs, also if it is blocked."""
+        """Whether the loop is running; also True if it is blocked."""
         return self._loop.is_running() and not self._loop.is_closed()
 
     def late(self) -> float:
-        """Return the seconds by which the timer is late; 0.0 if it is not."""
+        """Return the seconds by which the timer is late. Return 0.0 if it is not late."""
         return max(0.0, machine.monotonic() - self._ran_at - INTERVAL)
 
     def _schedule(self) -> asyncio.TimerHandle:

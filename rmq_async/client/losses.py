@@ -1,4 +1,4 @@
-"""Messages of a queue that were deleted: missing offsets, without the gaps that are no loss."""
+"""Deleted messages of a queue: the missing offsets minus the gaps that are no losses."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .instance import ClientInstance
 
 # Checks whether a broker has a master now.
 #
-# A message that a master lacks was deleted; one that a replica lacks may still exist.
+# A message that is missing on a master was deleted; a message that is missing on a replica may still exist.
 
 
 def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
-    """Return whether the broker that holds ``queue`` has a master, as far as the routes in use show that.
+    """Return whether the broker that holds ``queue`` has a master, according to the routes in use.
 
-    None where they do not: the topic's route may name a replica as the master, or the topic has no route here and the broker's
-    address is that of another topic's route.
+    Return None if the routes do not show it: the topic's route may name a replica as the master, or the topic has no route here and
+    the broker's address comes from another topic's route.
     """
     routes = instance.routes
     broker_name = routes.broker_of(queue)
@@ -47,10 +47,10 @@ def known_master(instance: ClientInstance, queue: MessageQueue) -> bool | None:
 
 
 async def is_masterless(instance: ClientInstance, broker_name: str, topic: str, timeout: float) -> bool:
-    """Return whether all name servers say, within ``timeout`` seconds, that a broker has replicas for ``topic`` and no master.
+    """Return whether all name servers report within ``timeout`` seconds that a broker has replicas for ``topic`` and no master.
 
-    One name server is no witness: it may have been restarted, or be separated from the master as this client is. One that does
-    not answer may know a master.
+    A single name server does not prove this: it may have been restarted, or be disconnected from the master as this client is. A
+    name server that does not respond may know a master.
     """
     command = request_of(GetRouteInfoRequestHeader(topic=topic, acceptStandardJsonOnly=True))
     try:
@@ -64,7 +64,7 @@ def _lists_only_replicas(answer: RemotingCommand, broker_name: str) -> bool:
     """Return whether a route lists a broker without a master.
 
     Raises:
-        RemoteProtocolError: For a route that cannot be read.
+        RemoteProtocolError: If the route cannot be read.
     """
     if answer.code != ResponseCode.SUCCESS or not answer.body:
         return False
@@ -75,8 +75,11 @@ def _lists_only_replicas(answer: RemotingCommand, broker_name: str) -> bool:
 async def has_master(instance: ClientInstance, queue: MessageQueue) -> bool:
     """Return whether the broker that holds ``queue`` has a master.
 
-    With ``enableSlaveActingMaster`` a name server names a replica in the master's place. The cluster's broker list keeps the real
-    broker ids, so it is requested where ``known_master`` returns None. Raises as ``NameServers.cluster_info`` does.
+    With ``enableSlaveActingMaster``, routes of a name server contain a replica in place of the master. The cluster's broker list
+    keeps the real broker ids, so this list is requested if ``known_master`` returns None.
+
+    Raises:
+        RocketMQError: The errors of ``NameServers.cluster_info``.
     """
     known = known_master(instance, queue)
     if known is not None:
@@ -89,7 +92,7 @@ async def has_master(instance: ClientInstance, queue: MessageQueue) -> bool:
 logger = logging.getLogger("rmq_async.client.gaps")
 
 _UNKNOWN_THERE: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST})
-"""Codes of brokers before 5.0, which have no such topics, and for a deleted topic, which has no settings."""
+"""The codes of brokers before 5.0, which do not have such topics, and of a deleted topic, which has no settings."""
 _NO_SETTINGS: Final = TopicConfigAndQueueMapping("")
 
 
@@ -104,14 +107,17 @@ async def lost_offsets(
 ) -> tuple[range, ...]:
     """Return the offsets in ``missing`` whose messages were deleted.
 
-    Raises as ``ClientInstance.ask_broker`` does, and BrokerError if the broker refuses the settings for another reason.
+    If the topic's settings cannot be read, or this user has no permission to read them, all missing offsets count as deleted.
 
     Args:
-        missing: Offsets that the answer to a pull without a filter left out.
-        static: Whether the queue is one of a static topic.
-        timeout: Seconds for the request for the topic's settings, at most and by default ``request_timeout``.
-        calls: As for ``ConnectionPool.request``. If the settings cannot be read, or this user may not see them, all missing
-            offsets count as deleted.
+        missing: Offsets that the response to a pull without a filter left out.
+        static: Whether the queue belongs to a static topic.
+        timeout: Seconds for the request for the topic's settings. The default and the maximum is ``request_timeout``.
+        calls: As for ``ConnectionPool.request``.
+
+    Raises:
+        BrokerError: If the broker refuses to return the settings for a reason other than permissions.
+        RocketMQError: Other errors of ``ClientInstance.ask_broker``.
     """
     broker_name = instance.routes.broker_of(queue)
     config = None if static else instance.gaps.get(broker_name, queue.topic)
@@ -150,7 +156,7 @@ async def _settings(
         if not isinstance(error, AuthenticationError | NoPermissionError | PermissionDeniedError):
             raise error
     logger.warning(
-        "gaps of topic %s count as losses, since broker %s does not show whether the topic is compacted: %s",
+        "gaps of topic %s count as losses, because broker %s does not show whether the topic is compacted: %s",
         instance.names.display_name(topic),
         address,
         printable(error),

@@ -1,16 +1,17 @@
-"""Requests to the name servers, of which any may answer.
+"""Requests to the name servers. Any name server may answer a request.
 
-All have nearly the same data. The list is shuffled once, and the client stays with the server that answered last. When that one
-fails, the same call tries the others, those to which a connect failed a moment ago last, and then all other addresses that the
-names lead to; the client stays with the first of them that answers. A silent server may use only its share of the time that is
-left: with two servers the second is tried after half of it. A server whose connection broke during a request (it may have been
-restarted since) is tried once more at the end.
+All name servers have nearly the same data. The list is shuffled once, and the client stays with the server that responded last. If
+that server fails, the same call tries the other servers, beginning with those to which no connect failed a moment ago, and then all
+other addresses that the host names resolve to. The client stays with the first server that responds. A silent server may use only
+its share of the remaining time: with two servers, the second one is tried after half of that time. A server whose connection broke
+during a request is tried once more at the end, because it may have been restarted since.
 
-One server's "no" is not enough: it may have been restarted, and brokers register again within 30 s only. So ``others`` asks the
-others at the same time, and ``knows_brokers`` says whether a server is a witness: one that lists no broker knows no topic either.
+If one server does not know something, that is not enough: it may have been restarted, and brokers register again only within 30 s.
+Therefore ``others`` asks the other servers concurrently, and ``knows_brokers`` tells whether a server can be believed: a server
+that lists no broker knows no topic either.
 
-A broker refuses requests for routes (3, request type not supported), which is all that distinguishes its address from that of a
-name server. If every address is a broker's, the error is permanent: waiting cannot help.
+A broker refuses requests for routes (3, request type not supported). Nothing else distinguishes its address from the address of a
+name server. If every address belongs to a broker, the error is permanent, because waiting cannot help.
 """
 
 from __future__ import annotations
@@ -37,26 +38,25 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ADVICE: Final = "check the addresses, and that a name server runs"
-_WANTED: Final = "give the addresses of name servers (port 9876 by default), which know those of the brokers"
+_WANTED: Final = "pass the addresses of name servers (default port 9876), which know the addresses of the brokers"
 
 
 OTHERS_SHARE: Final = 0.5
-"""Share of the time that is left for the answers of the other servers; the rest is for what follows from them."""
+"""The share of the remaining time in which the other servers may respond; the rest is for the steps that follow."""
 
 COMPARED_WITHIN: Final = 1.0
-"""Seconds, of which the other servers get that share, to compare their answers with that of the first one: when a client starts,
-and for the first route of a topic."""
+"""Seconds to compare the responses of the other servers with the response of the first one, at the start of a client and for the
+first route of a topic. The other servers get OTHERS_SHARE of this time."""
 
 SILENT_FOR: Final = 10.0
-"""Seconds for which a server that gave no answer beside others is not asked beside others again: each of thousands of topics would
-wait for it."""
+"""Seconds for which ``others`` skips a server that did not respond. Otherwise each of thousands of topics would wait for it."""
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What several servers said, by address.
+    """The results and errors of several servers, by address.
 
     Attributes:
-        failures: The errors of servers without a usable answer.
+        failures: The errors of servers that gave no usable response.
     """
 
     results: dict[str, T]
@@ -64,72 +64,73 @@ class Answers(NamedTuple, Generic[T]):
 
 
 class NoUsableAnswerError(errors.NameServerError):
-    """The error of a request that some name server answered, but none usably: the network is not the cause."""
+    """The error of a request to which a name server responded, but none gave a usable response: the network is not the cause."""
 
 
 class NameServers:
     """The name servers of a cluster, and the requests to them.
 
     Args:
-        addresses: "host:port" of each server.
+        addresses: The "host:port" of each server.
 
     Raises:
-        NameServerError: When there are none.
+        NameServerError: If ``addresses`` is empty.
     """
 
     def __init__(self, pool: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
-            raise errors.NameServerError("no name server is configured: give namesrv=... or set NAMESRV_ADDR")
+            raise errors.NameServerError("no name server is configured; pass namesrv=... or set NAMESRV_ADDR")
         self._pool = pool
         self._addresses = list(addresses)
         machine.random.shuffle(self._addresses)
         self._silent: dict[str, float] = {}
-        """Times (monotonic) until which servers without an answer are not asked beside the others."""
+        """Address of a server that did not respond -> the time (monotonic) until which ``others`` skips it."""
         self.patient = False
-        """Whether requests wait, within their timeout, for the first answer of a name server instead of failing."""
+        """Whether requests wait, within their timeout, for the first response of a name server instead of failing."""
         self.answered = asyncio.Event()
-        """Set by the first answer, and never cleared."""
+        """Set by the first response and never cleared."""
         self.failure: errors.NameServerError | None = None
-        """Why the newest request had no answer; None after an answer, and before the first request."""
+        """Why the last request got no response. None after a response, and before the first request."""
         self.on_failure: Callable[[], None] = _nothing
-        """Called when a request has had no answer."""
+        """Called when a request got no response."""
 
     def __repr__(self) -> str:
         return f"<NameServers {', '.join(self._addresses)}>"
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All addresses, the address of the server in use first."""
+        """All addresses; the address of the server in use comes first."""
         return tuple(self._addresses)
 
     @property
     def is_well(self) -> bool:
-        """Whether the newest request was answered, and a connection to a name server is open."""
+        """Whether the last request was answered and a connection to a name server is open."""
         return self.failure is None and any(self._pool.get(address) is not None for address in self._addresses)
 
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """Return the first answer, of any code, and the server's address.
+        """Return the first response, whatever its code, and the server's address.
 
         Raises:
-            NameServerError: When none answers within ``timeout`` seconds.
+            NameServerError: If no server responds within ``timeout`` seconds.
         """
         return await self.ask(command, timeout, lambda response, _: response)
 
     async def ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
-        """Return the first result of ``read(response, address)`` that is no error, and the server's address.
+        """Return the first result of ``read(response, address)``, and the server's address.
 
-        A RocketMQError of ``read`` counts as a failure of that server. It is permanent if brokers are at all addresses.
+        If ``read`` raises a RocketMQError, the request to that server counts as failed.
 
         Raises:
-            NameServerError, NoUsableAnswerError: If some server answered, after ``timeout`` seconds or when all servers have
-                failed.
+            NoUsableAnswerError: If a server responded, but none gave a usable response before ``timeout`` seconds passed or all
+                servers failed. The error is permanent if all addresses belong to brokers.
+            NameServerError: If no server responded.
         """
         deadline = machine.monotonic() + timeout
         await self._first_answer(timeout)
         return await self._ask(command, deadline - machine.monotonic(), read)
 
     async def probe(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
-        """Send a request as ``ask`` does, but never waits for the first answer."""
+        """Send a request as ``ask`` does, but never wait for the first response of a name server (``patient``)."""
         return await self._ask(command, timeout, read)
 
     async def _ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
@@ -166,17 +167,17 @@ class NameServers:
                 self._stay_with(address, failures)
                 return result, address
         if not answered:
-            self.failure = self._failed(failures, answered, timeout)  # an error that is raised gets its callers' frames
+            self.failure = self._failed(failures, answered, timeout)  # a second error: a raised error keeps its callers' frames
             self.on_failure()
         raise self._failed(failures, answered, timeout)
 
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
-        """Return the answers of all name servers, by address.
+        """Return the responses of all name servers, by address.
 
-        Each address that a name leads to counts as one, if a connection to it can be made.
+        Each address that a host name resolves to counts as a name server, if a connection to it can be made.
 
         Raises:
-            NameServerError: Unless all of them answer, each in its share of ``timeout`` seconds.
+            NameServerError: If a server does not respond within its share of ``timeout`` seconds.
         """
         answers: dict[str, RemotingCommand] = {}
         failures: dict[str, errors.RocketMQError] = {}
@@ -199,9 +200,9 @@ class NameServers:
         if failures:
             said = "; ".join(f"{address}: {self._reason(address, error)}" for address, error in failures.items())
             text = (
-                f"{len(failures)} of {len(answers) + len(failures)} name servers did not answer, and all of them must: {said}"
+                f"{len(failures)} of {len(answers) + len(failures)} name servers did not respond, but all must respond: {said}"
             )
-            raise errors.NameServerError(f"{text}; repeat the call when they run") from next(iter(failures.values()))
+            raise errors.NameServerError(f"{text}; repeat the call when all are running") from next(iter(failures.values()))
         return answers
 
     async def others(
@@ -212,12 +213,12 @@ class NameServers:
         read: Callable[[RemotingCommand, str], T],
         is_enough: Callable[[T], bool] | None = None,
     ) -> Answers[T]:
-        """Ask all servers but ``address`` at the same time, and return what ``read`` made of their answers.
+        """Ask all servers except ``address`` concurrently, and return the results of ``read`` for their responses.
 
-        Each address that a name leads to counts as a server.
+        Each address that a host name resolves to counts as a server.
 
-        It ends when all have answered or failed, after ``OTHERS_SHARE`` of ``timeout`` seconds, or with the first result for which
-        ``is_enough(result)`` is true. Raises nothing: errors are in the result.
+        Return when all servers have responded or failed, after ``OTHERS_SHARE`` of ``timeout`` seconds, or after the first result
+        for which ``is_enough(result)`` is true. No error of a server is raised; the errors are in the returned Answers.
         """
         share, now = timeout * OTHERS_SHARE, machine.monotonic()
         answers: Answers[T] = Answers({}, {})
@@ -227,7 +228,7 @@ class NameServers:
             if other != address and self._silent.get(other, now) <= now:
                 asking[asyncio.ensure_future(self._read_from(other, command, share, read))] = other
             elif other != address and other not in siblings:
-                answers.failures[other] = errors.RequestTimeoutError("not asked, it gave no answer a moment ago", address=other)
+                answers.failures[other] = errors.RequestTimeoutError("skipped, it did not respond a moment ago", address=other)
         try:
             while asking:
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
@@ -243,22 +244,25 @@ class NameServers:
         return answers
 
     def _note(self, address: str, task: asyncio.Task[T], answers: Answers[T], siblings: Collection[str]) -> None:
-        """Note the end of a request to another server in ``answers``."""
+        """Record the result or the error of a request to another server in ``answers``."""
         try:
             answers.results[address] = task.result()
         except errors.RocketMQError as error:
-            if address not in siblings or error.maybe_stored:  # else no server may be there, as for IPv6 of this host
+            if address not in siblings or error.maybe_stored:  # a sibling may have no server, such as ::1 of this host
                 answers.failures[address] = without_frames(error)
             if not isinstance(error, errors.BrokerError | errors.ProtocolError):
                 self._silent[address] = machine.monotonic() + SILENT_FOR
 
     async def look_again(self, timeout: float) -> bool:
-        """Look up the names of the servers again; return whether one leads elsewhere, so that its next request goes there."""
+        """Look up the host names of the servers again.
+
+        Return whether at least one name now resolves to other addresses; its next request goes there.
+        """
         found = await asyncio.gather(*[self._pool.look_again(address, timeout) for address in self._addresses])
         return any(found)
 
     def are_away(self, brokers: Iterable[str]) -> bool:
-        """Return whether none of these addresses can be reached at the moment."""
+        """Return whether none of the addresses can currently be reached."""
         return all(self._pool.is_down(address) for address in brokers)
 
     async def fullest(
@@ -269,11 +273,13 @@ class NameServers:
         size: Callable[[T], int],
         is_former: Callable[[T], bool] | None = None,
     ) -> T:
-        """Return the largest of all servers' results: one that was restarted knows less than the others for some seconds.
-        Raises as ``ask`` does if none answers within ``timeout`` seconds.
+        """Return the largest of all servers' results, because a restarted server knows less than the others for some seconds.
 
         Args:
-            is_former: Returns whether a result may be that of servers to which the names do not lead any more.
+            is_former: Returns whether a result may come from servers to which the host names no longer resolve.
+
+        Raises:
+            NameServerError: If no server gives a usable response within ``timeout`` seconds.
         """
         deadline = machine.monotonic() + timeout
         found = await self._fullest(command, deadline, read, size)
@@ -289,7 +295,11 @@ class NameServers:
         return max([found, *others.results.values()], key=size)
 
     async def cluster_info(self, timeout: float) -> ClusterInfo:
-        """Return the clusters and brokers that the server lists which lists the most. Raises as ``fullest`` does."""
+        """Return the clusters and brokers from the server that lists the most brokers.
+
+        Raises:
+            NameServerError: If no server gives a usable response within ``timeout`` seconds.
+        """
         command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
 
         def is_former(info: ClusterInfo) -> bool:
@@ -298,8 +308,9 @@ class NameServers:
         return await self.fullest(command, timeout, _read_cluster, lambda info: len(_brokers_in(info)), is_former)
 
     async def listed_at(self, address: str, timeout: float) -> frozenset[tuple[str, bool]] | None:
-        """Return the brokers that a server lists now, as ``listed_brokers`` does; None if it answers otherwise, as a proxy
-        does. Raise the errors of a request without an answer.
+        """Return the brokers that a server lists now, in the form of ``listed_brokers``.
+
+        Return None if the response contains no list, as from a proxy. If there is no response, raise the error of the request.
         """
         command = RemotingCommand(code=RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
@@ -309,9 +320,9 @@ class NameServers:
         return _brokers_in(info)
 
     async def knows_brokers(self, address: str, timeout: float) -> bool:
-        """Return whether a server is a witness: whether it lists a broker now.
+        """Return whether a server lists a broker now, so that it can be believed.
 
-        True for an answer that does not say that, False without an answer.
+        Return True for a response that contains no list of brokers. Return False if there is no response.
         """
         try:
             listed = await self.listed_at(address, timeout)
@@ -320,26 +331,31 @@ class NameServers:
         return listed is None or bool(listed)
 
     def prefer(self, address: str, why: str) -> None:
-        """Stay with a server from now on.
+        """Ask the server at ``address`` first from now on.
 
         Args:
             why: The reason, for the log.
         """
         named = self._pool.lead(address)
         if named != address:
-            logger.info("name server %s is asked from now on at %s: %s", named, address, why)
+            logger.info("requests to name server %s now go to its address %s: %s", named, address, why)
             self._silent.pop(named, None)
             address = named
         index = self._addresses.index(address) if address in self._addresses else 0
         if index:
-            logger.info("name server %s is asked from now on: %s", address, why)
+            logger.info("requests now go to name server %s: %s", address, why)
             self._addresses = self._addresses[index:] + self._addresses[:index]
 
     def unusable(self, answers: Mapping[str, str], failures: Mapping[str, errors.RocketMQError]) -> NoUsableAnswerError:
-        """Return the error of a request that has ``failures`` and ``answers`` (texts by address) that count for nothing."""
+        """Return the error of a request without a usable response.
+
+        Args:
+            answers: For each address that responded, why the response is not usable.
+            failures: The errors of the other requests, by address.
+        """
         asked = dict.fromkeys([*self._addresses, *answers, *failures])
         said = [f"{address}: {answers.get(address) or self._reason(address, failures.get(address))}" for address in asked]
-        error = NoUsableAnswerError(f"no name server gave a usable answer: {'; '.join(said)}; try again, or look at their logs")
+        error = NoUsableAnswerError(f"no name server gave a usable response: {'; '.join(said)}; try again, or check their logs")
         error.__cause__ = next(iter(failures.values()), None)
         return error
 
@@ -348,7 +364,7 @@ class NameServers:
     async def _read_from(
         self, address: str, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]
     ) -> T:
-        """Ask one server, once more if its connection breaks: it may have been restarted since the last request."""
+        """Ask one server. Repeat the request once if the connection breaks, because the server may have been restarted."""
         deadline = machine.monotonic() + timeout
         try:
             return read(await self._one(address, command, timeout), address)
@@ -356,10 +372,10 @@ class NameServers:
             return read(await self._one(address, command, max(deadline - machine.monotonic(), 0.0)), address)
 
     async def _first_answer(self, timeout: float) -> None:
-        """Wait for the first answer if ``patient``.
+        """Wait for the first response of a name server if ``patient``.
 
         Raises:
-            NameServerError: After ``timeout`` seconds.
+            NameServerError: If there is no response within ``timeout`` seconds.
         """
         if not self.patient or self.answered.is_set():
             return
@@ -367,7 +383,7 @@ class NameServers:
             async with asyncio.timeout(timeout):
                 await self.answered.wait()
         except TimeoutError:
-            text = f"no name server has answered since the start, nor within {timeout:.3g} s"
+            text = f"no name server has answered since the start, including the last {timeout:.3g} s"
             last = f"the last attempt: {self.failure}" if self.failure is not None else _ADVICE
             raise errors.NameServerError(f"{text}; {last}") from None
 
@@ -379,20 +395,20 @@ class NameServers:
 
     def _reason(self, address: str, error: errors.RocketMQError | None) -> str:
         if error is None:
-            return "not asked, the time was over"
+            return "not asked, because the time was over"
         if _is_of_broker(error):
-            return "a broker answered, which is no name server"
+            return "this is a broker, not a name server"
         if isinstance(error, errors.RequestTimeoutError):
             if error.maybe_stored:
-                return "no answer in its share of the time"
+                return "no response in its share of the time"
             last = self._pool.trouble(address)
             return "no connection in its share of the time" + (f"; the last attempt failed: {last}" if last else "")
         if isinstance(error, errors.BrokerError | errors.ProtocolError):
-            return f"answered, {printable(error)}"
+            return f"it responded: {printable(error)}"
         return printable(error)
 
     def _siblings(self) -> list[str]:
-        """Return the other addresses that the names of the servers lead to."""
+        """Return the other addresses that the host names of the servers resolve to."""
         found = {each for address in self._addresses for each in self._pool.siblings(address)}
         return sorted(found.difference(self._addresses))
 
@@ -413,7 +429,7 @@ class NameServers:
         if len(brokers) == len(self._addresses):
             error = NoUsableAnswerError(_of_brokers(brokers), permanent=True)
         elif answered:
-            error = NoUsableAnswerError(f"no name server gave a usable answer: {tried}; look at their logs")
+            error = NoUsableAnswerError(f"no name server gave a usable response: {tried}; check their logs")
         else:
             silent = any(isinstance(error, errors.RequestTimeoutError) for error in failures.values())
             late = silent or len(failures) < len(self._addresses)
@@ -424,8 +440,9 @@ class NameServers:
 
 
 def listed_brokers(addresses: Mapping[str, Collection[int]]) -> frozenset[tuple[str, bool]]:
-    """Return the brokers of an answer, so that two answers can be compared: (name, False) for each broker, and (name, True) for
-    each that has a master.
+    """Return the brokers in a response, in a form in which two responses can be compared.
+
+    The set contains (name, False) for each broker, and (name, True) for each broker that has a master.
 
     Args:
         addresses: Broker ids by broker name.
@@ -439,11 +456,11 @@ def _brokers_in(info: ClusterInfo) -> frozenset[tuple[str, bool]]:
 
 
 def _read_cluster(response: RemotingCommand, address: str) -> ClusterInfo:
-    """Read the answer to GET_BROKER_CLUSTER_INFO.
+    """Read the response to GET_BROKER_CLUSTER_INFO.
 
     Raises:
-        BrokerError: For a code other than success.
-        RemoteProtocolError: For a body that cannot be read.
+        BrokerError: If the code is not success.
+        RemoteProtocolError: If the body cannot be read.
     """
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="GET_BROKER_CLUSTER_INFO", address=address)
@@ -451,11 +468,11 @@ def _read_cluster(response: RemotingCommand, address: str) -> ClusterInfo:
 
 
 def _nothing() -> None:
-    """Do nothing: the default of ``NameServers.on_failure``."""
+    """Do nothing. This is the default of ``NameServers.on_failure``."""
 
 
 def _is_of_broker(error: errors.RocketMQError | None) -> bool:
-    """Return whether the error is a broker's answer to a request for a route."""
+    """Return whether the error is a broker's response to a request for a route."""
     return isinstance(error, errors.RequestCodeNotSupportedError) and error.request == RequestCode.GET_ROUTEINFO_BY_TOPIC.name
 
 
@@ -465,25 +482,25 @@ def _of_brokers(addresses: Sequence[str]) -> str:
     return f"{', '.join(addresses)} are addresses of brokers, not of name servers; {_WANTED}"
 
 
-# Sends requests to the name servers while they seem unreachable, so that ``health()`` soon reports that, and soon reports
-# their return.
+# Sends requests to the name servers while they seem unreachable, so that ``health()`` soon reports that they are away, and soon
+# reports that they are back.
 #
-# Without the watch, only the polls of the routes would show that, every ``route_poll_interval``. It begins when a connection to a
-# name server is lost, or no name server has answered a request, and ends when one has answered and its connection is open.
+# Without the watch, only the polls of the routes would show this, every ``route_poll_interval``. The watch begins when a connection
+# to a name server is lost or a request gets no response. It ends when a name server has responded and its connection is open.
 
 
 FIRST_WATCH_PAUSE: Final = 1.0
-"""Maximum seconds from the loss of a connection to the first request; the time is drawn between half of it and all of it, so
-that the clients of one server do not send together."""
+"""Maximum seconds from the loss of a connection to the first request. The actual pause is random and at least half as long, so that
+the clients of one server do not all send at the same time."""
 LONGEST_WATCH_PAUSE: Final = 8.0
 """Maximum seconds between two requests."""
 
 
 class NameServerWatch:
-    """The watch over the connections to name servers.
+    """Watches the connections to the name servers.
 
     Args:
-        ask: Sends one request to the name servers, and raises NameServerError where none answers.
+        ask: Sends one request to the name servers, and raises NameServerError if none responds.
     """
 
     def __init__(self, name_servers: NameServers, ask: Callable[[], Awaitable[object]]) -> None:
@@ -495,20 +512,20 @@ class NameServerWatch:
         name_servers.on_failure = self.begin
 
     def lost(self, address: str) -> None:
-        """Start the requests if ``address``, to which a connection broke, belongs to a name server."""
+        """Start the requests if ``address`` belongs to a name server. Call it when a connection to ``address`` broke."""
         if address in self._name_servers.addresses:
             self.begin()
 
     def begin(self) -> None:
-        """Start the requests unless they run.
+        """Start the requests unless they are running.
 
-        Do nothing before the first answer of any name server: ``ClusterProbe`` then sends requests.
+        Do nothing before the first response of any name server, because ``ClusterProbe`` sends requests until then.
         """
         if self._asking is None and self._name_servers.answered.is_set() and not self._closed:
             self._asking = self._loop.create_task(self._run(), name="rmq_async name servers", context=Context())
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Cancel the requests, without awaiting; return the task that has not ended yet, if there is one."""
+        """Cancel the requests without awaiting. Return the task that has not ended yet, if there is one."""
         self._closed = True
         if self._asking is None:
             return []
@@ -520,12 +537,12 @@ class NameServerWatch:
         try:
             await asyncio.sleep(FIRST_WATCH_PAUSE * machine.random.uniform(0.5, 1.0))
             while not self._name_servers.is_well:
-                await self._name_servers.look_again(FIRST_WATCH_PAUSE)  # a connection to where they led may be open, and silent
+                await self._name_servers.look_again(FIRST_WATCH_PAUSE)  # the old address may accept connections but be silent
                 try:
                     await self._ask()
                 except errors.NameServerError as error:
-                    logger.debug("still no name server: %s", printable(error, 1000))
-                if not self._name_servers.is_well:  # also where one has answered and was lost again
+                    logger.debug("no name server responds yet: %s", printable(error, 1000))
+                if not self._name_servers.is_well:  # also if a server responded and was lost again
                     await asyncio.sleep(pauses.next())
         finally:
             self._asking = None

@@ -1,6 +1,6 @@
-"""Names of topics and groups with and without the prefix that ``ClientConfig.namespace`` gives them on the wire.
+"""Names of topics and groups with and without the prefix of ``ClientConfig.namespace``, which they have on the wire.
 
-Names from a user may have the prefix or not; names shown to a user have none.
+Names from a user may have the prefix or not; names that are shown to a user do not have it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rmq_protocol.validation import is_system_topic, plain
 
 
 class Names:
-    """The names of topics and groups as users and as brokers write them.
+    """Converts names of topics and groups between the form for users and the form on the wire.
 
     Args:
-        namespace: The namespace; without one (None or empty) names are not changed.
+        namespace: The namespace. If it is None or empty, names are not changed.
     """
 
     __slots__ = ("namespace",)
@@ -32,16 +32,16 @@ class Names:
         return with_namespace(self.namespace, name) if self.namespace else name
 
     def shown(self, name: str) -> str:
-        """Return the name of a topic or group for users."""
+        """Return the name of a topic or group without the prefix, as users see it."""
         return without_namespace(name, self.namespace) if self.namespace else name
 
     def display_name(self, name: str) -> str:
-        """Return the name for the text of an error: the user's name, and its namespace."""
+        """Return the name for an error message: the name without the prefix, and the namespace."""
         bare = self.shown(name)
         return name if bare == name else f"{bare} (of namespace {self.namespace})"
 
     def owns(self, topic: str) -> bool:
-        """Return whether the topic belongs to this namespace or to the system; without a namespace all topics do."""
+        """Return whether the topic belongs to this namespace or to the system. Return True if there is no namespace."""
         return not self.namespace or is_system_topic(topic) or has_namespace(topic, self.namespace)
 
     def wire_queue(self, queue: MessageQueue) -> MessageQueue:

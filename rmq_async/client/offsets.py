@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 H = TypeVar("H", bound=headers.Header)
 
 _DISTINGUISHES_NONE_FROM: Final = 413
-"""``MQVersion.V5_0_0``: the first version that answers "none" instead of 0 if the request asks for that."""
+"""``MQVersion.V5_0_0``: the first version that can report that there is no offset, instead of returning 0."""
 _NO_QUEUE_ID: Final = 1 << 31
 """One above the highest queue id, which is a signed 32-bit number."""
 _FIRST_PAUSE: Final = 0.001
@@ -40,17 +40,21 @@ _MAX_PAUSE: Final = 0.1
 _FIRST_BUSY_PAUSE: Final = 0.05
 _MAX_BUSY_PAUSE: Final = 0.5
 _FAR: Final = 1 << 53
-"""Seconds from the epoch below which milliseconds fit into a header's 64 bits."""
+"""Times less than this many seconds from the epoch fit into a header's 64 bits as milliseconds."""
 _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 
 
 async def max_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Return the offset after the last readable message; a message stored a moment ago may not be readable yet.
+    """Return the offset after the last readable message. A message that was stored a moment ago may not be readable yet.
 
-    ``any_replica``, here and below: True to use a replica, which may lack acknowledged messages, where no master is known;
-    False raises BrokerNotFoundError there. ``timeout``, here and below: seconds, default: ``request_timeout``.
+    The arguments have the same meaning in the functions below.
+
+    Args:
+        any_replica: If no master is known, True uses a replica, which may lack acknowledged messages, and False raises
+            BrokerNotFoundError.
+        timeout: Maximum seconds. The default is ``request_timeout``.
     """
     header = headers.GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, headers.GetMaxOffsetResponseHeader, any_replica, timeout)).offset
@@ -59,15 +63,15 @@ async def max_offset(
 async def until_readable(
     instance: ClientInstance, broker_name: str, topic: str, *, any_replica: bool = True, timeout: float | None = None
 ) -> bool:
-    """Wait until all messages that the broker acknowledged before this call can be read.
+    """Wait until all messages that the broker acknowledged before this call can be read, and return True.
 
-    Return False if that takes longer than ``timeout`` seconds (default: ``request_timeout``).
+    Return False if this takes longer than ``timeout`` seconds (the default is ``request_timeout``).
 
-    A broker acknowledges a message in its commit log and builds the queues from it a moment later (measured on 5.5.0: half of
-    the ``max_offset`` requests right after an acknowledged send do not count its message, with and without their ``committed``
-    field). Only the runtime information shows how far behind the queues are; it costs the broker 60 ms, so this is for the
-    start of a reading. In its first second a broker has none and fails (5.5.0 and 4.9.7): the request is repeated, as for a
-    busy one. Any other answer without this information counts as readable.
+    A broker acknowledges a message when it is in the commit log, and adds it to its queue a moment later (measured on 5.5.0: half
+    of the ``max_offset`` requests right after an acknowledged send do not count its message, with and without their ``committed``
+    field). Only the runtime information shows how far behind the queues are. It costs the broker 60 ms, so use this function only
+    at the start of a read. In its first second a broker has no runtime information and returns an error (5.5.0 and 4.9.7). The
+    request is then repeated, as for a busy broker. If any other response lacks this information, the messages count as readable.
     """
     longest = instance.config.request_timeout
     patience = longest if timeout is None else timeout
@@ -95,7 +99,7 @@ async def until_readable(
         await asyncio.sleep(backoff.next())
     logger.warning(
         "the newest messages of broker %s cannot be read yet: after %.3g s its queues are %s bytes behind its commit log; read "
-        "again later, or look at the broker's load",
+        "again later, or check the broker's load",
         broker_name,
         patience,
         behind,
@@ -106,7 +110,7 @@ async def until_readable(
 async def min_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Return the offset of the first message that is not deleted; the end of the queue if there is none."""
+    """Return the offset of the first message that is not deleted. Return the end of the queue if there is none."""
     header = headers.GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, headers.GetMinOffsetResponseHeader, any_replica, timeout)).offset
 
@@ -114,12 +118,14 @@ async def min_offset(
 async def search_offset(
     instance: ClientInstance, queue: MessageQueue, when: float | datetime, *, upper: bool = False, any_replica: bool = True
 ) -> int:
-    """Return the offset of the first message stored at ``when`` or later, else the end of the queue.
+    """Return the offset of the first message that was stored at ``when`` or later. Return the end of the queue if there is none.
 
-    With ``upper`` it is the offset of the last message stored at ``when`` or before, else of the first message.
+    The result does not depend on the broker's version (see ``first_at_or_after``).
 
     Args:
-        when: Epoch seconds or an aware datetime. The result does not depend on the broker's version, see ``time_search``.
+        when: Epoch seconds or an aware datetime.
+        upper: True returns the offset of the last message that was stored at ``when`` or before, or of the first message if there
+            is none.
     """
     time_ms = epoch_ms(when)
     header = headers.SearchOffsetRequestHeader(
@@ -150,12 +156,12 @@ async def search_offset(
 
 
 async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) -> int:
-    """Return the store time of the first message, epoch ms; -1 for an empty queue."""
+    """Return the store time of the first message in epoch ms. Return -1 for an empty queue."""
     fields: dict[str, str | None] = {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
     response, address = await _request(instance, queue, RequestCode.GET_EARLIEST_MSG_STORETIME, fields)
     text = (response.ext_fields or {}).get("timestamp") or ""
     if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
-        problem = f"GET_EARLIEST_MSG_STORETIME: the answer's timestamp {text[:40]!r} is no number of milliseconds"
+        problem = f"GET_EARLIEST_MSG_STORETIME: the timestamp in the response must be milliseconds, not {text[:40]!r}"
         raise RemoteProtocolError(problem, broker=queue.broker_name, address=address)
     return int(text)
 
@@ -163,13 +169,13 @@ async def earliest_store_time_ms(instance: ClientInstance, queue: MessageQueue) 
 async def committed_offset(
     instance: ClientInstance, group: str, queue: MessageQueue, *, any_replica: bool = True
 ) -> int | None:
-    """Return the offset that the broker keeps for ``group``; None when it keeps none.
+    """Return the offset that the broker keeps for ``group``. Return None if it keeps none.
 
-    Brokers before 5.0 answer 0 when they keep none and the first message is not deleted; a second request then asks for the groups
-    with offsets on the topic. So 0 is still returned for a group with an offset of another queue only.
+    Brokers before 5.0 return 0 if they keep no offset and the first message is not deleted. A second request then asks which groups
+    have offsets for the topic. Therefore 0 is still returned for a group that has an offset for another queue only.
 
     Args:
-        any_replica: As for ``max_offset``; a replica may have an old offset, or none.
+        any_replica: As for ``max_offset``. A replica may have an old offset, or none.
     """
     header = headers.QueryConsumerOffsetRequestHeader(
         consumerGroup=group, topic=queue.topic, queueId=queue.queue_id, setZeroIfNotFound=False, bname=queue.broker_name
@@ -189,13 +195,13 @@ async def committed_offset(
 
 
 async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueue, offset: int) -> None:
-    """Store ``offset`` for ``group`` on the broker's master; return after its answer, within ``request_timeout``.
+    """Store ``offset`` for ``group`` on the broker's master. Return after its response, within ``request_timeout``.
 
-    A replica would accept the offset, too, and lose it: its offsets are those of the master.
+    A replica would also accept the offset, but would then lose it, because a replica takes over the offsets of its master.
 
-    Of several concurrent commits of a group and topic the first is sent alone, see ``first_commits``. A broker creates a group
-    at the first heartbeat that names it, and handles that heartbeat concurrently with later requests: if it does not know the
-    group, the request is repeated after its answer to the heartbeat.
+    If there are several concurrent commits for a group and topic, the first one is sent alone (see ``first_commits``). A broker
+    creates a group at the first heartbeat that names the group, and handles that heartbeat concurrently with later requests. If it
+    does not know the group yet, the commit is repeated after the response to the heartbeat.
     """
     deadline = machine.monotonic() + instance.config.request_timeout
     header = headers.UpdateConsumerOffsetRequestHeader(
@@ -223,12 +229,12 @@ def epoch_ms(when: float | datetime) -> int:
     """Return epoch seconds or an aware datetime as milliseconds since the epoch.
 
     Raises:
-        ConfigError: For anything else, and for 2^53 seconds or more before or after the epoch.
+        ConfigError: If ``when`` is anything else, or is 2^53 seconds or more before or after the epoch.
     """
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise ConfigError(
-                f"a time must be an aware datetime, {when.isoformat()} has no time zone; give it a tzinfo such as UTC"
+                f"a time must be an aware datetime, but {when.isoformat()} has no time zone; give it a tzinfo such as UTC"
             )
         return round(when.timestamp() * 1000)
     if isinstance(when, bool) or not isinstance(when, int | float) or not -_FAR < when < _FAR:  # NaN is neither
@@ -242,7 +248,7 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
     """Return ``queue`` as a MessageQueue.
 
     Raises:
-        ConfigError: Unless it is a tuple of topic, broker name and an id from 0 to 2^31 - 1.
+        ConfigError: If ``queue`` is not a tuple of topic, broker name and an id from 0 to 2^31 - 1.
     """
     if isinstance(queue, tuple) and len(queue) == 3:
         topic, broker_name, queue_id = queue
@@ -265,16 +271,16 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
-    """Return ``queue`` with its topic's name on the wire, if the topic's route has it.
+    """Return ``queue`` with the name of its topic on the wire, if the topic's route contains the queue.
 
-    Brokers do not check that: they answer requests about a queue that they do not have as if it were empty.
+    Brokers do not check this: they answer requests for a queue that they do not have as if the queue were empty.
 
     Raises:
-        TopicNotFoundError: For an unknown topic.
-        InvalidMessageError: For an invalid topic name.
-        BrokerNotFoundError: For a broker without the topic.
-        ConfigError: For a queue id above the last one and for a value that is not a queue.
-        NameServerError: If no name server answers usably.
+        TopicNotFoundError: If the topic is unknown.
+        InvalidMessageError: If the topic name is invalid.
+        BrokerNotFoundError: If the topic is not on the queue's broker.
+        ConfigError: If the queue id is above the last one, or if ``queue`` is not a queue.
+        NameServerError: If no name server gives a usable response.
     """
     queue = instance.names.wire_queue(check_queue(queue))
     check_topic(queue.topic)
@@ -284,17 +290,17 @@ async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQ
     if _has(route, queue):
         return queue
     counts = {data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.data.queue_datas}
-    if route.holders:  # of a static topic, whose queues name a pseudo broker
+    if route.holders:  # a static topic: its queues name a logical broker
         counts = {each.broker_name: each.queue_id + 1 for each in sorted(route.holders)}
     topic, broker_name, queue_id = instance.names.display_name(queue.topic), queue.broker_name, queue.queue_id
     if broker_name not in counts:
         where = printable(", ".join(sorted(counts)))
         raise BrokerNotFoundError(
-            f"topic {topic} is not on broker {printable(broker_name)}, it is on {where}; give a queue that it has there",
+            f"topic {topic} is not on broker {printable(broker_name)}, but on {where}; pass one of its queues there",
             broker=broker_name,
         )
     count = counts[broker_name]
-    there = f"it has 0 to {count - 1} there" if count else "it has none there; give a queue of another broker"
+    there = f"only queues 0 to {count - 1}" if count else "nor any other queue; pass a queue of another broker"
     raise ConfigError(f"topic {topic} has no queue {queue_id} on broker {printable(broker_name)}, {there}")
 
 
@@ -337,10 +343,10 @@ async def _request(
     *,
     again: bool = True,
 ) -> tuple[RemotingCommand, str]:
-    """Return the answer of the queue's broker, and the broker's address.
+    """Return the response of the queue's broker, and the broker's address.
 
     Args:
-        again: True repeats the request within its time while the broker is too busy, as one that has just started.
+        again: True repeats the request within its timeout while the broker is busy, for example because it has just started.
     """
     command = RemotingCommand(code=code, ext_fields=fields)
     deadline = machine.monotonic() + (instance.config.request_timeout if timeout is None else timeout)
@@ -360,27 +366,27 @@ async def _request(
         await asyncio.sleep(pause)
 
 
-# Search of an offset by time on brokers before 5.1.1, whose answers are inexact.
+# Search for an offset by time on brokers before 5.1.1, whose responses are inexact.
 #
-# Such a broker answers with the message stored *nearest* to the time, before or after it, and with any one of several stored in the
-# same millisecond. Its answer is only a hint: from there an exponential and then a binary search reads the store times of messages.
-# It mostly takes two or three pulls of one message.
+# Such a broker returns the message that was stored *nearest* to the time, before or after it, and any one of several messages that
+# were stored in the same millisecond. Its response is only a hint: from there an exponential and then a binary search reads the
+# store times of messages. The search mostly takes two or three pulls of one message.
 
 EXACT_FROM: Final = 435
-"""``MQVersion.V5_1_1``: the first version that finds the first message at or after a time, and knows boundaries."""
+"""``MQVersion.V5_1_1``: the first version that finds the first message at or after a time, and supports ``boundaryType``."""
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 """The group that every broker has for tools (``MixAll.TOOLS_CONSUMER_GROUP``)."""
 
 
 _DELETED: Final = frozenset({ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
-"""Answers for a deleted message; the second one also for one that never existed."""
+"""The response codes for a deleted message. PULL_OFFSET_MOVED is also the code for a message that never existed."""
 
 
 async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int], Awaitable[bool]]) -> int:
-    """Return the first offset in ``low``..``high`` for which ``late(offset)`` holds; ``high`` counts as late without a call.
+    """Return the first offset from ``low`` to ``high`` for which ``late(offset)`` is true.
 
-    ``late`` is monotonic: it holds above any offset for which it holds.
+    ``high`` counts as late without a call. If ``late`` is true for an offset, it must be true for all higher offsets.
 
     Args:
         hint: The first offset to try.
@@ -417,15 +423,18 @@ async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int]
 async def store_time_ms(
     instance: ClientInstance, queue: MessageQueue, offset: int, timeout: float, *, any_replica: bool = True
 ) -> int:
-    """Return the store time of the message at ``offset``, epoch ms.
+    """Return the store time of the message at ``offset`` in epoch ms.
 
-    -1 if the message is deleted, also while the broker has not yet corrected the queue's minimum, and if the answer has another
-    message.
-
-    Raises BrokerError and the errors of a request, RemoteProtocolError for a record that cannot be read.
+    Return -1 if the message is deleted (even if the broker has not yet updated the queue's minimum offset), or if the response
+    contains another message.
 
     Args:
         timeout: Seconds for the request.
+
+    Raises:
+        BrokerError: If the broker returns an error.
+        RemoteProtocolError: If the record cannot be read.
+        RocketMQError: Other errors of ``ClientInstance.ask_broker``.
     """
     header = headers.PullMessageRequestHeader(
         consumerGroup=TOOLS_GROUP,
@@ -454,7 +463,7 @@ async def store_time_ms(
     delta = headers.from_ext(headers.PullMessageResponseHeader, response.ext_fields).offsetDelta
     messages = decode_messages(response.body, check_crc=False).messages
     if not messages:
-        text = f"the record at offset {offset} of {queue} cannot be read, so its time is not known"
+        text = f"the record at offset {offset} of {queue} cannot be read, so its store time is unknown"
         raise RemoteProtocolError(text, broker=queue.broker_name, address=address)
     found = messages[0]
     own = found.topic == queue.topic and (delta is not None or found.queue.queue_id == queue.queue_id)

@@ -1,9 +1,10 @@
-"""The number of messages that pulls of a queue ask for, after answers above ``max_frame_size``.
+"""The number of messages that pulls of a queue request, after responses above ``max_frame_size``.
 
-Brokers limit an answer to 256 KiB by default, and operators may raise that above the frames that a client accepts. A pull says how
-many messages it wants, and brokers ignore its limit of bytes (``maxMsgBytes``), so such a pull is repeated with half as many
-messages, until the answer fits. A queue's number grows again where twice as many messages would fill half of a frame at most: a
-region of large messages must not slow the whole queue, and each answer that is too large was sent for nothing.
+Brokers limit a response to 256 KiB by default, and operators may raise that limit above the frame size that a client accepts. A
+pull states the number of messages that it requests, and brokers ignore its limit of bytes (``maxMsgBytes``). Therefore a pull with
+a too large response is repeated with half as many messages, until the response fits. The number for a queue grows again if twice as
+many messages would fill at most half of a frame: a region of large messages must not slow the whole queue down, but each response
+that is too large was sent for nothing.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ MOST_QUEUES: Final = 4096
 
 
 class PullSizes:
-    """The lowered numbers of messages by queue, with names as on the wire.
+    """The lowered numbers of messages, by queue with the topic's name on the wire.
 
     Args:
-        max_frame_size: Bytes of an answer.
+        max_frame_size: Maximum bytes of a response.
     """
 
     def __init__(self, max_frame_size: int) -> None:
         self._quarter = max_frame_size // 4
         self.lowered: dict[MessageQueue, tuple[int, int]] = {}
-        """The number to ask for, and the number of the first request whose answer was too large."""
+        """Queue -> the number of messages to request, and the number in the first request whose response was too large."""
 
     def limit(self, queue: MessageQueue, messages: int) -> int:
-        """Return the number of messages to ask for, at most ``messages``."""
+        """Return the number of messages to request, at most ``messages``."""
         lowered = self.lowered.get(queue)
         return messages if lowered is None else min(messages, lowered[0])
 
     def lower(self, queue: MessageQueue, asked: int) -> bool:
-        """Lower the number to half of ``asked``, for which the answer was too large, unless it is lower already.
+        """Lower the number to half of ``asked`` and return True. Return False if ``asked`` is one message.
 
-        Return False if ``asked`` is one message.
+        Call it after a request for ``asked`` messages whose response was too large. A number that is already lower is kept.
         """
         if asked <= 1:
             return False
@@ -49,7 +50,7 @@ class PullSizes:
         return True
 
     def answered(self, queue: MessageQueue, asked: int, size: int) -> None:
-        """Double the number after an answer of ``size`` bytes to a pull for as many messages, if that is likely to fit."""
+        """Double the number if that many messages are likely to fit, after a response of ``size`` bytes to a pull for ``asked``."""
         number, first = self.lowered.get(queue, (0, 0))
         if not number or asked < number or size > self._quarter:
             return
@@ -60,8 +61,9 @@ class PullSizes:
 
 
 def too_large_frame(error: RocketMQError) -> FrameTooLargeError | None:
-    """Return the error of a frame above ``max_frame_size`` that made a request fail: that of its own answer, or of a frame that
-    closed the connection and may have been its answer; None for another error.
+    """Return the error of the frame above ``max_frame_size`` that caused ``error``. Return None if there was no such frame.
+
+    The frame is either the response to the request, or a frame that closed the connection and may have been the response.
     """
     if isinstance(error, FrameTooLargeError):
         return error
@@ -70,12 +72,12 @@ def too_large_frame(error: RocketMQError) -> FrameTooLargeError | None:
 
 
 def next_offset_in(error: FrameTooLargeError) -> int | None:
-    """Return the next offset in the header of an answer to a pull that was too large; None if it has none."""
+    """Return the next offset in the header of a pull's response that was too large. Return None if it has none."""
     return _number(error, "nextBeginOffset")
 
 
 def end_in(error: FrameTooLargeError) -> int | None:
-    """Return the queue's end in the header of an answer to a pull that was too large; None if it has none."""
+    """Return the end of the queue in the header of a pull's response that was too large. Return None if it has none."""
     return _number(error, "maxOffset")
 
 

@@ -1,8 +1,9 @@
-"""Learns whether a broker counts its replicas before it stores a message, or has stored it when it answers that they are too few.
+"""Finds out whether a broker has stored a message when it answers that it has too few in-sync replicas.
 
-To a send, both answer "in-sync replicas not enough". With DLedger the leader has the message by then, and its followers may have it
-(``DLedgerCommitLog.asyncPutMessage``). Without, as in controller mode, the broker counts the in-sync replicas first
-(``CommitLog.asyncPutMessage``). Only its configuration distinguishes them, which is requested after the first such answer.
+Two kinds of brokers answer a send with "in-sync replicas not enough". With DLedger, the leader has stored the message by then, and
+its followers may have stored it (``DLedgerCommitLog.asyncPutMessage``). Without DLedger, for example in controller mode, the broker
+counts the in-sync replicas before it stores a message (``CommitLog.asyncPutMessage``). Only the broker's configuration shows which
+kind it is. The configuration is requested after the first such response.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WITHOUT_DLEDGER: Final = re.compile(rb"^\s*enableDLegerCommitLog\s*=\s*false\s*
 
 
 class Replication:
-    """The brokers that were asked, by connection, since a broker may come back with another configuration."""
+    """Asks brokers for their configuration, once for each connection, because a broker may restart with another configuration."""
 
     def __init__(self, request_timeout: float) -> None:
         self._timeout = request_timeout
@@ -31,28 +32,28 @@ class Replication:
 
     @staticmethod
     def counts_first(connection: Connection) -> bool | None:
-        """Return whether the broker is known to count its replicas before it stores a message; None if it was not asked."""
+        """Return whether the broker is known to count its replicas before it stores a message. Return None if it was not asked."""
         known: bool | None = connection.attributes.get(Replication)
         return known
 
     async def learn(self, connection: Connection, deadline: float) -> None:
-        """Ask the broker, at most until ``deadline`` (monotonic).
+        """Ask the broker, and wait at most until ``deadline`` (monotonic).
 
-        Without an answer in time nothing is learned; an answer that does not show it counts as False, since the user may not be
-        permitted to read the configuration.
+        If there is no response in time, the result of ``counts_first`` stays None. If the response does not show the setting, the
+        result is False, because the user may not be permitted to read the configuration.
         """
         if self.counts_first(connection) is None:
             with suppress(TimeoutError, ClientStateError):
                 await self._asking.join(connection, lambda: self._ask(connection), deadline)
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Cancel the requests; return their tasks, which end later."""
+        """Cancel the requests and return their tasks, which need one more iteration of the loop to end."""
         return self._asking.close()
 
     async def _ask(self, connection: Connection) -> None:
         try:
             response = await connection.request(RemotingCommand(code=RequestCode.GET_BROKER_CONFIG), self._timeout)
         except RocketMQError:
-            return  # the connection closed, or the broker is silent: it is asked again after the next such answer
+            return  # the connection closed, or the broker is silent: the next such response asks again
         shown = response.code == ResponseCode.SUCCESS and _WITHOUT_DLEDGER.search(response.body) is not None
         connection.attributes[Replication] = shown

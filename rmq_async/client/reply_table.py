@@ -1,8 +1,9 @@
 """Replies that brokers push to this client (326), and the calls that wait for them.
 
-The CORRELATION_ID identifies the call, on any connection. The broker waits for the client's response and passes its code to the
-replier: like Java's client this one responds SUCCESS also to a reply that no call waits for. Brokers push replies to the connection
-that has registered last under a client id, so of two processes with one id, one gets those for the other: an id shows whose it is.
+The CORRELATION_ID identifies the call, on any connection. The broker waits for the client's response and passes its code on to the
+replier. Like Java's client, this client responds with SUCCESS even if no call waits for the reply. Brokers push replies to the
+connection that was last registered under a client id. If two processes have the same client id, one of them therefore gets the
+replies for the other; the prefix of the correlation id shows which process a reply belongs to.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ MARKED: Final = 13
 
 
 class PushedReply(NamedTuple):
-    """A reply; ``body`` is not decompressed.
+    """A pushed reply. ``body`` is not decompressed.
 
     Attributes:
-        properties: The properties of the message, and ARRIVE_TIME.
+        properties: The properties of the message, plus ARRIVE_TIME.
     """
 
     header: ReplyMessageRequestHeader
@@ -46,10 +47,10 @@ class PushedReply(NamedTuple):
 class ReplyTable:
     """The calls of one client instance that wait for a reply.
 
-    A caller of ``expect`` also calls ``forget``.
+    A caller of ``expect`` must also call ``forget``.
 
     Attributes:
-        client_id: Client id of the instance.
+        client_id: The client id of the instance.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class ReplyTable:
         self._mark: int | None = None
         self._waiting: dict[str, asyncio.Future[PushedReply]] = {}
         self.strays = 0
-        """Number of replies without a call that waits, such as replies that came too late, or twice."""
+        """Number of replies for which no call was waiting, such as late or repeated replies."""
         self._foreign = 0
         self._unrouted: dict[str, float] = {}
 
@@ -71,7 +72,7 @@ class ReplyTable:
         return str(UUID(int=self._mark << 80 | machine.entropy.getrandbits(80), version=4))
 
     def expect(self, correlation_id: str) -> asyncio.Future[PushedReply]:
-        """Return a future of the reply to the request with this id."""
+        """Return a future for the reply to the request with this id."""
         future: asyncio.Future[PushedReply] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         return future
@@ -80,7 +81,7 @@ class ReplyTable:
         self._waiting.pop(correlation_id, None)
 
     def mark_unrouted(self, topic: str) -> None:
-        """Record that the route of a reply topic was not found, so that calls do not wait for it for a while."""
+        """Record that the route of a reply topic was not found, so that calls do not wait for the route for a while."""
         if len(self._unrouted) >= MAX_UNROUTED:
             self._unrouted.clear()
         self._unrouted[topic] = machine.monotonic() + UNROUTED_FOR
@@ -93,7 +94,7 @@ class ReplyTable:
         try:
             header = from_ext(ReplyMessageRequestHeader, command.ext_fields)
         except RemoteProtocolError as error:
-            logger.debug("%s pushes a reply that cannot be read: %s", connection.address, printable(error))
+            logger.debug("%s pushed a reply that cannot be read: %s", connection.address, printable(error))
             return make_response(command, ResponseCode.SYSTEM_ERROR, "process reply message fail")
         properties = decode_properties(header.properties or "")
         correlation_id = properties.get(PropertyName.CORRELATION_ID, "")
@@ -108,13 +109,13 @@ class ReplyTable:
     def _stray(self, connection: Connection, correlation_id: str) -> None:
         self.strays += 1
         if is_power_of_two(self.strays):
-            logger.info("%s: %d replies without a call that waits (dropped)", connection.address, self.strays)
+            logger.info("%s: dropped %d replies for which no call was waiting", connection.address, self.strays)
         if self._mark is not None and correlation_id[:MARKED] == str(UUID(int=self._mark << 80))[:MARKED]:
             return
         self._foreign += 1
         if is_power_of_two(self._foreign):
             logger.warning(
-                "%s: %d replies to requests of another process with the client id %s, or of a former one, came here; that process "
-                "waits for them in vain: leave instance_name out, or give each process one of its own",
+                "%s: %d replies arrived here for another (or a former) process with the same client id %s, which waits for them in "
+                "vain; do not set instance_name, or set a different one in each process",
                 connection.address, self._foreign, printable(self.client_id),
             )  # fmt: skip

@@ -1,10 +1,10 @@
 """Gives a message back to its broker: for another delivery after a delay, or as a dead letter.
 
-CONSUMER_SEND_MSG_BACK (36) names a stored message by its commit log offset; the broker copies the message into the retry topic
-of the group, or into its dead-letter topic. Where that broker does not, the client can send a copy to another one itself
-(``send_copy``), as Java's ``sendMessageBackAsNormalMessage`` does. Brokers turn a send to the retry topic into a dead letter if
-its header's reconsume times are above the header's maximum (4.9.7: or equal to it); 4.9.7 does so only for a message without a
-delay, and brokers from 5.1.4 on with any number of times, while a client holds a lock under the group's own name.
+CONSUMER_SEND_MSG_BACK (36) names a stored message by its commit log offset; the broker copies the message into the retry topic of
+the group, or into its dead-letter topic. If that broker does not copy it, the client can send a copy to another broker itself
+(``send_copy``), as Java's ``sendMessageBackAsNormalMessage`` does. Brokers turn a send to the retry topic into a dead letter if the
+reconsume times in the header are above the header's maximum. 4.9.7 also does so if they are equal to the maximum, but only for a
+message without a delay. While a client holds a lock under the group's own name, brokers since 5.1.4 do so for any reconsume times.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from .instance import ClientInstance
 
 
 async def body_as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
-    """Return the body of a copy and its flags: a body that was stored compressed is compressed again, if that makes it smaller.
+    """Return the body and the flags for a copy of a message.
+
+    A body that was stored compressed is compressed again if that makes it smaller.
 
     Args:
         deadline: Monotonic time.
 
     Raises:
-        RequestTimeoutError: If that takes longer.
+        RequestTimeoutError: If the compression has not ended at ``deadline``.
     """
-    # A broker may refuse the larger body. Old senders use zlib without a flag for the type; only the size of the record then shows
-    # that the body was compressed.
+    # A broker may refuse the larger, uncompressed body. Old senders use zlib and do not set a flag for the type; then only the size
+    # of the record shows that the body was compressed.
     body, kind = received.body, compression_type(received.sys_flag)
     if not received.sys_flag & constants.COMPRESSION_TYPE_MASK and not 0 < received.store_size < len(body):
         return body, 0
@@ -47,8 +49,8 @@ async def body_as_stored(instance: ClientInstance, received: MessageExt, deadlin
         packed = await instance.threads.run(partial(compress, body, kind), deadline)
     except TimeoutError:
         text = (
-            f"message {printable(received.msg_id)} was not sent again: its {len(body)} bytes were not compressed in time; call "
-            "again, or raise request_timeout"
+            f"message {printable(received.msg_id)} was not sent again, because compressing its {len(body)} bytes took too long; "
+            "call again, or raise request_timeout"
         )
         raise RequestTimeoutError(text, maybe_stored=False) from None
     return (packed, int(constants.SysFlag.COMPRESSED | kind.value)) if len(packed) < len(body) else (body, 0)
@@ -66,22 +68,24 @@ _NOT_COPIED: Final = frozenset(
         constants.PropertyName.TIMER_DELIVER_MS,
     }
 )
-"""Properties with which a broker would hold the copy back, hide it, or store it in other queues too."""
+"""Properties that would make a broker hold the copy back, hide it, or also store it in other queues."""
 
 
 async def send_back(
     instance: ClientInstance, group: str, topic: str, message: MessageExt, *, level: int, max_times: int | None
 ) -> None:
-    """Give ``message`` back to the broker that it came from; return when the broker has stored its copy.
-
-    Raises BrokerError (code 1 where the broker no longer stores the message) and the errors of a request; after
-    RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the copy may be stored.
+    """Give ``message`` back to the broker that it came from. Return when the broker has stored its copy.
 
     Args:
         group: Name of the group on the wire.
         topic: Name on the wire of the topic to which the message was first sent.
-        level: 1 to 18, 0 for the broker's choice by attempts, -1 for a dead letter.
-        max_times: Deliveries after the first; None for the group's setting.
+        level: Delay level from 1 to 18. 0 lets the broker choose by the number of attempts; -1 makes the message a dead letter.
+        max_times: Maximum number of deliveries after the first one; None for the group's setting.
+
+    Raises:
+        BrokerError: If the broker refuses the request. The code is 1 if the broker no longer stores the message.
+        RocketMQError: Other errors of ``ClientInstance.ask_broker``. After RequestTimeoutError and ConnectionLostError with
+            ``maybe_stored``, the copy may be stored.
     """
     header = ConsumerSendMsgBackRequestHeader(
         offset=message.commit_log_offset,
@@ -99,16 +103,18 @@ async def send_back(
 async def send_copy(
     instance: ClientInstance, group: str, topic: str, message: MessageExt, *, broker: str, level: int, max_times: int
 ) -> None:
-    """Send a copy of ``message`` to the retry topic of ``group`` at ``broker``; return when the broker has stored it.
-
-    Raises BrokerError and the errors of a request; after RequestTimeoutError and ConnectionLostError with ``maybe_stored`` the
-    copy may be stored.
+    """Send a copy of ``message`` to the retry topic of ``group`` at ``broker``. Return when the broker has stored the copy.
 
     Args:
         group: Name of the group on the wire.
         topic: Name on the wire of the topic to which the message was first sent.
-        level: Delay level, 0 for a copy that the broker turns into a dead letter.
-        max_times: Deliveries after the first, which the copy carries for its readers.
+        level: Delay level. 0 makes the broker turn the copy into a dead letter.
+        max_times: Maximum number of deliveries after the first one. The copy carries it for its readers.
+
+    Raises:
+        BrokerError: If the broker refuses the copy.
+        RocketMQError: Other errors of ``ClientInstance.ask_broker``. After RequestTimeoutError and ConnectionLostError with
+            ``maybe_stored``, the copy may be stored.
     """
     times = message.reconsume_times + 1
     body, sys_flag = await body_as_stored(instance, message, machine.monotonic() + instance.config.request_timeout)
@@ -124,7 +130,7 @@ async def send_copy(
         b=(retry_topic := constants.RETRY_TOPIC_PREFIX + group),
         c=constants.AUTO_CREATE_TOPIC_KEY,
         d=1,
-        e=-1,  # the broker chooses
+        e=-1,  # the broker chooses the queue
         f=sys_flag,
         g=message.born_time_ms,
         h=message.flag,
@@ -140,9 +146,9 @@ async def send_copy(
 
 
 async def retry_brokers(instance: ClientInstance, group: str, timeout: float) -> tuple[str, ...]:
-    """Return the names of the brokers whose retry topic of ``group`` may be written to, as far as the routes show it.
+    """Return the names of the brokers on which the retry topic of ``group`` has queues to send to, according to its route.
 
-    Ask for its route if none is known. Return none where that fails.
+    Request the route if it is unknown. Return an empty tuple if the request fails.
     """
     topic = constants.RETRY_TOPIC_PREFIX + group
     route = instance.routes.cached(topic)
@@ -155,8 +161,8 @@ async def retry_brokers(instance: ClientInstance, group: str, timeout: float) ->
 
 
 def broker_of_message(instance: ClientInstance, topic: str, message: MessageExt) -> str:
-    """Return the name of the broker that stores ``message``, for a static topic as far as the routes show it."""
-    # The queue of a static topic does not name the broker, and another one may hold that queue by now.
+    """Return the name of the broker that stores ``message``. For a static topic, it is found through the routes in use."""
+    # The queue of a static topic does not name the broker, and another broker may hold the queue now.
     queue = message.queue
     if not queue.broker_name.startswith(constants.LOGICAL_QUEUE_MOCK_BROKER_PREFIX):
         return queue.broker_name

@@ -1,12 +1,12 @@
 """The routes of topics: a cache in front of the name servers.
 
-The hot path is ``cached``, a dict look-up. A miss costs one request for all its callers, and one more for TBW102 when the topic
-is not known and may be created by sending. The route of each topic in use is requested again every ``route_poll_interval``, and
-sooner after an error (``refresh_soon``). An answer that is empty, unreadable or "no such topic" never replaces a good route:
-the brokers' own answers are more reliable. Nor is one name server's word enough for what would be lost by it: see ``_confirmed``.
-Equal answers are recognised by their digests, so polling an unchanged cluster
-decodes nothing; ``version`` grows only when a route is new or has changed. A topic without a use for some polls (``use``) is
-dropped, and requested anew at its next use.
+The hot path is ``cached``, a dict look-up. A miss costs one request for all its callers, and one more for TBW102 if the topic is
+unknown and may be created by sending. The route of each topic in use is requested again every ``route_poll_interval``, and sooner
+after an error (``refresh_soon``). A response that is empty, unreadable or says "no such topic" never replaces a good route, because
+the brokers' own responses are more reliable. If the response of one name server lacks something that is known, other name servers
+must confirm it (see ``_confirmed`` and ``_fullest``). Equal responses are recognised by their digests, so polling an unchanged
+cluster decodes nothing; ``version`` grows only when a route is new or has changed. A topic that was not used during some polls
+(``use``) is dropped, and requested again at its next use.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from ..errors import NameServerError, RocketMQError, TopicNotFoundError
 from .name_servers import COMPARED_WITHIN, Answers, NameServers, NoUsableAnswerError, listed_brokers
 from .topic_route import BrokerLists, TopicRoute, malformed_addresses, queue_counts, topic_route
 
-# The use of topics, by which a route table drops unused ones.
+# Records which topics are used, so that a route table can drop unused topics.
 #
-# Sends do not mark their topic, because that would take time for each message. Instead each producer reports, once per poll of
-# the routes, the topics that it sent to since the previous poll. Other users mark a topic at each request, or hold it while they
+# Sends do not mark their topic, because this would take time for each message. Instead each producer reports, once per poll of the
+# routes, the topics to which it has sent since the previous poll. Other users mark a topic at each request, or hold it while they
 # need it.
 
 UNUSED_POLLS: Final = 10
-"""Polls without a use after which a topic is dropped."""
+"""Number of polls without a use after which a topic is dropped."""
 
 UNKNOWN_POLLS: Final = 3
-"""Polls without a use, each answered with "no such topic", after which a topic is dropped. With the default interval they
-take 90 s; a broker registers its topics at a restarted name server within 60 s."""
+"""Number of polls without a use, each answered with "no such topic", after which a topic is dropped. With the default interval,
+these polls take 90 s; a broker registers its topics at a restarted name server within 60 s."""
 
 
 class TopicUse:
-    """The age of each topic, in polls since its last use. There is no clock: without polls no topic is dropped."""
+    """The age of each topic, in polls since its last use. Without polls no topic is dropped, because there is no clock."""
 
     def __init__(self) -> None:
         self.reports: list[Callable[[], Iterable[str]]] = []
-        """Plain functions; each returns the topics used since its previous call."""
+        """Plain functions. Each returns the topics that were used since its previous call."""
         self._held: dict[str, int] = {}
         self._marked: set[str] = set()
         self._unused: dict[str, int] = {}
         self._unknown: dict[str, int] = {}
         self.mark: Callable[[str], None] = self._marked.add
-        """Records one use of a topic."""
+        """Record one use of a topic."""
 
     def __len__(self) -> int:
         return len(self._unused)
@@ -72,7 +72,7 @@ class TopicUse:
         self._held[topic] = self._held.get(topic, 0) + 1
 
     def release(self, topic: str) -> None:
-        """End one ``hold``; the topic counts as used at this moment."""
+        """End one ``hold``. The topic counts as used at this moment."""
         self._marked.add(topic)
         if self._held[topic] > 1:
             self._held[topic] -= 1
@@ -80,10 +80,10 @@ class TopicUse:
             del self._held[topic]
 
     def count_poll(self, answers: Mapping[str, bool]) -> list[str]:
-        """Count one poll; return the topics that are due to be dropped, the longest unused first.
+        """Count one poll and return the topics that should be dropped. The topic that was unused for the longest time comes first.
 
         Args:
-            answers: Topic -> whether the name servers know it, for each topic with an answer.
+            answers: Topic -> whether the name servers know it, for each topic with a response.
         """
         used = self._held.keys() | self._marked
         self._marked.clear()
@@ -93,7 +93,7 @@ class TopicUse:
             self._unused.pop(topic, None)
             self._unknown.pop(topic, None)
         due = []
-        for topic in answers:  # in its order: that of a set depends on the process
+        for topic in answers:  # not a set, whose order depends on the process
             if topic in used:
                 continue
             unused = self._unused[topic] = self._unused.get(topic, 0) + 1
@@ -114,14 +114,14 @@ class TopicUse:
 def topics_to_keep(
     due: Iterable[str], kept: Iterable[str], brokers: Collection[str], brokers_of: Callable[[str], Collection[str]]
 ) -> set[str]:
-    """Return the topics of ``due`` to keep, so that at least one topic names each of ``brokers``.
+    """Return the topics in ``due`` that must be kept so that the route of at least one topic names each of ``brokers``.
 
-    Prefers the last ones of ``due``.
+    The last topics in ``due`` are preferred. A broker that is in no route gets no heartbeats, although it may have a half message
+    of this client whose transaction it must check.
 
     Args:
         kept: Topics that stay in any case.
-        brokers_of: Names of the brokers in its route. A broker that no topic names gets no heartbeats, although it may have a
-            half message of this client and have to check its transaction.
+        brokers_of: Returns the names of the brokers in the route of a topic.
     """
     unnamed = set(brokers)
     for topic in kept:
@@ -141,23 +141,25 @@ def topics_to_keep(
 logger = logging.getLogger(__name__)
 
 REFRESH_SPACING: Final = 1.0
-"""Seconds between two refreshes of one topic after errors, of which there may be thousands in one second."""
+"""Minimum seconds between two refreshes of one topic after errors; there may be thousands of errors in one second."""
 
 SWEEP_AFTER: Final = 0.5
-"""Seconds after a broken connection until routes are refreshed; a name server drops a dead broker within 0.3 s."""
+"""Seconds from the loss of a connection to the refresh of all routes. A name server drops a dead broker within 0.3 s."""
 
-_CORRECT: Final = "addresses have the form host:port: correct brokerIP1 and listenPort of the broker"
+_CORRECT: Final = "an address must be host:port; correct brokerIP1 and listenPort of the broker"
 
 _SHARE: Final = 0.98
-"""Share of ``request_timeout`` for a request, so that a caller with that timeout gets the name servers' failures."""
+"""The share of ``request_timeout`` for a request. A caller with this timeout then gets the failures of the name servers as its
+error."""
 
 
 class _Answer(NamedTuple):
-    """A name server's answer about a topic; ``route``: None for "no such topic", and for one that cannot be used.
+    """A name server's response about a topic.
 
     Attributes:
-        fault: Why it cannot, with advice.
-        witnessed: Whether a name server that knows a broker has said so.
+        route: The route. None for "no such topic", and for a route that cannot be used.
+        fault: Why the route cannot be used, with advice.
+        witnessed: Whether the response comes from a name server that knows a broker.
     """
 
     name_server: str
@@ -174,8 +176,8 @@ class RouteTable:
     Args:
         request_timeout: Seconds for one request.
         poll_interval: Seconds between two polls.
-        display_name: Returns a topic's name for errors.
-        cluster_found: Look-ups wait for this event, if it is given.
+        display_name: Returns a topic's name for error messages.
+        cluster_found: If given, look-ups wait for this event.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class RouteTable:
         self._poll_interval = poll_interval
         self._routes: dict[str, TopicRoute] = {}
         self._digests: dict[str, bytes] = {}
-        """Digests of the response bodies of the routes in use."""
+        """Topic -> digest of the response body from which the route in use was decoded."""
         self._brokers: dict[str, Mapping[int, str]] = {}
         self._lists = BrokerLists()
         self._asking: SingleFlight[_Answer] = SingleFlight("route of")
@@ -208,11 +210,11 @@ class RouteTable:
         self._unreachable = False
         self._closed = False
         self.on_change: list[Callable[[TopicRoute], None]] = []
-        """Plain functions called with each route that is new or changed."""
+        """Plain functions that are called with each route that is new or has changed."""
         self.use = TopicUse()
-        """Records of the topics' use."""
+        """Records which topics are used."""
         self.cached: Callable[[str], TopicRoute | None] = self._routes.get
-        """Returns the route of a topic, if it is known; no I/O."""
+        """Return the route of a topic without I/O. Return None if it is unknown."""
 
     def __repr__(self) -> str:
         return f"<RouteTable {len(self._routes)} topics, {len(self._brokers)} brokers, {len(self._asking)} look-ups>"
@@ -224,7 +226,7 @@ class RouteTable:
 
     @property
     def lookups(self) -> int:
-        """Number of look-ups that run."""
+        """Number of running look-ups."""
         return len(self._asking) + len(self._finding)
 
     async def get(
@@ -236,15 +238,18 @@ class RouteTable:
         default_queues: int = 4,
         wait: WaitFor[TopicRoute] = Flight.wait,
     ) -> TopicRoute:
-        """Return the route of ``topic``, from the cache or by a look-up that callers share.
-
-        Raises within ``timeout`` seconds: TopicNotFoundError when a name server knows neither the topic nor ``create_key``;
-        NameServerError when none answered in time, or none usably; ClientStateError after ``close``.
+        """Return the route of ``topic``, from the cache or from a look-up that concurrent callers share.
 
         Args:
-            wait: The function that waits for the look-up; default: ``Flight.wait``.
-            create_key: The topic (TBW102) whose route replaces the route of a topic that does not exist, with at most
-                ``default_queues`` queues per broker; the first send then creates the topic.
+            timeout: Maximum seconds for the call.
+            create_key: The topic (TBW102) whose route is used for a topic that does not exist, with at most ``default_queues``
+                queues per broker. The first send then creates the topic.
+            wait: The function that waits for the look-up.
+
+        Raises:
+            TopicNotFoundError: If the name servers know neither the topic nor ``create_key``.
+            NameServerError: If no name server gives a usable response in time.
+            ClientStateError: If the table is closed.
         """
         self.use.mark(topic)
         route = self._routes.get(topic)
@@ -258,13 +263,14 @@ class RouteTable:
             raise self._late(topic, timeout) from None
 
     async def refresh(self, topic: str, timeout: float | None = None, *, provisional: bool = True) -> TopicRoute:
-        """Request the route now and return the route that is in use after that: the old one if the answer is not usable.
-
-        Raises as ``get`` does when there is no old one.
+        """Request the route now and return the route that is then in use, which is the old one if the response is not usable.
 
         Args:
-            provisional: Whether the route of a topic that the first send creates counts as an old one.
-            timeout: Seconds; default: ``request_timeout``.
+            timeout: Maximum seconds. The default is ``request_timeout``.
+            provisional: Whether an old route may belong to a topic that the first send will create.
+
+        Raises:
+            RocketMQError: The errors of ``get``, if there is no old route.
         """
         self.use.mark(topic)
         budget = self._request_timeout if timeout is None else timeout
@@ -284,11 +290,10 @@ class RouteTable:
         return old
 
     async def fetch(self, topic: str, timeout: float) -> TopicRoute:
-        """Request the route now from all name servers and return the fullest answer that they give.
+        """Request the route now from all name servers and return the fullest one. This does not count as a use of the topic.
 
-        Do not count as a use of the topic.
-
-        Raises as ``get`` does.
+        Raises:
+            RocketMQError: The errors of ``get``.
         """
         try:
             answer = await self._asking.join((topic, "all"), lambda: self._request_all(topic), machine.monotonic() + timeout)
@@ -299,9 +304,9 @@ class RouteTable:
         return answer.route
 
     def refresh_soon(self, topic: str) -> None:
-        """Start a refresh in the background after an error, at most one per second for one topic.
+        """Start a refresh in the background after an error, at most one per second for each topic.
 
-        Do nothing after ``close``, which also causes errors of calls.
+        Do nothing after ``close``, because closing also makes calls fail.
         """
         if self._closed:
             return
@@ -315,41 +320,41 @@ class RouteTable:
             self._timers[topic] = asyncio.get_running_loop().call_later(due - now, self._refresh_now, topic)
 
     async def renew(self, topic: str, deadline: float) -> None:
-        """Start a refresh as ``refresh_soon`` does, and wait for it until ``deadline`` (monotonic) unless it begins later."""
+        """Call ``refresh_soon``. If the refresh starts now, wait for it until ``deadline`` (monotonic)."""
         self.refresh_soon(topic)
         if topic in self._asking:
             with suppress(RocketMQError, TimeoutError):
                 await self._ask(topic, deadline)
 
     async def refresh_all(self) -> dict[str, bool]:
-        """Request the routes of all topics in use, one after the other; end the round when no name server answers.
+        """Request the routes of all topics in use, one after the other. Stop if no name server responds.
 
         Returns:
-            Topic -> whether the name servers know it, for each topic with an answer.
+            Topic -> whether the name servers know it, for each topic with a response.
         """
         answers: dict[str, bool] = {}
         for topic in list(self._routes):
-            if topic not in self._routes:  # dropped meanwhile, by the poll beside a sweep
+            if topic not in self._routes:  # a concurrent poll has dropped the topic
                 continue
             try:
                 answer = await self._ask(topic, self._patience())
                 if answer.witnessed:
                     answers[topic] = answer.route is not None
             except (NoUsableAnswerError, TimeoutError) as error:
-                logger.warning("route of topic %s not refreshed, the old one stays in use: %s", topic, printable(error, 1000))
+                logger.warning("cannot refresh the route of topic %s; it stays in use: %s", topic, printable(error, 1000))
             except NameServerError as error:
                 log = logger.debug if self._unreachable else logger.warning
-                log("routes not refreshed, the old ones stay in use: %s", printable(error, 1000))
+                log("cannot refresh the routes; they stay in use: %s", printable(error, 1000))
                 self._unreachable = True
                 return answers
         if self._unreachable:
             self._unreachable = False
-            logger.info("name servers answer again, routes refreshed")
+            logger.info("the name servers respond again; the routes were refreshed")
         self._forget_brokers()
         return answers
 
     async def poll(self) -> None:
-        """Refresh all routes every ``poll_interval`` seconds, for ever, and drop unused ones."""
+        """Refresh all routes and drop unused ones every ``poll_interval`` seconds, until cancelled."""
         while True:
             await asyncio.sleep(self._poll_interval)
             try:
@@ -358,25 +363,25 @@ class RouteTable:
                 logger.exception("refreshing the routes failed; the next attempt is in %s s", self._poll_interval)
 
     def address_of(self, broker_name: str) -> str | None:
-        """Return the master's address in the newest route of any topic; None if it is not known."""
+        """Return the address of a broker's master in the newest route of any topic. Return None if it is unknown."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def addresses_of(self, broker_name: str) -> Mapping[int, str]:
-        """Return broker id -> address in the newest route of any topic; empty for an unknown broker."""
+        """Return broker id -> address of a broker in the newest route of any topic. The mapping is empty for an unknown broker."""
         return self._brokers.get(broker_name, {})
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Return the name of the broker that holds a queue; for a static topic by the route in use."""
+        """Return the name of the broker that holds a queue. For a static topic, use the route in use."""
         self.use.mark(queue.topic)
         route = self._routes.get(queue.topic)
         return route.broker_of(queue) if route is not None else queue.broker_name
 
     def master_addresses(self) -> Iterable[str]:
-        """Return the addresses of the masters of all topics in use, each once, in the order in which they came into use."""
+        """Return the addresses of the masters of all topics in use. Each address occurs once, in the order of first use."""
         return dict.fromkeys(addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses)
 
     def masters(self) -> dict[str, str]:
-        """Return broker name -> address of the masters of all topics in use; may be called from any thread."""
+        """Return broker name -> master's address for all topics in use. May be called from any thread."""
         brokers = self._brokers.copy()
         return {name: addresses[MASTER_ID] for name, addresses in brokers.items() if MASTER_ID in addresses}
 
@@ -386,7 +391,7 @@ class RouteTable:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_AFTER, self._sweep_now)
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Cancel all look-ups; return their tasks, which need an iteration of the loop to end."""
+        """Cancel all look-ups and return their tasks, which need one more iteration of the loop to end."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -396,10 +401,10 @@ class RouteTable:
         self.on_change.clear()
         return [*self._sweeping.close(), *self._finding.close(), *self._asking.close()]
 
-    # -- looking up
+    # -- look-ups
 
     async def _find(self, topic: str, create_key: str | None, default_queues: int) -> TopicRoute:
-        """Find a route where there is none yet; run in a task of its own, with ``request_timeout`` for each request."""
+        """Find the route of a topic that has none yet. Run in a task of its own, with ``request_timeout`` for each request."""
         await self._cluster()
         answer = await self._ask(topic, self._patience())
         if answer.route is not None:
@@ -416,26 +421,27 @@ class RouteTable:
         return await self._asking.join(topic, lambda: self._request(topic), deadline)
 
     async def _ask_aside(self, topic: str, deadline: float) -> _Answer:
-        """Request a route without entering the answer into the table."""
+        """Request a route without entering it into the table."""
         return await self._asking.join((topic,), lambda: self._request(topic, enter=False), deadline)
 
     async def _request(self, topic: str, *, enter: bool = True) -> _Answer:
-        """Request a route and enter a good answer into the table if ``enter``."""
+        """Request a route. If ``enter`` is true, enter a usable route into the table."""
         answer = await self._answer(topic)
         return self._enter(topic, answer) if enter else answer
 
     async def _request_all(self, topic: str) -> _Answer:
-        """Request a route from all name servers, and enter a good answer into the table if the topic is in use."""
+        """Request a route from all name servers. If the topic is in use, enter a usable route into the table."""
         answer = await self._answer(topic, from_all=True)
         return self._enter(topic, answer) if topic in self._routes else answer
 
     async def _answer(self, topic: str, *, from_all: bool = False) -> _Answer:
-        """Return the answer of the name server in use, or the answer of another name server if that is better.
+        """Return the response of the name server in use, or a better response of another name server.
 
-        If there is no route, or all its brokers are away, the names of the name servers may lead elsewhere by now.
+        If there is no route, or all its brokers are away, look up the host names of the name servers again, and ask again if they
+        now resolve to other addresses.
 
         Args:
-            from_all: True asks the others in any case.
+            from_all: True asks the other name servers in any case.
         """
         await self._cluster()
         deadline = machine.monotonic() + self._request_timeout * _SHARE
@@ -448,7 +454,7 @@ class RouteTable:
         return answer
 
     async def _answer_here(self, topic: str, deadline: float, from_all: bool) -> _Answer:
-        """Return the answer of the name servers at the addresses that their names lead to now."""
+        """Return the response of the name servers at the addresses to which their host names currently resolve."""
         names = self._name_servers
         answer, _ = await names.ask(_question(topic), _left(deadline), partial(self._read, topic))
         if answer.route is None:
@@ -456,7 +462,7 @@ class RouteTable:
         known = self._routes.get(topic)
         if from_all:
             return await self._fullest(topic, answer, deadline)
-        if known is None or known.provisional:  # queues that are left out now are missing for a whole poll
+        if known is None or known.provisional:  # queues that are missing now stay missing until the next poll
             return await self._fullest(topic, answer, min(deadline, machine.monotonic() + COMPARED_WITHIN))
         if answer.route is known or not _lacks(answer.route, known):
             return answer
@@ -470,12 +476,12 @@ class RouteTable:
         )
 
     async def _confirmed(self, topic: str, answer: _Answer, deadline: float) -> _Answer:
-        """Return another name server's route of a topic that one does not know, or the answer that there is none.
+        """Return another name server's route of a topic that one does not know, or a response "no such topic" that is confirmed.
 
-        A name server that knows no broker, as after a restart, does not count.
+        A name server that knows no broker does not count, because it may just have been restarted.
 
         Raises:
-            NoUsableAnswerError: If no witness answers, and other name servers do not answer at all.
+            NoUsableAnswerError: If no name server that responds knows a broker, and other name servers do not respond.
         """
         names = self._name_servers
         heard = await self._others(topic, answer, deadline, _has_route)
@@ -484,20 +490,23 @@ class RouteTable:
             names.prefer(best.name_server, f"{answer.name_server} has no route of topic {printable(topic)}")
             return best
         said = [answer, *heard.results.values()]
-        for each in said:  # mostly the first is one
+        for each in said:  # mostly the first one knows brokers
             if await names.knows_brokers(each.name_server, _left(deadline)):
-                names.prefer(each.name_server, f"{answer.name_server} knows no broker, as after a restart")
+                names.prefer(each.name_server, f"{answer.name_server} knows no broker and may have been restarted")
                 return each
         if heard.failures:
             raise names.unusable({each.name_server: "it knows no broker yet" for each in said}, heard.failures)
         return answer._replace(witnessed=False)
 
     async def _fullest(self, topic: str, answer: _Answer, deadline: float, known: TopicRoute | None = None) -> _Answer:
-        """Return another name server's route if it names a broker or a master that this one's lacks, and that this one does not
-        list at all: then it knows less, as after a restart. Of a broker that it lists it knows all topics.
+        """Return another name server's route if it is fuller than ``answer`` because the name server of ``answer`` knows less.
+
+        This is so if the other route names a broker or a master that ``answer`` lacks, and the name server of ``answer`` does not
+        list that broker at all, as after a restart. If a name server lists a broker, it knows all topics of the broker.
 
         Args:
-            known: The route in use. The first one that lacks nothing of it is enough, and preferred among equally full ones.
+            known: The route in use. The first route that lacks nothing of it is sufficient, and is preferred among equally full
+                routes.
         """
         names = self._name_servers
         is_enough = None if known is None else partial(_has_route, known=known)
@@ -510,23 +519,23 @@ class RouteTable:
                 listed = await names.listed_at(answer.name_server, _left(deadline))
                 if listed is None or absent <= listed:
                     return answer
-        names.prefer(best.name_server, f"{answer.name_server} knows less of topic {printable(topic)}, as after a restart")
+        names.prefer(best.name_server, f"{answer.name_server} knows less of {printable(topic)} and may have been restarted")
         return best
 
     async def _cluster(self) -> None:
-        """Wait for a cluster that was missing at the start. Callers wait for the look-up, each with its own timeout."""
+        """Wait for a cluster that was missing at the start. There is no timeout here: callers have timeouts of their own."""
         if self._cluster_found is not None and not self._cluster_found.is_set():
             await self._cluster_found.wait()
 
     def _patience(self) -> float:
-        """Return a deadline for the wait for a request; it is later than the request's own end."""
+        """Return a deadline for waiting for a request. It is later than the deadline of the request itself."""
         return machine.monotonic() + self._request_timeout + 1.0
 
     def _read(self, topic: str, response: RemotingCommand, address: str) -> _Answer:
-        """Read an answer; change no route.
+        """Read a response without changing the table.
 
         Raises:
-            BrokerError, RemoteProtocolError: If it says nothing about the topic.
+            BrokerError, RemoteProtocolError: If the response contains no information about the topic.
         """
         remark = response.remark or ""
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -537,7 +546,7 @@ class RouteTable:
         if old is not None and self._digests.get(topic) == digest:
             return _Answer(address, digest, old, remark)
         if not response.body:
-            raise RemoteProtocolError(f"the answer with the route of topic {printable(topic)} has no body", address=address)
+            raise RemoteProtocolError(f"the response with the route of topic {printable(topic)} has no body", address=address)
         try:
             route = topic_route(topic, decode_route(response.body), self._lists)
         except RemoteProtocolError as error:
@@ -551,14 +560,14 @@ class RouteTable:
     # -- the table
 
     def _enter(self, topic: str, answer: _Answer) -> _Answer:
-        """Enter a good answer into the table; return the answer, a good one with the route that is in use then."""
+        """Enter a usable route into the table. Return the response; its route, if any, is then the route in use."""
         old, new = self._routes.get(topic), answer.route
         if new is None:
             if old is not None and not old.provisional:
                 log = logger.debug if topic in self._doubted else logger.warning
                 self._doubted.add(topic)
                 said = answer.fault or printable(without_faq(answer.remark) or "no such topic")
-                log("name server %s about topic %s: %s; the old route stays in use", answer.name_server, topic, said)
+                log("name server %s has no route of topic %s: %s; the old route stays in use", answer.name_server, topic, said)
             return answer
         self._digests[topic] = answer.digest
         self._doubted.discard(topic)
@@ -577,8 +586,8 @@ class RouteTable:
             for count in [min(default_queues, max(item.read_queue_nums, 0))]
         )
         logger.warning(
-            "topic %s does not exist: the first message sent creates it on %s with %s queues each, or on some of them only; "
-            "that is not for production, create topics beforehand",
+            "topic %s does not exist: the first message creates it on %s with %s queues each, or on only some of these brokers; "
+            "do not rely on this in production, create topics beforehand",
             topic,
             ", ".join(sorted(printable(item.broker_name, 80) for item in queues)),
             max((item.write_queue_nums for item in queues), default=0),
@@ -602,13 +611,13 @@ class RouteTable:
         if old is None:
             logger.debug("first route of topic %s: %s", topic, now)
         elif (before := queue_counts(old)) != now or not old.provisional:
-            moved = [f"{name} is at {at[MASTER_ID]} now" for name, at in _moved(old, route)]
+            moved = [f"{name} is now at {at[MASTER_ID]}" for name, at in _moved(old, route)]
             logger.info("route of topic %s: %s -> %s%s", topic, before, now, "".join(f"; {text}" for text in moved))
         if wrong := malformed_addresses(route.data):
             logger.warning("route of topic %s: no client can connect to %s; %s", topic, wrong, _CORRECT)
 
     def _forget_unused(self, answers: Mapping[str, bool]) -> None:
-        """Drop topics that were not used for some polls, but keeps a known one for each broker that no other topic names."""
+        """Drop topics that were not used during some polls, but keep a known topic for each broker that is in no other route."""
         due = self.use.count_poll(answers)
         if due:
             gone = {topic for topic in due if self.use.is_unknown(topic)}
@@ -624,7 +633,7 @@ class RouteTable:
         self._refreshed = {topic: at for topic, at in self._refreshed.items() if at > recent}
 
     def _forget(self, topic: str) -> None:
-        logger.debug("topic %s: unused for some time, its route is dropped", topic)
+        logger.debug("dropping the route of topic %s, which was not used for some time", topic)
         del self._routes[topic]
         self._digests.pop(topic, None)
         self._doubted.discard(topic)
@@ -649,7 +658,7 @@ class RouteTable:
 
     def _late(self, topic: str, timeout: float) -> NameServerError:
         names = ", ".join(self._name_servers.addresses)
-        text = f"no route of topic {self._display_name(topic)} was found within {timeout:.3g} s, name servers: {names}"
+        text = f"no route of topic {self._display_name(topic)} was found within {timeout:.3g} s; name servers: {names}"
         if self._cluster_found is not None and not self._cluster_found.is_set():
             failure = self._name_servers.failure
             text += (
@@ -660,32 +669,30 @@ class RouteTable:
 
     def _not_found(self, topic: str, answer: _Answer, create_key: str | None = None) -> TopicNotFoundError:
         if answer.fault:
-            text = (
-                f"topic {self._display_name(topic)} has no usable route, says name server {answer.name_server}: {answer.fault}"
-            )
+            text = f"topic {self._display_name(topic)} has no usable route at name server {answer.name_server}: {answer.fault}"
             return TopicNotFoundError(text, address=answer.name_server)
         said = printable(without_faq(answer.remark) or "no such topic")
-        text = f"topic {self._display_name(topic)} not found, name server {answer.name_server} says: {said}"
+        text = f"topic {self._display_name(topic)} was not found; name server {answer.name_server} says: {said}"
         if create_key is not None:
             text += (
-                f" (and it cannot be created by sending: the brokers do not offer {create_key}, autoCreateTopicEnable is off)"
+                f" (and a send cannot create it, because autoCreateTopicEnable is off: the brokers do not offer {create_key})"
             )
         if answer.witnessed:
             return TopicNotFoundError(f"{text}; create it, or check its name", address=answer.name_server)
-        text += "; but no name server knows a broker, as for some seconds after a start: check that brokers run, and try again"
+        text += "; no name server knows a broker, as for some seconds after a start: check that brokers run, and try again"
         error = TopicNotFoundError(text, address=answer.name_server)
         error.retriable = True
         return error
 
 
 def _fault(route: TopicRoute) -> str:
-    """Return why no client can use a route whose brokers have addresses of another form; "" if they do not."""
+    """Return why no client can use a route whose brokers have malformed addresses. Return "" if no address is malformed."""
     wrong = malformed_addresses(route.data)
     return f"no client can connect to {wrong}; {_CORRECT}" if wrong else ""
 
 
 def _moved(old: TopicRoute, new: TopicRoute) -> list[tuple[str, Mapping[int, str]]]:
-    """Return the brokers whose master has another address than in the old route."""
+    """Return the brokers whose master has a different address than in the old route."""
     return [
         (name, ids)
         for name, ids in sorted(new.addresses.items())
@@ -706,15 +713,15 @@ def _brokers(route: TopicRoute | None) -> frozenset[tuple[str, bool]]:
 
 
 def _weight(route: TopicRoute | None) -> tuple[int, bool]:
-    """Return what makes a route fuller than another one: brokers and masters, then an order of queues."""
+    """Return the weight of a route; a fuller route has a greater weight. Brokers and masters count first, then an order conf."""
     return len(_brokers(route)), route is not None and bool(route.data.order_topic_conf)
 
 
 def _lacks(route: TopicRoute, known: TopicRoute) -> bool:
-    """Return whether a route lacks a broker, a master or the order of queues of the known one."""
+    """Return whether a route lacks a broker, a master or the order conf of the known route."""
     return bool(_brokers(known) - _brokers(route)) or bool(known.data.order_topic_conf and not route.data.order_topic_conf)
 
 
 def _has_route(answer: _Answer, known: TopicRoute | None = None) -> bool:
-    """Return whether an answer has a route, one that lacks nothing of ``known``."""
+    """Return whether a response has a route that lacks nothing of ``known``."""
     return answer.route is not None and (known is None or not _lacks(answer.route, known))

@@ -1,7 +1,7 @@
 """The route of one topic, with its queues and addresses.
 
-A client may know thousands of topics, nearly always on the same brokers. So routes share equal parts: the brokers with their
-addresses, and the queues where the same ones are written and read.
+A client may know thousands of topics, nearly always on the same brokers. Therefore routes share equal parts: the brokers with their
+addresses, and the queues if the same queues are written and read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rmq_protocol.route import BrokerData, TopicRouteData, is_address, publish_q
 from .._text import printable
 
 MAX_LISTS: Final = 64
-"""Broker lists that are kept for sharing; topics of one cluster have few different ones."""
+"""Maximum number of broker lists that are kept for sharing; the topics of a cluster have few different lists."""
 MAX_BROKERS: Final = 1024
-"""Brokers in all these lists, unless one list has more."""
+"""Maximum number of brokers in all these lists together, unless a single list has more."""
 
 MAX_COUNTS: Final = 500
-"""Maximum characters of a list of brokers in a text."""
+"""Maximum number of characters of a list of brokers in a message."""
 
 _READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
 
@@ -35,10 +35,10 @@ class TopicRoute:
     """The route of a topic, with queues and addresses derived from it.
 
     Attributes:
-        addresses: Broker name -> broker id -> "host:port", without malformed ones.
-        version: Grows with each change, over all topics of a client.
-        provisional: The topic does not exist; the first send creates it on these brokers.
-        holders: Queue -> name of the broker that holds it now, for a static topic, whose queues all name a pseudo broker.
+        addresses: Broker name -> broker id -> "host:port", without malformed addresses.
+        version: A number that grows with each change of any route of the client.
+        provisional: True if the topic does not exist, and the first send will create it on these brokers.
+        holders: Queue -> name of the broker that now holds it. Only for a static topic, whose queues all name a logical broker.
     """
 
     topic: str
@@ -52,13 +52,13 @@ class TopicRoute:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether ``publish_queues`` stays the same while brokers are away: the list of an order conf, or of a static topic."""
+        """Whether ``publish_queues`` stays the same while brokers are away: an order conf or a static topic fixes the queues."""
         conf = self.data.order_topic_conf
-        return bool(self.holders if conf is None else conf)  # an empty one hides a static topic from senders
+        return bool(self.holders if conf is None else conf)  # an empty order conf hides a static topic from senders
 
     @property
     def reachable_queues(self) -> tuple[MessageQueue, ...]:
-        """The queues to send to on brokers with a master's address."""
+        """The queues to send to on brokers whose master has an address."""
         return tuple([queue for queue in self.publish_queues if self.master_address(self.broker_of(queue)) is not None])
 
     def broker_of(self, queue: MessageQueue) -> str:
@@ -66,7 +66,7 @@ class TopicRoute:
         return self.holders.get(queue, queue.broker_name)
 
     def master_address(self, broker_name: str) -> str | None:
-        """Return the "host:port" of a broker's master; None if the route has none."""
+        """Return the "host:port" of a broker's master. Return None if the route does not contain it."""
         return self.addresses.get(broker_name, {}).get(MASTER_ID)
 
 
@@ -81,7 +81,7 @@ class BrokerLists:
         self._brokers = 0
 
     def shared(self, brokers: tuple[BrokerData, ...]) -> tuple[tuple[BrokerData, ...], _Addresses]:
-        """Return the equal list of an earlier route if there is one, else ``brokers``, and the usable addresses in it."""
+        """Return the equal list of an earlier route if there is one, else ``brokers``, and the usable addresses in the list."""
         names = frozenset([item.broker_name for item in brokers])
         known = self._lists.get(names)
         if known is None or known[0] != brokers:
@@ -94,10 +94,10 @@ class BrokerLists:
 
 
 def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRoute:
-    """Make the route that ``data`` describes.
+    """Return the TopicRoute that ``data`` describes.
 
     Raises:
-        RemoteProtocolError: For queues that cannot be read or are too many.
+        RemoteProtocolError: If the queues cannot be read or are too many.
     """
     brokers, addresses = lists.shared(data.broker_datas)
     if brokers is not data.broker_datas:
@@ -120,7 +120,7 @@ def queue_counts(route: TopicRoute) -> str:
 
 
 def malformed_addresses(data: TopicRouteData) -> str:
-    """Return broker and address for each address of a route that no client can connect to; "" if there is none."""
+    """Return broker and address for each address of a route to which no client can connect. Return "" if there is none."""
     wrong = [
         f"{item.broker_name} at {address!r}"
         for item in data.broker_datas
@@ -131,7 +131,7 @@ def malformed_addresses(data: TopicRouteData) -> str:
 
 
 def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
-    """Return usable addresses by broker name and id; of brokers with one name the first counts."""
+    """Return the usable addresses by broker name and broker id. If several brokers have the same name, the first one counts."""
     first = {item.broker_name: item for item in reversed(brokers)}
     found: dict[str, dict[int, str]] = {}
     for item in brokers:
@@ -142,7 +142,7 @@ def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
 
 
 def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
-    """Return True only if the queues to send to are also those to read from, in the same order."""
+    """Return True only if the queues to send to and the queues to read from are certainly equal, in the same order."""
     if data.order_topic_conf or data.topic_queue_mapping_by_broker:
         return False
     names = {item.broker_name for item in data.queue_datas}
@@ -154,20 +154,20 @@ def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
     )
 
 
-# The second port of a broker, two below the first (``MixAll.brokerVIPChannel``).
+# The VIP port of a broker, two below its regular port (``MixAll.brokerVIPChannel``).
 #
-# It takes sends, queries and heartbeats, but no pulls (``BrokerController.registerProcessor``).
+# The VIP port accepts sends, queries and heartbeats, but no pulls (``BrokerController.registerProcessor``).
 
 _BELOW: Final = 2
 
 
 def vip_address(address: str) -> str:
-    """Return the second port's address of the broker at ``address``; ``address`` itself if its port is 1 or 2."""
+    """Return the VIP address of the broker at ``address``. Return ``address`` itself if its port is 1 or 2."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - _BELOW}" if int(port) > _BELOW else address
 
 
 def first_port(address: str) -> str:
-    """Return the first port's address of the broker whose second port is at ``address``."""
+    """Return the regular address of the broker whose VIP address is ``address``."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + _BELOW}"

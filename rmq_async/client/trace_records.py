@@ -1,9 +1,9 @@
-"""The queue of message traces on their way to the trace topic, for producers and consumers.
+"""The queue of message traces that wait to be sent to the trace topic, for producers and consumers.
 
-A record is encoded at once, and waits in a queue bounded in number and bytes. Records are sent together, a second after the
-first of them, when a trace message is full, or without delay after ``hurry``. Records that cannot be kept or sent are dropped
-and counted. Traces are sent in an empty context (of ``contextvars``): each Task starts the next, and would keep the first
-caller's context alive.
+A record is encoded at once and waits in a queue, which limits the number and the bytes of the records. Records are sent together:
+one second after the first of them was queued, when a trace message is full, or without delay after ``hurry``. Records that cannot
+be queued or sent are dropped and counted. Traces are sent in an empty context (of ``contextvars``), because each task starts the
+next one and would keep the context of the first caller alive.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from ..errors import TopicNotFoundError
 from .instance import ClientInstance
 
 DELAY: Final = 1.0
-"""Seconds after which a waiting record is due, also in a message that is not full."""
+"""Seconds after which a waiting record is sent even if its trace message is not full."""
 RECORDS: Final = 100
 """Maximum number of records in one trace message."""
 BODY_SIZE: Final = 128_000
 """Maximum body size of one trace message in bytes, as in Java's client."""
 KEYS_SIZE: Final = 16_000
-"""Maximum size in bytes of the keys of one trace message; properties are limited to twice that."""
+"""Maximum bytes of the keys of one trace message. The limit for its properties is twice as large."""
 MOST_RECORDS: Final = 10_000
 MOST_BYTES: Final = 4 * 1024 * 1024
-"""Maximum number, and bytes in all, of the records that wait."""
+"""Maximum number, and maximum total bytes, of the waiting records."""
 AT_ONCE: Final = 4
 """Maximum number of trace messages in flight."""
 TRACE_TIMEOUT: Final = 5.0
-"""Seconds for one trace message, all its attempts included."""
+"""Seconds for one trace message, including all attempts."""
 
 
 class Record(NamedTuple):
     """An encoded trace record.
 
     Attributes:
-        keys: Keys that its trace message gets for it.
-        keys_size: Their size in bytes.
+        keys: The keys that the trace message gets for this record.
+        keys_size: The size of these keys in bytes.
     """
 
     data: bytes
@@ -63,8 +63,8 @@ class TraceRecords:
     """The records of a message trace that wait to be sent.
 
     Args:
-        topic: The trace topic as users name it.
-        deliver: Sends one trace message by a monotonic deadline, and raises RocketMQError where it was not stored.
+        topic: The trace topic, without the namespace prefix.
+        deliver: Sends one trace message by a monotonic deadline, and raises RocketMQError if it was not stored.
         owner: "producer" or "consumer".
 
     Attributes:
@@ -82,7 +82,7 @@ class TraceRecords:
         self._waiting: deque[Record] = deque()
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._due = False  # the timer has fired: send all records, also in a message that is not full
+        self._due = False  # the timer has fired: send all records, even in a message that is not full
         self._hurry = False
         self._closed = False
         self._sending: OrderedSet[asyncio.Task[None]] = OrderedSet()
@@ -90,7 +90,7 @@ class TraceRecords:
     def append(self, context: TraceContext) -> None:
         """Queue the record.
 
-        Drop and count it if the queue is full or has ended, and if the record is too large or cannot be encoded.
+        If the queue is full or has ended, or the record is too large or cannot be encoded, drop and count the record.
         """
         try:
             data = encode_trace(context).encode()
@@ -109,7 +109,7 @@ class TraceRecords:
     # -- sending
 
     def _send_more(self) -> None:
-        """Send full or due trace messages, and set the timer for the rest."""
+        """Send trace messages that are full or due, and set the timer for the remaining records."""
         full = len(self._waiting) >= RECORDS or self._bytes >= BODY_SIZE
         while self._waiting and (full or self._due or self._hurry) and len(self._sending) < AT_ONCE:
             sending = self._send(self._take())
@@ -163,11 +163,11 @@ class TraceRecords:
             raise
 
     def _lose(self, count: int, why: object) -> None:
-        """Count lost records; log when the count reaches or passes the next power of two."""
+        """Count lost records, and log a WARNING when the count reaches or passes a power of two."""
         before, self.lost = self.lost, self.lost + count
         if before.bit_length() != self.lost.bit_length():
             self._logger.warning(
-                "%d traces were not sent to topic %s, the last: %s", self.lost, self.topic, printable(why, 300)
+                "%d traces so far were not sent to topic %s; last reason: %s", self.lost, self.topic, printable(why, 300)
             )
 
     # -- the end
@@ -184,7 +184,7 @@ class TraceRecords:
             await asyncio.wait(self._sending, timeout=remaining)
 
     def end(self) -> None:
-        """Drop all remaining and later records, and cancel the Tasks that send."""
+        """Drop all waiting and later records, and cancel the tasks that send."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -197,7 +197,7 @@ class TraceRecords:
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait for the Tasks that ``end`` has cancelled."""
+        """Wait for the tasks that ``end`` has cancelled."""
         if self._sending:
             await asyncio.wait(self._sending)
 
@@ -216,7 +216,7 @@ def _keys_of(context: TraceContext) -> tuple[Collection[str], int]:
 
 
 def _may_be_key(key: str) -> bool:
-    """Return whether a message may carry the key. The message of a transaction check may have keys of any other client."""
+    """Return whether a message may carry the key. In a transaction check, a message may have keys of any client."""
     return "\x00" not in key
 
 
@@ -224,24 +224,23 @@ def _size(keys: Collection[str]) -> int:
     return sum(len(key.encode()) + 1 for key in keys)
 
 
-# Trace messages of clients that have no producer.
+# Trace messages of clients without a producer.
 
 QUEUES: Final = 4
-"""Queues per broker of a trace topic that brokers create."""
+"""Number of queues per broker of a trace topic that a send creates."""
 
 
 async def send_trace(instance: ClientInstance, group: str, message: Message, deadline: float) -> None:
-    """Send a trace message by ``deadline`` (monotonic), in at most two attempts, on two brokers if the topic has them.
-
-    Raises as ``ClientInstance.ask_broker`` does, too.
+    """Send a trace message by ``deadline`` (monotonic) in at most two attempts. They use two brokers if the topic has two.
 
     Args:
-        group: The header's producer group, by its name on the wire.
+        group: The producer group in the header, with its name on the wire.
 
     Raises:
-        TopicNotFoundError: If the topic does not exist and no broker offers to create it, and if no master has it with write
+        TopicNotFoundError: If the topic does not exist and no broker offers to create it, or if no master has the topic with write
             permission.
-        NameServerError: If no name server answers usably.
+        NameServerError: If no name server gives a usable response.
+        RocketMQError: Other errors of ``ClientInstance.ask_broker``.
     """
     topic = instance.names.wire(message.topic)
     route = await instance.routes.get(
@@ -250,7 +249,7 @@ async def send_trace(instance: ClientInstance, group: str, message: Message, dea
     queues = route.reachable_queues
     if not queues:
         raise TopicNotFoundError(
-            f"no master has trace topic {message.topic} with write permission; give it perm 6, or turn tracing off"
+            f"no master has trace topic {message.topic} with write permission; set its perm to 6, or turn tracing off"
         )
     first = machine.random.choice(queues)
     properties = message_properties(message, instance.unique_ids.next())

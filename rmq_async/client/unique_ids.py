@@ -1,10 +1,10 @@
-"""Unique message ids (property UNIQ_KEY) from a clock and a counter; the layout is Java's, see ``rmq_protocol.ids``.
+"""Unique message ids (property UNIQ_KEY) from a clock and a counter. The layout is Java's (see ``rmq_protocol.ids``).
 
-Each message has an id, so the hot path is one clock read (none where the caller has read one), three comparisons and one
-concatenation (measured: 130 ns); the common part of 256 ids of one millisecond is one cached text. No id of an object occurs twice
-in a month, even if the clock is set: the millisecond in use only grows, and after 65,536 ids within it the next one starts early.
-After a clock was set back, the ids' time runs ahead of it. The salt is random per object and drawn again in a forked child, which
-shares everything else.
+Each message has an id, so the hot path is one clock read (none if the caller has already read the clock), three comparisons and one
+concatenation (measured: 130 ns). The common part of 256 ids of one millisecond is one cached string. An object never returns an id
+twice within a month, even if the clock is set: its millisecond only grows, and after 65,536 ids within a millisecond the next one
+starts early. After the clock was set back, the time in the ids is ahead of the clock. The salt is random for each object and drawn
+again in a forked child, which inherits all other state.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _HEX: Final = tuple(f"{number:02X}" for number in range(256))
 
 
 class UniqueIds:
-    """A maker of unique message ids.
+    """Makes unique message ids. An object must be used by one thread only.
 
     Args:
-        ip: The client's address, 4 or 16 bytes. Belongs to one thread.
+        ip: The client's address, 4 or 16 bytes.
     """
 
     __slots__ = (
@@ -45,10 +45,10 @@ class UniqueIds:
     def __init__(self, ip: bytes) -> None:
         self._ip = ip
         self.length = 2 * (len(ip) + 12)
-        """Length of every id."""
+        """The length of every id."""
         self._millisecond = self._wall = 0
         self.born_ms = b""
-        """Wall clock at the last id or ``now``: thirteen digits, milliseconds since the epoch; empty before the first."""
+        """The wall clock at the last id or call of ``now``, as thirteen digits of epoch ms. Empty before the first id."""
         self._month_begins = self._month_ends = 0
         self._seed()
         _instances.add(self)
@@ -64,10 +64,10 @@ class UniqueIds:
     def next_at(self, now: float) -> str:
         """Return a new id.
 
-        A change of the wall clock takes effect up to a millisecond later.
+        A change of the wall clock takes effect up to one millisecond late.
 
         Args:
-            now: The present machine.monotonic(), which saves a clock read.
+            now: The current ``machine.monotonic()``, which saves a clock read.
         """
         number = self._number
         if number == self._page_stop or not self._from <= now < self._until:
@@ -89,13 +89,13 @@ class UniqueIds:
         return ids
 
     def now(self) -> bytes:
-        """Return the time as ``born_ms``, formatted once per millisecond."""
+        """Return the current time in the form of ``born_ms``. It is formatted once per millisecond."""
         if not self._begins <= machine.time() < self._ends:
             self._turn_page()
         return self.born_ms
 
     def given(self, unique_id: str) -> str:
-        """Return ``unique_id``, an id that a message already has, and bring ``born_ms`` up to date as a new id would."""
+        """Update ``born_ms`` as a new id would, and return ``unique_id``, which the message already has."""
         self.now()
         return unique_id
 
@@ -107,8 +107,9 @@ class UniqueIds:
         self._page = self._time_text = ""
 
     def _turn_page(self) -> None:
-        """Start the next page, of up to 256 numbers: in the clock's millisecond, or in a later one if the ids have got ahead of
-        it.
+        """Start the next page of up to 256 numbers.
+
+        The page belongs to the clock's millisecond, or to a later millisecond if the ids are ahead of the clock.
         """
         clock, since = machine.time(), machine.monotonic()
         wall = int(clock * 1000)
@@ -129,7 +130,7 @@ class UniqueIds:
 
 
 def packed_ip(text: str) -> bytes | None:
-    """Return the 4 or 16 bytes of an address, without its zone ("%eth0"); None for a text that is not an address."""
+    """Return the 4 or 16 bytes of an IP address without its zone ("%eth0"). Return None if ``text`` is not an IP address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -139,7 +140,7 @@ def packed_ip(text: str) -> bytes | None:
 
 
 def _local_month(now_ms: int) -> tuple[int, int]:
-    """Return the beginnings of the local month that contains ``now_ms`` and of the next month, in milliseconds since the epoch."""
+    """Return the start of the local month that contains ``now_ms`` and the start of the next month, in epoch ms."""
     year, month = localtime(now_ms // 1000)[:2]
     begins = mktime((year, month, 1, 0, 0, 0, 0, 0, -1))
     ends = mktime((year, month + 1, 1, 0, 0, 0, 0, 0, -1))
@@ -150,7 +151,7 @@ _instances: weakref.WeakSet[UniqueIds] = weakref.WeakSet()
 
 
 def longest_id() -> int:
-    """Return the maximum length of an id of any client in this process."""
+    """Return the length of the longest ids that a client in this process makes."""
     return max([ID_LENGTH, *(ids.length for ids in _instances)])
 
 

@@ -561,10 +561,7 @@ class ConnectionPool:
                 self._backoffs.pop(connection.address, None)
                 own = connection.close_reason in (CloseReason.LOCAL, CloseReason.IDLE)
                 self._note_lost(connection.address, None if own else connection.close_text())
-            elif connection.close_reason not in (
-                CloseReason.LOCAL,
-                CloseReason.IDLE,
-            ):  # the server accepted it but sent no byte
+            elif connection.close_reason not in (CloseReason.LOCAL, CloseReason.IDLE):  # the server sent no byte
                 self._back_off(connection.address, f"it accepted a connection but sent nothing: {connection.close_text()}")
             if self._on_closed is not None:
                 self._on_closed(connection)

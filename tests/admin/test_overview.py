@@ -64,7 +64,7 @@ async def test_overview_names_a_broker_that_does_not_respond_and_goes_on(server:
         server.resume("broker-b")
     assert "TBW102" in whole.topics
     assert (seen.brokers["broker-a"].problem, seen.brokers["broker-a"].version) == (None, "V5_5_0")
-    assert "no answer" in (seen.brokers["broker-b"].problem or "")
+    assert "no response" in (seen.brokers["broker-b"].problem or "")
     assert {queue.broker_name for queue in seen.topics["OrderTopic"]} == {"broker-a"}
 
 

@@ -18,7 +18,7 @@ from ..support.fakes import NameServer, Peer, refuse, silence
 
 Client = Producer | PullConsumer | Admin | Consumer
 UNSUPPORTED = refuse(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 106 not supported")
-SAID = "is the address of a broker, not of a name server; give the addresses of name servers (port 9876 by default)"
+SAID = "is the address of a broker, not of a name server; pass the addresses of name servers (default port 9876)"
 
 
 async def consume(_: object) -> None:
@@ -89,7 +89,7 @@ async def test_start_at_a_broker_and_a_name_server_that_is_down(servers: Embedde
         with pytest.raises(NameServerError) as caught:
             await Admin(namesrv=[broker, address]).start()
     assert not caught.value.permanent
-    assert f"{broker}: a broker answered, which is no name server" in str(caught.value)
+    assert f"{broker}: this is a broker, not a name server" in str(caught.value)
     assert f"{address}: cannot connect" in str(caught.value)
 
 
@@ -106,7 +106,7 @@ async def test_start_at_a_server_that_gives_no_route() -> None:
     server = Peer(silence)
     server.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = UNSUPPORTED
     async with server:
-        with pytest.raises(NameServerError, match="no answer in its share of the time") as caught:
+        with pytest.raises(NameServerError, match="no response in its share of the time") as caught:
             await Admin(namesrv=server.address, request_timeout=0.3).start()
     assert not caught.value.permanent
 

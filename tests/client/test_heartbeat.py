@@ -204,8 +204,8 @@ async def test_two_unanswered_heartbeats_close_the_connection_as_dead(caplog: py
         await until(lambda: not connection.is_open)
         assert connection.close_reason is CloseReason.DEAD
         assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING][:2] == [
-            f"broker {broker.address} left {count} heartbeats in a row unanswered; the connection is closed at 2; look at the "
-            "broker's log and load, and at the network between" for count in (1, 2)
+            f"broker {broker.address} left {count} heartbeats in a row unanswered; the connection is closed after 2; check the "
+            "broker's log and load, and the network in between" for count in (1, 2)
         ]  # fmt: skip
         assert len(broker.links[0].requests) == 2
         assert monotonic() - start == pytest.approx(0.3 + 0.1, abs=0.01)
@@ -249,7 +249,7 @@ async def test_a_refused_heartbeat_is_reported_once_and_closes_nothing(caplog: p
         await until(lambda: broker.received > 4)
         assert connection.is_open
         warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        hint = "look at this client's credentials and at the broker's log"
+        hint = "check this client's credentials and the broker's log"
         assert warnings == [f"broker {broker.address} refused a heartbeat ({hint}): 16 check signature failed."]
         await instance.unregister_producer("p", 0.2)
 

@@ -117,7 +117,7 @@ async def test_a_start_without_name_servers_says_what_to_give() -> None:
 async def test_a_start_without_an_answer_ends_in_time_and_leaves_nothing() -> None:
     async with Peer(silence) as silent:
         start = monotonic()
-        with pytest.raises(NameServerError, match="no answer"):
+        with pytest.raises(NameServerError, match="no response"):
             await ClientInstance.acquire(config_of(silent, request_timeout=0.3))
         assert monotonic() - start == pytest.approx(0.3, abs=0.01)
         assert (ours(), registered()) == ([], {})

@@ -116,7 +116,7 @@ async def test_the_error_shows_what_each_of_them_did() -> None:
         assert monotonic() - start == pytest.approx(0.3, abs=0.01)
     text = str(caught.value)
     assert f"{refusing.address}: cannot connect" in text
-    assert f"{silent.address}: no answer" in text
+    assert f"{silent.address}: no response" in text
     assert not isinstance(caught.value, NoUsableAnswerError)
     assert caught.value.code == 10004
 
@@ -132,7 +132,7 @@ async def test_an_unusable_answer_makes_the_next_one_be_asked() -> None:
         assert (await servers.ask(RemotingCommand(code=105, body=b"y"), 1.0, read))[1] == second.address
         assert first.received == 1
         second.answer = refuse(1, "name server not ready")
-        with pytest.raises(NoUsableAnswerError, match=r"answered, 1 SYSTEM_ERROR: name server not ready") as caught:
+        with pytest.raises(NoUsableAnswerError, match=r"it responded: 1 SYSTEM_ERROR: name server not ready") as caught:
             await servers.ask(ASK, 1.0, read)
         assert str(caught.value).count("not ready") == 2
 
@@ -146,8 +146,8 @@ async def test_all_are_asked_where_all_must_know() -> None:
         with pytest.raises(NameServerError) as caught:
             await servers.each(ASK, 0.4)
     text = str(caught.value)
-    assert text.startswith("1 of 2 name servers did not answer, and all of them must: ")
-    assert f"{second.address}: no answer" in text
+    assert text.startswith("1 of 2 name servers did not respond, but all must respond: ")
+    assert f"{second.address}: no response" in text
     assert first.address not in text
 
 

@@ -351,6 +351,6 @@ async def test_all_name_servers_of_a_name_must_answer(names: Names) -> None:
         second.answers[100] = silence
         pool = ConnectionPool(ClientConfig(namesrv=named(first.address)))
         servers = NameServers(pool, [named(first.address)])
-        with pytest.raises(RocketMQError, match="1 of 2 name servers did not answer, and all of them must"):
+        with pytest.raises(RocketMQError, match="1 of 2 name servers did not respond, but all must respond"):
             await servers.each(RemotingCommand(code=100), 0.5)
         await pool.aclose()

@@ -81,8 +81,8 @@ async def test_500_first_look_ups_of_an_unknown_topic_make_one_more(caplog: pyte
         assert [queue.queue_id for queue in found[0].publish_queues] == [0, 1, 2, 3]
         assert {queue.topic for queue in found[0].publish_queues} == {"new"}
         assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
-            "topic new does not exist: the first message sent creates it on broker-a with 4 queues each, or on some of them only; "
-            "that is not for production, create topics beforehand"
+            "topic new does not exist: the first message creates it on broker-a with 4 queues each, or on only some of these "
+            "brokers; do not rely on this in production, create topics beforehand"
         ]
         assert routes.topics == ("new",), "the model is not a topic in use"
         server.routes["new"] = route(queues=3)
@@ -159,7 +159,7 @@ async def test_each_caller_waits_as_long_as_it_wants_to() -> None:
 async def test_a_silent_name_server_ends_the_wait_by_its_deadline() -> None:
     async with NameServer(t=silence) as server, table(server) as routes:
         start = monotonic()
-        with pytest.raises(NameServerError, match="no answer"):
+        with pytest.raises(NameServerError, match="no response"):
             await routes.get("t", 0.5)
         assert 0.25 < monotonic() - start <= 0.5
 
@@ -280,9 +280,9 @@ async def test_polling_goes_on_when_the_first_name_server_dies(caplog: pytest.Lo
         second.routes["t"] = route(queues=9)
         await until(lambda: queues(routes) == 9)
         await second.stop()
-        await until(lambda: any("not refreshed" in record.message for record in caplog.records))
+        await until(lambda: any("cannot refresh" in record.message for record in caplog.records))
         await first.start()
-        await until(lambda: any("answer again" in record.message for record in caplog.records))
+        await until(lambda: any("respond again" in record.message for record in caplog.records))
         assert queues(routes) in (4, 9)
 
 
@@ -453,7 +453,7 @@ async def test_change_of_a_route_is_one_record_with_the_queues_before_and_after(
             await routes.refresh("t")
         assert caplog.messages == [
             "route of topic t: a 4, b 4 -> a 4",
-            "route of topic t: a 4 -> a 8; a is at 127.0.0.1:3 now",
+            "route of topic t: a 4 -> a 8; a is now at 127.0.0.1:3",
             "route of topic t: a 8 -> a 2 to write, 8 to read",
             "route of topic t: a 2 to write, 8 to read -> a 0 to write, 4 to read",
         ]
@@ -476,8 +476,8 @@ async def test_addresses_that_no_client_can_connect_to_are_named(create_key: str
         with pytest.raises(TopicNotFoundError) as caught:
             await routes.get("t", 1.0, create_key=create_key)
         assert str(caught.value) == (
-            f"topic t has no usable route, says name server {server.address}: no client can connect to a at 'broker', b at "
-            "'10.0.0.1:0'; addresses have the form host:port: correct brokerIP1 and listenPort of the broker"
+            f"topic t has no usable route at name server {server.address}: no client can connect to a at 'broker', b at "
+            "'10.0.0.1:0'; an address must be host:port; correct brokerIP1 and listenPort of the broker"
         )
         with pytest.raises(TopicNotFoundError, match="no client can connect to a at 'broker'"):
             await routes.get("unknown", 1.0, create_key="TBW102")
@@ -488,6 +488,6 @@ async def test_address_that_no_client_can_connect_to_beside_a_good_one(caplog: p
         assert len((await routes.get("t", 1.0)).publish_queues) == 4
         await routes.refresh("t")
         assert [record.message for record in caplog.records] == [
-            "route of topic t: no client can connect to b at 'broker:'; addresses have the form host:port: correct brokerIP1 and "
+            "route of topic t: no client can connect to b at 'broker:'; an address must be host:port; correct brokerIP1 and "
             "listenPort of the broker"
         ]

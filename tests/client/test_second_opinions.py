@@ -73,9 +73,7 @@ async def test_name_server_without_the_topic(call: str, said: TopicRouteData | N
         found = await CALLS[call](routes)  # type: ignore[misc]
         assert len(found.publish_queues) == 4
         assert first.asked == second.asked == ["t"]
-        assert (
-            caplog.messages[0] == f"name server {second.address} is asked from now on: {first.address} has no route of topic t"
-        )
+        assert caplog.messages[0] == f"requests now go to name server {second.address}: {first.address} has no route of topic t"
         await routes.refresh("t")
         assert len(second.asked) == 2
 

@@ -239,7 +239,7 @@ async def test_what_does_not_exist_is_one_clear_error(each_cluster: RealCluster)
             for ask in (user.min_offset, user.max_offset, lambda queue, user=user: user.search_offset(queue, 0)):
                 with pytest.raises(TopicNotFoundError, match="Missing"):
                     await ask(MessageQueue("Missing", broker, 0))
-                with pytest.raises(BrokerNotFoundError, match=f"not on broker-x, it is on {broker}|not on broker broker-x"):
+                with pytest.raises(BrokerNotFoundError, match=f"not on broker-x, but on {broker}|not on broker broker-x"):
                     await ask(MessageQueue(topic, "broker-x", 0))
                 with pytest.raises(ConfigError, match="has no queue 2 on"):
                     await ask(MessageQueue(topic, broker, 2))

@@ -49,9 +49,9 @@ async def test_a_queue_that_does_not_exist_is_an_error(name: str) -> None:
         ask = QUESTIONS[name]
         with pytest.raises(TopicNotFoundError, match="Missing"):
             await ask(consumer, MessageQueue("Missing", "broker-a", 0))
-        with pytest.raises(BrokerNotFoundError, match="not on broker broker-x, it is on broker-a"):
+        with pytest.raises(BrokerNotFoundError, match="not on broker broker-x, but on broker-a"):
             await ask(consumer, MessageQueue(TOPIC, "broker-x", 0))
-        with pytest.raises(ConfigError, match="no queue 2 on broker broker-a, it has 0 to 1 there"):
+        with pytest.raises(ConfigError, match="no queue 2 on broker broker-a, only queues 0 to 1"):
             await ask(consumer, MessageQueue(TOPIC, "broker-a", 2))
         assert not server.requests[14] + server.requests[15] + server.requests[29] + server.requests[30] + server.requests[31]
 
@@ -90,7 +90,7 @@ async def test_question_to_a_broker_that_stays_busy_is_an_error_in_time() -> Non
 async def test_a_queue_of_a_broker_without_queues_of_the_topic_is_an_error(name: str) -> None:
     async with embedded(brokers=2) as (server, consumer):
         server.resize(TOPIC, 0, broker="broker-a")
-        text = "topic t has no queue 0 on broker broker-a, it has none there; give a queue of another broker"
+        text = "topic t has no queue 0 on broker broker-a, nor any other queue; pass a queue of another broker"
         with pytest.raises(ConfigError, match=f"^{text}$"):
             await QUESTIONS[name](consumer, MessageQueue(TOPIC, "broker-a", 0))
 

@@ -134,12 +134,10 @@ async def test_health_says_why_the_producer_does_not_start(engine: AsyncEngine, 
         outbox = Outbox(engine, producer, table=table)
         await outbox.create_table()
         async with outbox:
-            await until(lambda: "newest start" in producer.health().problems[0].text)
+            await until(lambda: "last start" in producer.health().problems[0].text)
             health = producer.health()
             assert not health.ready
             assert [problem.code for problem in health.problems] in (["not_started"], ["starting"])
             text = health.problems[0].text
-            assert text.startswith(
-                f"producer orders is {health.state.value}, its newest start failed: no name server answered: "
-            )
+            assert text.startswith(f"producer orders is {health.state.value}; its last start failed: no name server answered: ")
             assert "Connection refused" in text

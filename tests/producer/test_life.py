@@ -285,7 +285,7 @@ async def test_the_group_is_unregistered_at_the_end(cluster: Cluster) -> None:
 async def test_the_same_group_twice(cluster: Cluster) -> None:
     async with producer(cluster) as sender:
         twin = producer(cluster)
-        with pytest.raises(errors.ConfigError, match="share that producer, or give another instance_name"):
+        with pytest.raises(errors.ConfigError, match="share that producer, or set another instance_name"):
             await twin.start()
         await sender.send(message())
         async with producer(cluster, instance_name="another") as other:

@@ -170,7 +170,7 @@ async def test_admins_see_their_namespace_only(server: EmbeddedRocketMQ) -> None
                 await admin.producer_connections("missing")
             await admin.delete_topic("mine")
             assert f"{NS}%mine" not in await outside.topics()
-            with pytest.raises(TopicNotFoundError, match=r"^topic mine \(of namespace MQ_INST_1\) not found"):
+            with pytest.raises(TopicNotFoundError, match=r"^topic mine \(of namespace MQ_INST_1\) was not found"):
                 await admin.topic_route("mine")
         with pytest.raises(GroupNotOnlineError):
             await outside.producer_connections(f"{NS}%pg")
@@ -192,7 +192,7 @@ async def test_topics_of_a_namespace_are_copied_under_their_own_names() -> None:
 
 async def test_names_of_errors(cluster: Cluster) -> None:
     async with producer(cluster, namespace=NS, create_topic_key="none", client_ip="10.0.0.1") as sender:
-        with pytest.raises(TopicNotFoundError, match=r"^topic U \(of namespace MQ_INST_1\) not found"):
+        with pytest.raises(TopicNotFoundError, match=r"^topic U \(of namespace MQ_INST_1\) was not found"):
             await sender.send(Message("U", b"x"))
         with pytest.raises(InvalidMessageError, match="has 131 characters, the limit is 127"):
             await sender.send(Message("t" * 121, b"x"))

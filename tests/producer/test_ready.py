@@ -69,7 +69,7 @@ async def test_a_topic_that_is_missing_is_one_warning(cluster: Cluster, caplog: 
                 await sender.send(message(topic="missing"))
             await sender.send(message())
     [record] = [record for record in caplog.records if record.name == LOG]
-    assert "topic missing is not ready at the start: topic missing not found" in record.getMessage()
+    assert "topic missing is not ready at the start: topic missing was not found" in record.getMessage()
 
 
 async def test_a_broker_that_is_gone_is_one_warning(pair: Cluster, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,8 +79,8 @@ async def test_a_broker_that_is_gone_is_one_warning(pair: Cluster, caplog: pytes
             assert pair.a.codes[RequestCode.HEART_BEAT] == 1
             await sender.send(message(), queue=pair.queue())
     [reported] = [record.getMessage() for record in caplog.records if pair.b.address in record.getMessage()]
-    assert reported.startswith(f"no heartbeat to broker {pair.b.address}: ")
-    assert reported.endswith("; look whether it runs, and whether its address can be reached from this host")
+    assert reported.startswith(f"cannot send a heartbeat to broker {pair.b.address}: ")
+    assert reported.endswith("; check that it runs and that this host can reach its address")
 
 
 async def test_a_broker_or_name_server_that_is_silent_costs_request_timeout(cluster: Cluster) -> None:

@@ -167,8 +167,8 @@ async def test_a_topic_made_by_sending_is_warned_of_in_one_line(pair: Cluster, c
         for _ in range(10):
             await sender.send(Message("new", b"x"))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert line.startswith("topic new does not exist: the first message sent creates it on a, b")
-    assert "some of them only; that is not for production" in line
+    assert line.startswith("topic new does not exist: the first message creates it on a, b")
+    assert "only some of these brokers; do not rely on this in production" in line
 
 
 async def test_queue_id_that_is_a_bool_is_the_number(cluster: Cluster) -> None:

@@ -279,7 +279,7 @@ class TestInSpark:
             "option startingOffsets must be JSON (Expecting property name enclosed in double quotes"
         )
         explanation = self.explanation(lambda: reading(topic="NoSuchTopic").collect())
-        assert explanation.startswith("topic NoSuchTopic not found, name server 127.0.0.1:")
+        assert explanation.startswith("topic NoSuchTopic was not found; name server 127.0.0.1:")
 
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
@@ -299,7 +299,7 @@ class TestInSpark:
         frame = spark.read.format("rocketmq").options(nameserver=broker, topic="T").load()
         started = monotonic()
         explanation = self.explanation(frame.collect)
-        assert explanation.startswith(f"{broker} is the address of a broker, not of a name server; give the addresses of name")
+        assert explanation.startswith(f"{broker} is the address of a broker, not of a name server; pass the addresses of name")
         assert monotonic() - started < 20
 
     def test_of_a_batch_write(self, spark: SparkSession, embedded_topics: Topics) -> None:

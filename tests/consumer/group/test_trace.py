@@ -147,7 +147,7 @@ async def test_traces_never_stand_in_the_way_of_messages(caplog: pytest.LogCaptu
             await consumer.wait_settled(1)
             assert len(server.dead_letters("g")) == 1
         texts = [record.getMessage() for record in caplog.records if record.name == "rmq_async.consumer.trace"]
-        assert texts[-1].startswith("2 traces were not sent to topic NoSuchTopic, the last: ")
+        assert texts[-1].startswith("2 traces so far were not sent to topic NoSuchTopic; last reason: ")
 
 
 async def test_consumption_of_traces_is_not_traced() -> None:
