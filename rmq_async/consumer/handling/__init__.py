@@ -1,5 +1,5 @@
-"""From a pulled or popped message to its outcome: the backlog, the calls of handlers, and what is acknowledged, repeated or given
-back.
+"""The handling of a message, from its pull or pop to its outcome: the backlog, the handler calls, and the acknowledgement,
+repetition or give-back that follows.
 """
 
 from .ack import Settled, SettledLog, Settling

@@ -1,6 +1,6 @@
-"""From the end of a handler call to the outcome of each of its messages: decides about each, carries it out, and logs it.
+"""Settles the messages of a handler call that has ended: decides about each message, carries out the decision, and logs it.
 
-Outcomes are kept for tests that wait for them.
+Outcomes are kept for tests that wait for them (``Consumer.wait_settled``).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 MAX_KEPT: Final = 1000
 MAX_KEPT_SIZE: Final = 1024 * 1024
 TRACEBACK_EVERY: Final = 10.0
-"""Seconds between two tracebacks of one handler in the log."""
+"""Minimum seconds between two tracebacks of one handler in the log."""
 Decided = dict[Waiting, tuple[Decision, BaseException]]
-"""Messages of a call that are not settled yet, and for each the decision about it and its error."""
+"""The unsettled messages of a call, with the decision about each message and the error that caused it."""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """One attempt of a message that has its outcome.
+    """One attempt of a message, with its outcome.
 
     Attributes:
-        error: Why it is not done: the error of its call (raised by the handler or by ``key``, or HandlerTimeoutError) or its
-            mark (RetryLater, DeadLetter), without a traceback; None if it is done.
-        elapsed: Seconds from the beginning of the call, or from the step that handed the message out, to the outcome.
+        error: The reason why the message is not done, without a traceback: the error of its call (raised by the handler or by
+            ``key``, or HandlerTimeoutError), or its mark (RetryLater, DeadLetter). None if the message is done.
+        elapsed: Seconds from the beginning of the call, or from the step that handed out the message, to the outcome.
     """
 
     message: MessageExt
@@ -54,7 +54,8 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class SettledLog:
-    """Keeps the first MAX_KEPT messages that no wait has returned, until their bodies have MAX_KEPT_SIZE bytes.
+    """Keeps outcomes of messages until a wait returns them: at most MAX_KEPT messages, and none after their bodies have reached
+    MAX_KEPT_SIZE bytes.
 
     It keeps more while a wait needs more. Messages that end while the log is full are only counted.
 
@@ -63,13 +64,14 @@ class SettledLog:
         failed: Number of messages that were handled with an error; ABANDONED messages are not counted.
     """
 
-    # To keep the newest messages would cost an eighth of the time of a message, because of misses of the processor's caches.
+    # The oldest messages are kept, not the newest: replacing them would add an eighth to the time of a message, because of cache
+    # misses.
 
     def __init__(self) -> None:
         self._kept: deque[Settled] = deque()
         self._size = 0
         self._wanted = 0
-        """Messages that a wait needs; they are kept, however large they are."""
+        """Number of messages that a wait needs. They are kept whatever their size."""
         self._full = False
         self._changed = asyncio.Event()
         self.handled = 0
@@ -90,7 +92,7 @@ class SettledLog:
         self._changed.set()
 
     def add_done(self, calls: Sequence[Call]) -> None:
-        """Add the messages of calls that have returned, one of each."""
+        """Add the messages of successful calls that had one message each."""
         if self._full:
             self.handled += len(calls)
             return
@@ -98,7 +100,7 @@ class SettledLog:
             self.add(delivery.messages[0], Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
-        """Return the next ``n`` messages after the messages of an earlier wait.
+        """Return the next ``n`` messages after those that the previous wait returned.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.
@@ -123,17 +125,19 @@ class SettledLog:
 
 
 def _nothing(_: bool) -> None:
-    """Do nothing: the default of ``carry_out``."""
+    """Do nothing. It is the default callback of ``carry_out``."""
 
 
 class Settling:
     """Settles the messages of calls that have ended.
 
     Args:
-        retry: The Retry of subscriptions without their own.
+        retry: The retry settings of subscriptions that have none of their own.
+        outcomes: Carries out the decisions that involve a broker.
+        settled: Keeps the outcomes for tests.
         ended: Called with each message that has its outcome, except messages of ``done_all``.
-        again: Called with a message that this member handles again, and the monotonic time of that, 0 for at once.
-        all_done: Called by ``done_all`` with messages that are done, and their queues.
+        again: Called with a message that this member handles again, and the monotonic time at which it does; 0 for at once.
+        all_done: Called by ``done_all`` with the messages that are done and their queues.
     """
 
     def __init__(
@@ -152,20 +156,24 @@ class Settling:
         self._again = again
         self._all_done = all_done
         self._reported: dict[Subscription, float] = {}
-        """Subscription -> monotonic time at which the last traceback of its handler was logged."""
+        """The monotonic time at which the last traceback of a subscription's handler was logged."""
 
     def done(self, delivery: Call, taken: Collection[Waiting]) -> None:
-        """Settle the messages of a call that returned."""
+        """Settle the messages of a successful call."""
         elapsed = delivery.elapsed or 0.0
         for item in taken:
             held, message = item.held, item.message
-            if held.running.pop(item, None) is not None:  # else the queue was moved, and the offset is another message's
+            if (
+                held.running.pop(item, None) is not None
+            ):  # else the queue was moved, and the offset may belong to another message
                 held.progress.settle(message.queue_offset)
             self._ended(item, Outcome.DONE)
             self._settled.add(message, Outcome.DONE, None, elapsed)
 
     def done_all(self, taken: Sequence[Waiting], calls: Sequence[Call], ends: Sequence[float]) -> None:
-        """Settle one message of each of ``calls``, which have returned at the monotonic times ``ends``, and end the calls."""
+        """Settle the messages of ``calls``, which had one message each and returned at the monotonic times ``ends``. End the
+        calls.
+        """
         if not taken:
             return
         by_queue: dict[HeldQueue, list[int]] = {}
@@ -185,10 +193,10 @@ class Settling:
     def decide(self, delivery: Call, taken: Collection[Waiting], error: BaseException | None) -> Decided:
         """Decide about the messages of a call, and log the decisions.
 
-        Settle messages that are done; return the others.
+        Settle the messages that are done. Return the decisions about the others.
 
         Args:
-            error: The error that the handler raised, None if it returned; marks of a batch win over it.
+            error: The error that the handler raised; None if it returned. Marks of a batch take precedence over it.
         """
         marks = delivery.marks.by_place if delivery.marks is not None else {}
         causes = {item: marks.get(place, error) for place, item in enumerate(taken)}
@@ -201,23 +209,25 @@ class Settling:
         """Decide about messages that are not done, and log the decisions.
 
         Args:
-            shared: The error of the whole call, if any; other causes belong to single messages.
+            causes: The error or mark of each message.
+            shared: The error of the whole call, if any. All other causes belong to single messages.
         """
         decided: Decided = {item: (self._decide(delivery, item, cause), cause) for item, cause in causes.items()}
         self._log(delivery, decided, shared)
         return decided
 
     def carry_out(self, delivery: Call, decided: Decided, over: Callable[[bool], None] = _nothing) -> bool:
-        """Begin to give the messages back, or put them back to be handled again here.
+        """Begin to give the messages back to brokers, or put them back into the backlog of this member.
 
         Args:
-            over: Called when all have, also during the call, with whether none was abandoned.
+            over: Called when all messages have their outcomes, perhaps before this method returns. The argument says whether no
+                message was abandoned.
 
         Returns:
-            Whether all of them have their outcomes already.
+            Whether all messages already have their outcomes.
         """
         left, all_taken = len(decided), True
-        now = machine.monotonic()  # of all: messages with the same delay are due together, in one batch
+        now = machine.monotonic()  # one time for all, so messages with the same delay are due together, in one batch
 
         def report(item: Waiting, outcome: Outcome) -> None:
             nonlocal left, all_taken
@@ -244,10 +254,10 @@ class Settling:
         return not left
 
     def leave(self, delivery: Call, left: Collection[Waiting], *, closing: bool) -> None:
-        """End a call that was cut off: a message whose queue stays with this member is handled again, others are abandoned.
+        """End a call that was cut off. Messages whose queue stays with this member are handled again; others are abandoned.
 
         Args:
-            closing: True abandons all.
+            closing: Whether all messages are abandoned.
         """
         for item in list(left):
             is_here = item.held.running.pop(item, None) is not None
@@ -276,24 +286,24 @@ class Settling:
             own = isinstance(error, DeadLetter) or (isinstance(error, RetryLater) and getattr(error, "delay", 0) is not None)
             what = type(error).__name__ if own else "Retry.delays"
             used = "it is used without a reason" if isinstance(error, DeadLetter) else "the default delay is used"
-            logger.exception("%s in the handling of topic %s has no usable value; %s", what, subscription.topic, used)
+            logger.exception("%s in the handling of topic %s has an invalid value; %s", what, subscription.topic, used)
         return decide_by(replace(retry, delays=None), _plain(error))
 
     # -- log
 
     def _log(self, delivery: Call, decided: Decided, error: BaseException | None) -> None:
-        """Log each delay that was cut and each dead letter.
+        """Log each delay that was shortened, and each dead letter.
 
-        Other messages take one line if they share the error of the call, and one line if they have marks.
+        Other messages share one line if they have the error of the call, and another line if they have marks.
         """
         retried: list[Waiting] = []
         marked: list[Waiting] = []
         for item, (decision, cause) in decided.items():
             if decision.cut:
                 text = (
-                    "its delay is longer than 2 h, the longest one; it is delivered again after 2 h"
+                    "its delay is longer than 2 h, the maximum; it is delivered again after 2 h"
                     if decision.in_place is None
-                    else f"its delay goes beyond max_hold; the last attempt begins in {decision.in_place:.3g} s"
+                    else f"its delay exceeds max_hold; the last attempt begins in {decision.in_place:.3g} s"
                 )
                 logger.warning("%s: %s", shown_message(delivery.topic, item.message), text)
             if decision.outcome is Outcome.DEAD_LETTERED:
@@ -312,7 +322,7 @@ class Settling:
         with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY
         if with_traceback:
             self._reported[subscription] = now
-        behind = "" if subscription.order is None else ", those behind it wait"
+        behind = "" if subscription.order is None else ", messages behind it wait"
         what = "the message is" if len(retried) == 1 else f"{len(retried)} messages are"
         logger.warning(
             "attempt %d failed, %s %s: %s, handler %s: %s",
@@ -328,8 +338,8 @@ class Settling:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """Return an exception with the same outcome, without the delay or reason of ``error``: that may be invalid, and is missing
-    in a derived class that does not set it.
+    """Return an exception with the same outcome, but without the delay or reason of ``error``, which may be invalid, or missing
+    in a subclass that does not set it.
     """
     if isinstance(error, DeadLetter):
         return DeadLetter()
@@ -337,7 +347,7 @@ def _plain(error: BaseException) -> BaseException:
 
 
 def _reason(decision: Decision, cause: BaseException) -> str:
-    """Return why a message is given up, with the last error of its handler unless the reason is the handler's own."""
+    """Return why a message is given up. The last error of the handler is included unless the handler gave the reason itself."""
     if decision.reason and isinstance(cause, DeadLetter):
         return decision.reason
     return f"{decision.reason}: {error_text(cause)}" if decision.reason else error_text(cause)

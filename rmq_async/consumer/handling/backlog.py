@@ -1,13 +1,14 @@
-"""The messages that wait for the handler of one subscription, by queue, and the choice of messages for its next call,
-at the subscription's rate. It does no I/O and reads no clock.
+"""The backlog of one subscription: the messages that wait for its handler, by queue. It chooses the messages of the next call, and
+keeps to the subscription's rate. It does no I/O and reads no clock.
 
-A call takes the next message of one queue. Where calls take batches, it takes up to ``batch_size`` messages, of one queue and then
-of the next ones; in an ordered subscription they are of one queue.
+A call takes the next message of one queue. With batches, a call takes up to ``batch_size`` messages, first from one queue and then
+from the following queues; in an ordered subscription, all messages of a batch come from one queue.
 """
 
-# A bucket fills with ``rate`` tokens a second, and holds those of BURST seconds, one at least; each message of a call takes
-# one. A call may begin when there is one token, even if it takes more; the next call then waits longer. A subscription that
-# finds no token waits for those of PACE seconds, one at least, so that a high rate does not need a timer for each message.
+# A bucket fills with ``rate`` tokens per second. It holds the tokens of BURST seconds, and at least one token. Each message of a
+# call takes one token. A call may begin when there is one token, even if it takes more; the next call then waits longer. A
+# subscription without a token waits for the tokens of PACE seconds, and at least for one, so a high rate does not need a timer
+# for each message.
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from .lines import Lines
 BURST: Final = 0.1
 PACE: Final = 0.01
 _ONE: Final = 1.0 - 1e-6
-"""One token, less the rounding errors of sums of floats."""
+"""One token, minus a margin for the rounding errors of sums of floats."""
 
 
 class Bucket:
     """A token bucket.
 
     Args:
-        rate: Tokens a second.
-        now: Monotonic time, at which the bucket is full.
+        rate: Tokens per second.
+        now: The current monotonic time; the bucket is full then.
     """
 
     __slots__ = ("_at", "_until", "rate", "tokens")
@@ -45,7 +46,8 @@ class Bucket:
         return max(1.0, self.rate * BURST)
 
     def due(self, rate: float, now: float) -> float:
-        """Return the time at which a call may begin: ``now`` or later; it does not change until then, unless the rate does.
+        """Return the monotonic time at which a call may begin, ``now`` or later. Until that time, the result stays the same unless
+        the rate changes.
 
         Args:
             rate: Tokens per second from now on.
@@ -71,9 +73,9 @@ class Backlog:
     """The messages of a subscription that wait for a call.
 
     Attributes:
-        turns: Queues with messages that may begin, the next one first.
-        running: Number of calls of the handler.
-        size: Maximum number of messages of a call.
+        turns: Queues with messages that may begin, in the order of their turns.
+        running: Number of running calls of the handler.
+        size: Maximum number of messages in a call.
         wait: Maximum seconds for which a batch waits until it is full.
     """
 
@@ -89,7 +91,7 @@ class Backlog:
         self.most = subscription.concurrency or inf
         """Maximum number of calls, as of the last call of ``Dispatcher.settings_changed``."""
         self.is_held = False
-        """Whether no call begins, because one that has begun takes the messages (``Dispatcher.hold``)."""
+        """Whether no further call begins, because a running call takes the messages (``Dispatcher.hold``)."""
         self.is_ordered = subscription.order is not None
         self.has_lines = has_lines(subscription)
         self.size = subscription.batch_size or 1
@@ -97,34 +99,34 @@ class Backlog:
         self.rate = subscription.rate
         """Messages per second, as of the last call of ``Dispatcher.settings_changed``."""
         self.is_timed = self.size > 1 or self.rate is not None
-        """Whether ``due`` decides when a call begins, because there is a rate or a batch may wait until it is full."""
+        """Whether ``due`` decides when a call begins, because there is a rate, or batches that may wait until they are full."""
         self._bucket: Bucket | None = None
         """The token bucket of ``rate``; None without a rate, and before the first call of ``due``."""
 
     def lines_of(self, held: HeldQueue) -> Lines:
-        """Return the lines of a queue, new ones for a new queue."""
+        """Return the lines of a queue; create them if they do not exist."""
         lines = self.lines.get(held)
         if lines is None:
             lines = self.lines[held] = Lines()
         return lines
 
     def check(self, held: HeldQueue, lines: Lines) -> None:
-        """Give a queue a turn, or take its turn away, after its lines have changed, or a pause of the queue itself."""
+        """Give a queue a turn, or take its turn away, after a change of its lines or a pause of the queue itself."""
         if not lines.ready or held.paused:
             self.turns.pop(held, None)
         elif held not in self.turns:
             self.turns[held] = lines
 
     def due(self, now: float) -> float:
-        """Return the monotonic time from which on a call may begin: up to ``now`` for at once.
+        """Return the monotonic time from which a call may begin; a time up to ``now`` means at once.
 
-        At least one queue must have a turn; in an ordered subscription, the queue that is due first becomes the next one.
+        At least one queue must have a turn. In an ordered subscription, the queue that is due first gets the next turn.
         """
         due = self._full_at()
         return due if self.rate is None else max(due, self._allowed_at(self.rate, now))
 
     def _full_at(self) -> float:
-        """Return the monotonic time up to which a call waits for a full batch."""
+        """Return the monotonic time until which a call waits for a full batch."""
         if not self.wait:
             return 0.0
         if self.is_ordered:
@@ -148,7 +150,7 @@ class Backlog:
             self._bucket = None
 
     def _allowed_at(self, rate: float, now: float) -> float:
-        """Return the monotonic time from which on the rate allows a call."""
+        """Return the monotonic time from which the rate allows a call."""
         if self._bucket is None:
             self._bucket = Bucket(rate, now)
         return self._bucket.due(rate, now)
@@ -156,11 +158,11 @@ class Backlog:
     def take(self, now: float, size: int = 0) -> tuple[Waiting, ...]:
         """Remove and return the messages of the next call.
 
-        The queue of the last message has its next turn after the others.
+        The queue of the last message has its next turn after the other queues.
 
         Args:
-            now: Monotonic time; messages of the line that are not due then stay.
-            size: Maximum number; 0 for the ``batch_size`` of the subscription.
+            now: The current monotonic time. Messages behind the first one in its line stay if they are not due.
+            size: Maximum number of messages; 0 for the ``batch_size`` of the subscription.
         """
         size = size or self.size
         held, lines = next(iter(self.turns.items()))
@@ -186,7 +188,7 @@ class Backlog:
         return tuple(taken)
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """End the wait for a full batch, of one queue or of all."""
+        """End the wait of one queue, or of all queues, for a full batch."""
         if self.wait:
             for lines in self.turns.values() if held is None else [self.turns[held]] if held in self.turns else []:
                 lines.ready[0].since = -inf

@@ -1,11 +1,13 @@
-"""Handler calls: a task, a thread for a plain function, and a deadline, for which one timer looks at all calls that run."""
+"""Handler calls. A call has a task, a thread if the handler is a plain function, and a deadline. One timer checks the deadlines of
+all running calls.
+"""
 
 # A call that waits has its own task. Calls that end in their first step may share a task, one after the other (``steps``), and
-# their messages are settled together: no other code of the loop runs between them.
+# their messages are settled together: no other code of the loop runs in between.
 #
-# A call occupies its slot until its handler has ended. Messages that go back to brokers wait in buffers of their own
-# (``give_backs``); the key or queue of an ordered one is held until it has its outcome. A call with hooks keeps its task until
-# then, because hooks see the outcome.
+# A call occupies its slot until its handler has ended. Messages that go back to brokers wait in separate buffers
+# (``give_backs``). The key or queue of an ordered message is held until the message has its outcome. A call with hooks keeps its
+# task until then, because hooks see the outcome.
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ from .threads import HandlerThreads
 logger = logging.getLogger(__name__)
 
 LEAST_PAUSE: Final = 0.005
-"""Least seconds from a look at the calls to the one for which it sets the timer: a look takes longer, the more calls run."""
+"""Minimum seconds between two checks of the deadlines, because the cost of a check grows with the number of running calls."""
 MARKED_LATE: Final = "the call of this batch has ended; mark its messages before the handler returns"
 
 
@@ -54,8 +56,8 @@ class CallDeadlines:
         expired: Called with each call whose deadline passes while its handler runs.
     """
 
-    # The timer is set for the earliest deadline that a look has found or ``look_at`` was called with. A call that begins later
-    # has an earlier one only if its timeout is shorter: so a call costs a comparison.
+    # The timer is set for the earliest deadline that a check has found or ``look_at`` was called with. A call that begins later
+    # has an earlier deadline only if its timeout is shorter, so a call usually costs only a comparison.
     __slots__ = ("_expired", "_loop", "_running", "_timer", "moved", "next_look")
 
     def __init__(self, running: Iterable[Call], expired: Callable[[Call], None]) -> None:
@@ -63,10 +65,10 @@ class CallDeadlines:
         self._running = running
         self._expired = expired
         self.next_look = inf
-        """Monotonic time for which the timer is set; ``inf`` without one."""
+        """Monotonic time for which the timer is set; ``inf`` if there is no timer."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = self._moved
-        """The function for ``Call.moved``: called when a deadline has moved, from any thread."""
+        """The function for ``Call.moved``, which is called when a deadline has moved. It may be called from any thread."""
 
     def look_at(self, deadline: float) -> None:
         """Check the calls at ``deadline`` at the latest."""
@@ -110,12 +112,12 @@ class CallDeadlines:
 
 
 class HandlerCalls:
-    """Makes the calls of handlers.
+    """Makes handler calls.
 
     Args:
         concurrency: Maximum number of threads for plain functions.
-        settling: Decides about the messages of a call, and carries out what it has decided.
-        context: Context of which each call runs in a copy, except calls of ``call_once``.
+        settling: Decides about the messages of a call, and carries out the decisions.
+        context: Each call runs in a copy of this context, except calls of ``call_once``.
     """
 
     def __init__(
@@ -130,30 +132,30 @@ class HandlerCalls:
         self._context = context
         self.threads = HandlerThreads(concurrency, lambda: self.dispatcher.pump())
         self.ending: Callable[[], bool] = _never
-        """Returns whether the event loop ends, which cancels all tasks."""
+        """Returns whether the event loop is ending, which cancels all tasks."""
         self.dispatcher: Dispatcher
         self._paces: dict[Subscription, Pace | None] = {}
         self._closing = False
         self.hooks: CallHooks | None = None
-        """The hooks for calls; None where no hook defines a method for calls."""
+        """The hooks for calls; None if no hook defines a method for calls."""
         self.running: dict[Call, Collection[Waiting]] = {}
         """Calls whose handlers have not ended, and their messages."""
         self._reporting: dict[Call, None] = {}
-        """Calls whose hooks wait for the outcomes of their messages."""
+        """Calls that wait for the outcomes of their messages before their hooks are called."""
         self._deadlines = CallDeadlines(self.running, self._expire)
 
     @property
     def problem(self) -> Problem | None:
-        """The problem that no thread is granted for plain functions. From any thread."""
+        """The problem that no thread can be started for plain functions, or None. May be called from any thread."""
         return self.threads.problem
 
     @property
     def is_ready(self) -> bool:
-        """Whether handlers can be called: False while a plain one waits and there is no thread at all."""
+        """Whether handlers can be called. False while a plain function waits and there is no thread at all."""
         return not self.threads.is_missing
 
     def begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Start the task of one call."""
+        """Start the task of one call with the messages ``taken``."""
         delivery = self._begun(subscription, taken, machine.monotonic())
         if not subscription.is_async:
             self.threads.take(delivery)
@@ -172,8 +174,10 @@ class HandlerCalls:
         task.add_done_callback(partial(self._begin_again, delivery, taken))
 
     def _begin_again(self, delivery: Call, taken: tuple[Waiting, ...], _: object) -> None:
-        """Start a new task for a call if other code has cancelled its task before the first step: such a call would keep its
-        slot, and one that holds back all others of its subscription until ``let_go`` would keep them all.
+        """Start a new task for a call if other code has cancelled its task before the first step.
+
+        Otherwise the call would keep its slot; if it holds back the other calls of its subscription (``hold``), none of them would
+        begin.
         """
         if delivery.task is not None or delivery not in self.running or self.ending():
             return
@@ -184,10 +188,10 @@ class HandlerCalls:
     def _begun(
         self, subscription: Subscription, taken: tuple[Waiting, ...], began: float, task: asyncio.Task[Any] | None = None
     ) -> Call:
-        """Return the delivery of a call that began at the monotonic time ``began``.
+        """Return a new Call that began at the monotonic time ``began``, and add it to the running calls.
 
         Args:
-            task: The task that makes it, if that runs already.
+            task: The task that makes the call, if it already runs.
         """
         deadlines, timeout = self._deadlines, subscription.timeout
         deadline = None if timeout is None else began + timeout
@@ -206,7 +210,7 @@ class HandlerCalls:
         return delivery
 
     def _pace_of(self, subscription: Subscription) -> Pace | None:
-        """Return the pace of a handler whose calls may share a task; None for another one."""
+        """Return the pace of a handler whose calls may share a task. Return None for other handlers."""
         try:
             return self._paces[subscription]
         except KeyError:
@@ -215,7 +219,7 @@ class HandlerCalls:
             return pace
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Call a handler outside of the slots, and settle nothing; return its error or None."""
+        """Call a handler without a slot, and settle nothing. Return its error, or None."""
         marks = None if subscription.batch_size is None else Marks()
         delivery = call_of(subscription, (message,), message.reconsume_times + 1, marks)
         delivery.lend(asyncio.current_task())
@@ -235,12 +239,13 @@ class HandlerCalls:
             CURRENT.reset(token)
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether ``task`` runs a call; False for a task of ``call_once``."""
+        """Return whether ``task`` runs a call. Return False for a task of ``call_once``."""
         return any(delivery.task is task for delivery in self.running)
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Return the name of the handler that runs in ``task``; None without a handler, and in ``call_once``. May be called
-        from any thread.
+        """Return the name of the handler that runs in ``task``. Return None if there is none, and in ``call_once``.
+
+        May be called from any thread.
         """
         for delivery in list(self.running):
             if delivery.task is task and delivery.state == "running":
@@ -250,7 +255,7 @@ class HandlerCalls:
     async def cut_off(self, timeout: float) -> None:
         """Cancel all calls except the call of the current task, and wait until they have ended, up to ``timeout`` seconds.
 
-        Plain functions run on in their threads, and the log names them.
+        Plain functions continue in their threads, and the log names them.
         """
         self._closing = True
         current = asyncio.current_task()
@@ -259,25 +264,26 @@ class HandlerCalls:
         names = Counter(each.subscription.name for each in left if each.state == "running" and not each.subscription.is_async)
         for name, count in names.items():
             logger.warning(
-                "%d calls of handler %s run on in threads after the stop; the process cannot exit before they return: give what "
-                "they wait for a timeout",
+                "%d calls of handler %s continue in threads after the stop; the process cannot exit before they return; add a "
+                "timeout to their blocking calls",
                 count,
                 name,
             )
         for delivery in left:
             delivery.cut_off()
         tasks = [delivery.task for delivery in left if delivery.task is not None]
-        await asyncio.sleep(0)  # calls that had not made their first step have ended
+        await asyncio.sleep(0)  # after this, calls that had not made their first step have ended
         if tasks:
             await asyncio.wait(tasks, timeout=timeout)
 
     def close(self) -> None:
-        """Cancel the timers and end the threads of handlers; running functions continue to their end."""
+        """Cancel the timer and end the threads of handlers. Running functions continue until they return."""
         self._deadlines.close()
         self.threads.close()
 
     async def _make_calls(self, delivery: Call, item: Waiting, pace: Pace, *, holds: bool) -> None:
-        """Make up to ``pace.length`` calls of one subscription, of which only the last one may wait, fail or be cancelled.
+        """Make up to ``pace.length`` calls of one subscription. The series ends with the first call that waits, fails or is
+        cancelled.
 
         Args:
             holds: Whether the dispatcher starts no other call of the subscription until this task releases it.
@@ -302,7 +308,7 @@ class HandlerCalls:
         await call
 
     def _make_first_steps(self, row: Row, delivery: Call, item: Waiting) -> None:
-        """Make calls up to the first one that waits, fails or is cancelled; begin none after LONGEST_RUN seconds."""
+        """Make calls until one waits, fails or is cancelled. Begin no further call after LONGEST_RUN seconds."""
         handler, subscription = delivery.subscription.handler, delivery.subscription
         settled, done, ends = row.settled, row.done, row.ends
         task, clock, copy, next_of = asyncio.current_task(), machine.monotonic, self._context.copy, self.dispatcher.next_of
@@ -313,7 +319,7 @@ class HandlerCalls:
             context = copy()
             try:
                 started = context.run(first_step, handler, delivery)
-            except BaseException as error:  # noqa: BLE001 - judged as one of a later step
+            except BaseException as error:  # noqa: BLE001 - treated like an error of a later step
                 return row.stop(delivery, item, failed(error))
             if started is not None:
                 row.has_waited = True
@@ -341,7 +347,7 @@ class HandlerCalls:
         """Run a call to its outcome.
 
         Args:
-            begun: Awaited instead of the handler, as for a coroutine that has made a step.
+            begun: An awaitable that replaces the handler call, for example for a coroutine that has already made its first step.
         """
         delivery.run_in(asyncio.current_task())
         CURRENT.set(delivery)
@@ -378,15 +384,15 @@ class HandlerCalls:
                 await self._until_reported(delivery, reported)
                 hooks.end(delivery, error, frames)
             if error is not None:
-                drop_frames(error)  # it is kept for ``wait_settled``, and its causes with it
+                drop_frames(error)  # ``wait_settled`` keeps the error and its causes
             delivery.leave_task(finished=reported is None)
             del error, frames, reported
 
     def _ended(self, delivery: Call, taken: tuple[Waiting, ...], *, holds_lines: bool) -> None:
-        """End a call whose handler has ended.
+        """End a call whose handler has ended, and free its slot.
 
         Args:
-            holds_lines: Whether messages have no outcome yet.
+            holds_lines: Whether the lines of its messages stay held, because messages have no outcome yet.
         """
         self.running.pop(delivery, None)
         if not delivery.subscription.is_async:
@@ -394,16 +400,16 @@ class HandlerCalls:
         self.dispatcher.ended(delivery.subscription, taken, holds_lines=holds_lines)
 
     def _leave(self, delivery: Call) -> None:
-        """Leave the messages of a cancelled call without an outcome."""
+        """End a cancelled call without outcomes: its messages are handled again or abandoned."""
         if delivery.state == "running":
             delivery.measure()
         self._settling.leave(delivery, self.running[delivery], closing=self._closing or self.ending())
 
     def _settle(self, delivery: Call, taken: tuple[Waiting, ...], error: BaseException | None) -> asyncio.Future[None] | None:
-        """Decide about the messages of a call that has ended, and begin to give back messages that are not done.
+        """Decide about the messages of a call that has ended, and begin to give back the messages that are not done.
 
         Returns:
-            A future that resolves when all have their outcomes; None if they have them.
+            A future that resolves when all messages have their outcomes. None if they already have them.
         """
         reported: asyncio.Future[None] = self._loop.create_future()
         ended = False
@@ -424,7 +430,7 @@ class HandlerCalls:
         """Wait until the messages of a call have their outcomes, or the consumer ends.
 
         Args:
-            reported: None if they have.
+            reported: The future that ``_settle`` returned; None if the messages already have their outcomes.
         """
         if reported is None:
             return
@@ -436,7 +442,7 @@ class HandlerCalls:
                 except asyncio.CancelledError:
                     await self._go_on(delivery)
         except asyncio.CancelledError:
-            logger.debug("a call ended before all of its messages had their outcomes")
+            logger.debug("a call ended before all its messages had their outcomes")
         finally:
             del self._reporting[delivery]
 
@@ -444,24 +450,25 @@ class HandlerCalls:
         """Undo the cancellation of a call by the user's code.
 
         Raises:
-            CancelledError: For a cancellation by the consumer, and when the event loop ends.
+            CancelledError: If the consumer cancelled the call, or the event loop is ending.
         """
         task = delivery.task
         assert task is not None
-        # Otherwise the message would stay unsettled until the queue is given up.
+        # A cancelled call has no outcome: its message would stay unsettled until the queue is given up.
         if not delivery.cut and not self.ending():
             while task.uncancel():
                 pass
-            with suppress(asyncio.CancelledError):  # of a handler that did not await after it had cancelled its task
+            with suppress(asyncio.CancelledError):  # the handler cancelled its task and did not await afterwards
                 await asyncio.sleep(0)
         if delivery.cut or self.ending():
             raise asyncio.CancelledError
 
     async def _call(self, delivery: Call, begun: Awaitable[object] | None = None) -> BaseException | None:
-        """Return None for a success, otherwise the error of the handler or HandlerTimeoutError.
+        """Call the handler. Return None for a success, or else the error of the handler or a HandlerTimeoutError.
 
-        Raises CancelledError where the consumer cancels the call or the loop ends, and SystemExit or KeyboardInterrupt of the
-        handler.
+        Raises:
+            CancelledError: If the consumer cancels the call or the event loop is ending.
+            SystemExit, KeyboardInterrupt: If the handler raises them.
         """
         subscription, marks = delivery.subscription, delivery.marks
         given = delivery.messages[0] if marks is None else Batch(delivery.messages, marks)
@@ -484,10 +491,13 @@ class HandlerCalls:
             if task.cancelling():
                 await self._go_on(delivery)
             return _timeout(delivery) if delivery.timed_out else cancelled
-        except (SystemExit, KeyboardInterrupt):  # the loop ends: no stop waits for the call, and no handler is called again
+        except (
+            SystemExit,
+            KeyboardInterrupt,
+        ):  # the loop is ending: no stop waits for the call, and no handler is called again
             self._settling.leave(delivery, self.running.get(delivery, ()), closing=True)
             raise
-        except BaseException as error:  # noqa: BLE001 - the outcome of the message
+        except BaseException as error:  # noqa: BLE001 - the error decides the outcome of the message
             return outcome_in(error, subscription.dead_letter_on)
         if delivery.timed_out:
             task.uncancel()
@@ -519,8 +529,8 @@ class HandlerCalls:
                 delivery.task.cancel("the handler timed out")
             return
         logger.warning(
-            "handler %s runs longer than its timeout of %.3g s for message %s: a thread cannot be cancelled, and the call counts "
-            "as failed when it ends; set a longer timeout, or let the function return sooner",
+            "handler %s has run for longer than its timeout of %.3g s on message %s; a thread cannot be cancelled, so the call "
+            "counts as failed when it ends; set a longer timeout, or let the function return sooner",
             delivery.subscription.name,
             _time_allowed(delivery),
             delivery.messages[0].msg_id,
@@ -528,14 +538,14 @@ class HandlerCalls:
 
 
 def _never() -> bool:
-    """Return False: the event loop does not end."""
+    """Return False. It is the default of ``ending``."""
     return False
 
 
 def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
     """Call a plain function in its thread.
 
-    StopIteration and GeneratorExit become a RuntimeError: futures and coroutines treat them in their own way.
+    StopIteration and GeneratorExit become a RuntimeError, because futures and coroutines treat them specially.
     """
     try:
         return handler(given)  # type: ignore[arg-type]
@@ -546,11 +556,11 @@ def _call_plain(handler: Handler, given: MessageExt | Batch) -> object:
 
 def _timeout(delivery: Call) -> HandlerTimeoutError:
     return HandlerTimeoutError(
-        f"handler {delivery.subscription.name} did not end within {_time_allowed(delivery):.6g} s; set a longer timeout of its "
+        f"handler {delivery.subscription.name} did not end within {_time_allowed(delivery):.6g} s; set a longer timeout for its "
         "subscription, or call current_delivery().extend()"
     )
 
 
 def _time_allowed(delivery: Call) -> float:
-    """Return the seconds from the beginning of a call to its deadline, which may have moved; 0 without a deadline."""
+    """Return the seconds from the beginning of a call to its deadline, including extensions. Return 0 if it has no deadline."""
     return 0.0 if delivery.deadline is None else delivery.deadline - delivery.began

@@ -13,16 +13,17 @@ from ..subscription import Subscription
 DELAYS: Final = (
     1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, MAX_DELAY,
 )  # fmt: skip
-"""Seconds of the delay levels 1 to 18 (``messageDelayLevel`` of a stock broker)."""
+"""Seconds of the delay levels 1 to 18 (``messageDelayLevel`` of a broker with default settings)."""
 IN_PLACE_DELAYS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Default seconds before the second, third, ... attempt of an ordered message, or in broadcast; the last one is repeated."""
+"""Default seconds before the second, third, ... attempt of an ordered message, or in broadcast. The last value is used for all
+further attempts."""
 IN_PLACE_LIMIT: Final = 16
-"""Default number of attempts after the first one of an ordered message, or in broadcast."""
+"""Default number of attempts after the first attempt of an ordered message, or in broadcast."""
 BY_ATTEMPT: Final = 0
-"""The level with which the broker chooses by the message's attempts: 3 + reconsume times
+"""The level that makes the broker choose the level by the attempts of the message: 3 + reconsume times
 (``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
 DEAD: Final = -1
-"""The level with which the broker dead-letters the message."""
+"""The level that makes the broker dead-letter the message."""
 
 
 class Decision(NamedTuple):
@@ -30,11 +31,11 @@ class Decision(NamedTuple):
 
     Attributes:
         level: Delay level in CONSUMER_SEND_MSG_BACK (36).
-        max_times: ``maxReconsumeTimes`` in that request, None for the group's setting.
-        reason: Text for the log, empty if the error is enough.
-        cut: Whether the delay was cut, to the longest level or, in place, to the end of ``max_hold``.
-        in_place: Seconds after which this member handles the message again, instead of giving it back; None for giving it back.
-        delay: Seconds after which a broker is to deliver the message again; None if none was chosen.
+        max_times: ``maxReconsumeTimes`` in that request; None for the group's setting.
+        reason: The reason for the log; "" if the error is sufficient.
+        cut: Whether the delay was shortened: to the longest level or, in place, to the end of ``max_hold``.
+        in_place: Seconds after which this member itself handles the message again; None if the message is given back.
+        delay: Seconds after which a broker is to deliver the message again; None for the default delay.
     """
 
     outcome: Outcome
@@ -47,15 +48,16 @@ class Decision(NamedTuple):
 
 
 def level_of(delay: float) -> int:
-    """Return the lowest delay level of ``delay`` seconds or more; level 18, which is 2 h, for a longer delay."""
+    """Return the lowest delay level of at least ``delay`` seconds. Return level 18 (2 h) for a longer delay."""
     return min(bisect_left(DELAYS, delay) + 1, len(DELAYS))
 
 
 def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
-    """Return the delay of a RetryLater, else the delay of ``retry``, in seconds, 0 or more; None for the default.
+    """Return the delay of a RetryLater, or else the delay of ``retry``, in seconds, 0 or more. Return None for the default delay.
 
-    Raise the errors of ``float()`` for the value and of ``retry.delays``, AttributeError for a RetryLater without ``delay``,
-    ValueError for NaN.
+    Raises:
+        AttributeError: For a RetryLater without ``delay``.
+        ValueError: For NaN. Errors of ``retry.delays``, and of ``float()`` for a delay that is not a number, also propagate.
     """
     given = error.delay if isinstance(error, RetryLater) else None
     delay = retry.delay_after(attempt) if given is None else float(given)
@@ -69,12 +71,13 @@ def _delay_of(error: BaseException, retry: Retry, attempt: int) -> float | None:
 def decide(error: BaseException | None, subscription: Subscription, retry: Retry, attempt: int) -> Decision:
     """Return the decision about a message whose handler has ended.
 
-    Raises as ``_delay_of`` does, and AttributeError for a DeadLetter without ``reason``.
-
     Args:
-        error: The error that the handler raised, None if it returned.
-        retry: The Retry of the subscription, or of the consumer.
+        error: The error that the handler raised; None if it returned.
+        retry: The retry settings of the subscription, or of the consumer.
         attempt: Number of the attempt that has ended, counted from 1.
+
+    Raises:
+        AttributeError: For a DeadLetter without ``reason``. The errors of ``_delay_of`` also propagate.
     """
     if error is None:
         return Decision(Outcome.DONE)
@@ -91,13 +94,13 @@ def decide(error: BaseException | None, subscription: Subscription, retry: Retry
 
 
 def decide_in_place(error: BaseException, subscription: Subscription, retry: Retry, attempt: int, held_for: float) -> Decision:
-    """Return the decision about a failed message of an ordered subscription or in broadcast: for its next attempt it waits at
-    this member, where it blocks its key or queue.
+    """Return the decision about a failed message of an ordered subscription, or in broadcast. Such a message waits at this member
+    for its next attempt, and blocks its key or queue meanwhile.
 
-    Raises as ``decide`` does.
+    The errors of ``decide`` propagate.
 
     Args:
-        held_for: Seconds since its first failed attempt ended. A delay beyond the end of ``max_hold`` is cut to it.
+        held_for: Seconds since the first failed attempt of the message ended. A delay is shortened to end with ``max_hold``.
     """
     if isinstance(error, DeadLetter):
         return Decision(Outcome.DEAD_LETTERED, DEAD, reason=error.reason)

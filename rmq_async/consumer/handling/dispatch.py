@@ -1,11 +1,9 @@
-"""The choice of the next message to handle: slots for handler calls are shared fairly between subscriptions and their
-queues.
-"""
+"""Chooses the next message to handle. Slots for handler calls are shared fairly between subscriptions and their queues."""
 
-# A subscription's turn takes the next message of one of its queues, or a batch. Inside a queue without order the calls begin in
-# the order of the offsets; they may end in any order. For an ordered queue the lines decide (``lines``): one call at a time for
-# a key, for the messages without a key, or for the whole queue, and a message that is to be handled again holds its line until it
-# is due. One timer wakes all subscriptions that wait for full batches or for their rate, another one all lines.
+# In its turn, a subscription takes the next message of one of its queues, or a batch. In a queue without order, calls begin in
+# the order of the offsets and may end in any order. In an ordered queue, lines decide (``lines``): one call runs at a time for
+# each key, for the messages without a key, or for the whole queue, and a message that is to be handled again holds its line until
+# it is due. One timer wakes all subscriptions that wait for full batches or for their rate; another timer wakes all lines.
 
 from __future__ import annotations
 
@@ -32,16 +30,16 @@ WHOLE_QUEUE: Final = object()
 
 
 class Single:
-    """A key that only one message has, in broadcast: it has no order, and other messages do not wait for it."""
+    """The key of a message without an order in broadcast. It is unique, so no other message waits for the message."""
 
     __slots__ = ()
 
 
 class HeldLine(NamedTuple):
-    """A key, or a whole queue where ``key`` is None, that waits for the next attempt of ``first``.
+    """A key, or a whole queue if ``key`` is None, that waits for the next attempt of ``first``.
 
     Attributes:
-        waiting: Number of its messages, ``first`` included.
+        waiting: Number of messages of the key or queue that wait, including ``first``.
     """
 
     held: HeldQueue
@@ -51,11 +49,11 @@ class HeldLine(NamedTuple):
 
 
 class Dispatcher:
-    """Keeps the messages that wait, and begins the calls that may begin.
+    """Keeps the waiting messages, and begins calls when they may begin.
 
     Args:
-        concurrency: Maximum number of calls at a time.
-        begin: Starts one call; ``ended`` is to be called after it.
+        concurrency: Maximum number of concurrent calls.
+        begin: Starts one call. ``ended`` must be called at the end of the call.
     """
 
     def __init__(self, subscriptions: Iterable[Subscription], concurrency: int, begin: Begin) -> None:
@@ -65,16 +63,16 @@ class Dispatcher:
         self._rests = Rests(self._rested)
         self.keyless = KeylessMessages()
         self.paused: frozenset[Subscription] = frozenset()
-        """Paused subscriptions: no call begins with their messages, messages of the retry topic included."""
+        """Paused subscriptions. No call begins with their messages, including messages of the retry topic."""
         self.may_begin: Callable[[HeldQueue], bool] = _always
-        """Returns whether calls of an ordered queue may begin; ``look_again`` is to be called where this has become true."""
+        """Returns whether calls of an ordered queue may begin. Call ``look_again`` when the result may have become True."""
         self.has_thread: Callable[[], bool] = _granted
-        """Returns whether a plain function can be called; ``pump`` is to be called where this has become true."""
+        """Returns whether a plain function can be called. Call ``pump`` when the result may have become True."""
         self.running = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._at = inf
-        """Monotonic time at which the timer is due; ``inf`` without one."""
+        """Monotonic time at which the timer is due; ``inf`` if there is no timer."""
 
     @property
     def buffered(self) -> int:
@@ -86,7 +84,7 @@ class Dispatcher:
         return any(len(lines) for lines in self._lines_of(held))
 
     def is_busy(self, held: HeldQueue) -> bool:
-        """Return whether messages of a queue wait, or one with a line is in a call."""
+        """Return whether messages of a queue wait, or a message with a line is in a call."""
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:
@@ -98,17 +96,20 @@ class Dispatcher:
         return any(lines.ready for lines in self._lines_of(held))
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
-        """Return the messages of a queue that wait, by offset."""
+        """Return the waiting messages of a queue, sorted by offset."""
         found = [item.message for lines in self._lines_of(held) for item in lines.waiting()]
         return sorted(found, key=lambda message: message.queue_offset)
 
     def oldest(self) -> list[MessageExt]:
-        """Return the oldest waiting messages of queues, the retry topic's by subscription; from any thread."""
+        """Return the oldest waiting message of each queue; for a queue of the retry topic, the oldest message of each subscription.
+
+        May be called from any thread.
+        """
         each_queue = [lines.waiting() for backlog in [*self._backlogs.values()] for lines in [*backlog.lines.values()]]
         return [min([item.message for item in items], key=attrgetter("store_time_ms")) for items in each_queue if items]
 
     def held_lines(self) -> list[HeldLine]:
-        """Return the keys and queues that wait for the next attempt of a message; from any thread."""
+        """Return the keys and queues that wait for the next attempt of a message. May be called from any thread."""
         found: list[HeldLine] = []
         for subscription, backlog in [*self._backlogs.items()]:
             for held, lines in [*backlog.lines.items()]:
@@ -120,11 +121,11 @@ class Dispatcher:
         return found
 
     def add(self, held: HeldQueue, subscription: Subscription, messages: Iterable[MessageExt]) -> None:
-        """Add messages, in the order of their offsets; ``pump`` starts them."""
+        """Add messages, which must be in the order of their offsets. ``pump`` starts their calls."""
         self.add_items(held, subscription, [Waiting(held, each, each.reconsume_times + 1) for each in messages])
 
     def add_items(self, held: HeldQueue, subscription: Subscription, items: Sequence[Waiting]) -> None:
-        """Add messages, as ``add`` does, that are Waiting objects already."""
+        """Add messages as ``add`` does, given as Waiting objects."""
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(held)
         if backlog.wait:
@@ -139,8 +140,12 @@ class Dispatcher:
         backlog.check(held, lines)
 
     def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
-        """Put a message of a call back, to begin again at ``due`` (monotonic time, 0 for at once), and block its line until
-        then. The caller calls ``ended`` afterwards. A message without a line begins again at once, in the order of the offsets.
+        """Put a message of a call back, and block its line until ``due``. The caller calls ``ended`` afterwards.
+
+        A message without a line begins again at once, in the order of the offsets.
+
+        Args:
+            due: Monotonic time of the next attempt; 0 for at once.
         """
         backlog = self._backlogs[subscription]
         lines = backlog.lines_of(item.held)
@@ -149,16 +154,16 @@ class Dispatcher:
         backlog.check(item.held, lines)
 
     def drop(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[MessageExt]:
-        """Remove the messages of a queue with an offset above ``above`` that wait, and return them.
+        """Remove and return the waiting messages of a queue with offsets above ``above``.
 
         Args:
-            failed: True also drops messages that wait for another attempt; their attempts are counted from 0 when they are
-                pulled again.
+            failed: Whether to drop messages that wait for another attempt, too. When they are pulled again, their attempts in
+                place are no longer counted.
         """
         return [item.message for item in self.drop_items(held, above, failed=failed)]
 
     def drop_items(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[Waiting]:
-        """Remove messages as ``drop`` does, and return their Waiting objects."""
+        """Remove messages as ``drop`` does; return their Waiting objects."""
         dropped: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
@@ -167,7 +172,7 @@ class Dispatcher:
         return dropped
 
     def remove(self, held: HeldQueue, items: Collection[Waiting]) -> list[Waiting]:
-        """Remove and return the ``items`` (messages of a queue without lines) that wait for a call."""
+        """Remove and return the ``items`` that wait for a call. They must be messages without lines."""
         removed: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
@@ -176,7 +181,7 @@ class Dispatcher:
         return removed
 
     def drop_resting(self, held: HeldQueue, until: float) -> list[MessageExt]:
-        """Remove the lines of a queue that rest beyond ``until`` (monotonic), and return their messages."""
+        """Remove the lines of a queue that rest until after ``until`` (monotonic), and return their messages."""
         return [
             item.message
             for lines in self._lines_of(held)
@@ -186,7 +191,7 @@ class Dispatcher:
         ]
 
     def forget(self, held: HeldQueue) -> None:
-        """Remove a queue that has left this member and has no waiting messages."""
+        """Remove a queue that has left this member. It must have no waiting messages."""
         for backlog in self._backlogs.values():
             backlog.forget(held)
 
@@ -196,14 +201,14 @@ class Dispatcher:
         self._rests.close()
 
     def look_again(self) -> None:
-        """Start calls, also calls of ordered queues that were not allowed to begin before."""
+        """Start calls, including calls of ordered queues that were not allowed to begin before."""
         for backlog in self._backlogs.values():
             for held, lines in backlog.lines.items():
                 backlog.check(held, lines)
         self.pump()
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """End the waits of a queue, or of all queues, for full batches, and begin calls."""
+        """End the waits of a queue, or of all queues, for full batches; begin calls."""
         for backlog in self._backlogs.values():
             backlog.hasten(held)
         self.pump()
@@ -216,7 +221,7 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Start calls until there are no more slots, or no more messages that may begin now."""
+        """Start calls until there is no free slot, or no message that may begin now."""
         while self.running < self._concurrency:
             now, next_at = 0.0, inf
             for subscription, backlog in self._backlogs.items():
@@ -246,17 +251,18 @@ class Dispatcher:
             self._begin(subscription, backlog.take(now))
 
     def hold(self, subscription: Subscription) -> None:
-        """Begin no call of a subscription before ``let_go``: a call that has begun takes its messages, by ``next_of``."""
+        """Begin no call of a subscription until ``let_go``. A running call takes the messages with ``next_of``."""
         self._backlogs[subscription].is_held = True
 
     def let_go(self, subscription: Subscription) -> None:
-        """End ``hold``; ``pump`` begins calls again."""
+        """End ``hold``. After that, ``pump`` begins calls of the subscription again."""
         self._backlogs[subscription].is_held = False
 
     def next_of(self, subscription: Subscription) -> Waiting | None:
-        """Remove and return the next message for the slot of a call that has ended. Return None if there is no message, if the
-        subscription has fewer slots now, if another one gets the slot, and where ``pump`` has to decide: with a rate or a
-        pause.
+        """Remove and return the next message for the slot of a call that has ended.
+
+        Return None if there is no message, if the subscription has fewer slots now, if the slot goes to another subscription, or if
+        ``pump`` must decide, because of a rate or a pause.
         """
         backlog = self._backlogs[subscription]
         turns = backlog.turns
@@ -266,7 +272,7 @@ class Dispatcher:
             return None
         if self.running >= self._concurrency and self._another_waits(backlog):
             return None
-        held, lines = next(iter(turns.items()))  # as Backlog.take does for one message: a call less for each of them here
+        held, lines = next(iter(turns.items()))  # Backlog.take for one message, inlined to save a call for each message
         ready = lines.ready
         item = ready.popleft()
         if ready:
@@ -279,12 +285,12 @@ class Dispatcher:
 
     @property
     def has_turn(self) -> bool:
-        """Whether messages wait whose subscription is not paused."""
+        """Whether messages of subscriptions that are not paused wait."""
         return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
 
     def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:
         """Remove and return up to ``limit`` messages of the next subscription that is not paused and has ``at_least`` waiting
-        messages. They take no slot. Return None without such a subscription.
+        messages. Return None if there is no such subscription. The messages take no slot.
         """
         for subscription, backlog in self._backlogs.items():
             if backlog.turns and subscription not in self.paused:
@@ -302,15 +308,15 @@ class Dispatcher:
             self._backlogs.move_to_end(subscription, last=False)
 
     def is_stalled(self, held: HeldQueue) -> bool:
-        """Return whether messages of a queue wait and no handler or reader will take them."""
+        """Return whether messages of a queue wait although no handler or reader will take them."""
         return False
 
     def ended(self, subscription: Subscription, taken: tuple[Waiting, ...], *, holds_lines: bool = False) -> None:
-        """Free the slot of a call, release the lines of its messages, and start the next call.
+        """Free the slot of a call, release the lines of its messages, and start the next calls.
 
         Args:
             taken: The messages of the call.
-            holds_lines: Whether the lines wait for ``release``, because messages have no outcome yet.
+            holds_lines: Whether the lines stay held until ``release``, because messages have no outcome yet.
         """
         backlog = self._backlogs[subscription]
         backlog.running -= 1
@@ -320,7 +326,7 @@ class Dispatcher:
         self.pump()
 
     def release(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Release the lines of the messages of a call that has ended before."""
+        """Release the lines of the messages of a call that ended with ``holds_lines``."""
         backlog = self._backlogs[subscription]
         if backlog.has_lines:
             self._go_on(backlog, taken)
@@ -329,9 +335,9 @@ class Dispatcher:
     # -- inside
 
     def _key_of(self, subscription: Subscription, item: Waiting) -> Hashable | None:
-        """Return the key of a message's line; None for no line.
+        """Return the key of a message's line. Return None if the message has no line.
 
-        An error of the user's ``key`` becomes the error of the message's call; no other message waits for that one.
+        An error of the user's ``key`` becomes the error of the message's call. No other message waits for that message.
         """
         if subscription.order == "queue":
             return WHOLE_QUEUE
@@ -351,11 +357,10 @@ class Dispatcher:
         return any(other.turns for other in self._backlogs.values() if other is not backlog)
 
     def _any_may_begin(self, backlog: Backlog) -> bool:
-        """Return whether calls of any queue may begin.
+        """Return whether calls of at least one queue may begin.
 
-        Remove the turns of the queues before it, whose calls may not: ``look_again`` gives them back.
-
-        Where batches wait until they are full, all queues are looked at, because the first one that is due comes first.
+        Remove the turns of queues before it whose calls may not begin; ``look_again`` restores their turns. If batches wait until
+        they are full, check all queues, because the queue that is due first comes first.
         """
         while backlog.turns and not backlog.wait:
             held = next(iter(backlog.turns))
@@ -397,10 +402,10 @@ class Dispatcher:
 
 
 def _always(_: HeldQueue) -> bool:
-    """Return True: calls of all queues may begin."""
+    """Return True. It is the default of ``may_begin``."""
     return True
 
 
 def _granted() -> bool:
-    """Return True: threads are granted."""
+    """Return True. It is the default of ``has_thread``."""
     return True

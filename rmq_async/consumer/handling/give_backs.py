@@ -1,12 +1,13 @@
-"""The messages that are being given back to brokers, in a buffer for each broker that stores them: a handler's slot, the pulls
-and the messages of other brokers do not wait for a broker that takes none back. A circuit breaker
-keeps a broker that refuses messages from being asked for each one.
+"""The messages that are being given back to brokers. There is one buffer for each broker that stores such messages.
+
+If a broker accepts no messages, handler slots, pulls, and the messages of other brokers do not wait for it. A circuit breaker
+limits the requests to a broker that refuses messages.
 """
 
-# A broker is asked for AT_ONCE messages at a time. A message that no broker takes is delayed: until it is tried again, or, if this
-# member may handle it again itself, until its next attempt is due. While a broker refuses messages, its circuit breaker bounds how
-# often it is asked; when it takes one again, the delayed messages are given back. The number of messages in a buffer is bounded:
-# at the bound the queues of its broker are not pulled.
+# At most AT_ONCE messages are given back to a broker at a time. A message that no broker accepts is delayed: until it is tried
+# again or, if this member may handle it again itself, until its next attempt is due. While a broker refuses messages, its circuit
+# breaker limits how often it is tried. When the broker accepts a message again, the delayed messages are given back. The size of
+# a buffer is bounded: while a buffer is full, the queues of its broker are not pulled.
 
 from __future__ import annotations
 
@@ -36,18 +37,21 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
-"""Seconds for which a broker is not asked after its first refusal, and at most after many."""
+"""Seconds for which a broker is not tried after its first refusal (FIRST_PAUSE), and at most after further refusals
+(LONGEST_PAUSE)."""
 AT_ONCE: Final = 16
-"""Messages of one broker that are given back at a time."""
+"""Maximum number of messages that are given back to one broker at a time."""
 MOST_WAITING: Final = 1024
 MOST_SIZE: Final = 32 * 1024 * 1024
-"""Messages of one broker, and bytes of their bodies, from which on its queues are not pulled."""
+"""Number of messages in a buffer (MOST_WAITING), and bytes of their bodies (MOST_SIZE), from which the queues of the broker are not
+pulled."""
 GOES_ON_BELOW: Final = 0.75
-"""Share of both from which on they are pulled again."""
+"""Share of both limits below which the queues are pulled again."""
 ROUNDS: Final = 3
-"""Attempts to give a message back after which this member handles it again itself."""
+"""Failed attempts to give a message back after which this member handles the message again itself."""
 SHOWN_FOR: Final = 60.0
-"""Seconds for which ``health()`` reports a refusal when no message waits any more, unless its broker has taken one back."""
+"""Seconds for which ``health()`` reports a refusal after the last message has left the buffer, unless the broker has accepted a
+message meanwhile."""
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 Report = Callable[[Outcome], None]
 
@@ -57,8 +61,8 @@ class CircuitBreaker:
 
     Attributes:
         error: Error of the last refusal; None after a success.
-        failures: Number of refusals after which the broker was not asked for a while.
-        open_until: Monotonic time until which it is not asked.
+        failures: Number of refusals after which the broker was not tried for a while.
+        open_until: Monotonic time until which the broker is not tried.
         refused_at: Monotonic time of the last refusal.
         since: Monotonic time of the first refusal.
     """
@@ -76,10 +80,12 @@ class CircuitBreaker:
         """Note a refusal.
 
         Args:
-            opens: Whether other messages are not to be sent to it either.
+            error: The error of the request.
+            now: The current monotonic time.
+            opens: Whether the broker must not be tried for other messages either.
 
         Returns:
-            The seconds for which the broker is not asked; None if that is not so, or known already.
+            The seconds for which the broker is not tried. None if the breaker does not open, or is already open.
         """
         if self.error is None:
             self.since = now
@@ -98,24 +104,25 @@ class CircuitBreaker:
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: the default of the callbacks."""
+    """Do nothing. It is the default of the callbacks."""
 
 
 class GiveBack(msgspec.Struct, eq=False):
     """A message that is being given back.
 
     Attributes:
-        topic: The subscribed topic, on the wire.
-        cause: The error of its handler; for a message without a call that ended here, why it is given back.
-        report: Called once with its outcome.
-        item: The entry with which this member can handle the message again; None if it cannot.
+        topic: The name of the subscribed topic on the wire.
+        cause: The error of the handler. For a message that no handler of this member has handled, the reason for the log.
+        report: Called once with the outcome.
+        item: The Waiting object with which this member can handle the message again; None if it cannot.
         subscription: The subscription of ``item``, or None.
-        since: Monotonic time at which it was given back.
-        rounds: Attempts to give it back that have failed.
-        here_at: Monotonic time of its next attempt at this member; None while that is not decided.
-        is_gone: Whether its broker does not store it any more.
-        is_last: Whether it is to be a dead letter because its attempts are used up.
-        illegal: The error with which brokers refuse it because of its content; None if they do not.
+        since: Monotonic time at which the give-back began.
+        rounds: Number of failed attempts to give the message back.
+        here_at: Monotonic time of the next attempt at this member; None if this member does not handle the message again.
+        is_gone: Whether the broker no longer stores the message.
+        is_last: Whether the message becomes a dead letter because its attempts are used up.
+        illegal: The error with which brokers refuse the message because of its content; None if they do not.
+        has_ended: Whether the give-back has ended.
     """
 
     held: HeldQueue
@@ -136,24 +143,26 @@ class GiveBack(msgspec.Struct, eq=False):
 
     @property
     def has_offset(self) -> bool:
-        """Whether its offset is still its own: its queue was neither moved nor given other messages."""
+        """Whether the offset still belongs to this message: its queue was not moved, and has no other message there."""
         held = self.held
         return self in held.returning and held.progress.is_open(self.message.queue_offset)
 
     @property
     def is_recounted(self) -> bool:
-        """Whether this member has made attempts that its broker's record does not count."""
+        """Whether this member has made attempts that the broker's copy of the message does not count."""
         return self.item is not None and self.item.key is None and self.item.held_since is not None
 
     def level(self, now: float) -> int:
-        """Return the delay level for its next attempt, 1 to 18."""
+        """Return the delay level for the next attempt, 1 to 18."""
         if self.here_at is not None:
             return level_of(self.here_at - now)
         return self.decision.level or min(3 + self.message.reconsume_times, len(DELAYS))
 
     @property
     def may_stay(self) -> bool:
-        """Whether this member may handle it again itself: it is no dead letter, and its queue stays here and has it."""
+        """Whether this member may handle the message again itself: it is not a dead letter, and its queue stays with this member
+        and still has the message.
+        """
         return (
             self.item is not None
             and self.decision.outcome is Outcome.RETRIED
@@ -167,8 +176,8 @@ class Requests(Protocol):
     """The requests that give messages back.
 
     Attributes:
-        breakers: Broker name -> circuit breaker.
-        retried: Number of messages that have another attempt.
+        breakers: Circuit breakers by broker name.
+        retried: Number of messages that get another attempt.
     """
 
     breakers: dict[str, CircuitBreaker]
@@ -178,17 +187,20 @@ class Requests(Protocol):
         """Return the broker that stores the message."""
 
     def is_wanted(self, back: GiveBack) -> bool:
-        """Return whether the message is still this member's to give back."""
+        """Return whether this member may still give the message back."""
 
     async def try_once(self, back: GiveBack) -> Outcome | None:
-        """Give the message back; return None if no broker has taken it."""
+        """Try to give the message back. Return its outcome, or None if no broker has accepted it."""
 
 
 class _Buffer:
     """The messages of one broker.
 
     Attributes:
-        delayed: A heap by the monotonic time at which each is due.
+        ready: Messages that can be given back now.
+        delayed: A heap of delayed messages by the monotonic time at which each is due.
+        in_flight: Messages that are being given back, with their tasks.
+        size: Bytes of the bodies.
     """
 
     __slots__ = ("at", "broker", "delayed", "in_flight", "ready", "size", "timer")
@@ -216,11 +228,11 @@ class GiveBacks:
     """The buffers of one member.
 
     Attributes:
-        freed: Called with a message that enters a buffer: it is no longer buffered.
-        again: Called with a message that is to be handled again here.
+        freed: Called with a message whose give-back begins; it no longer counts as buffered for handlers.
+        again: Called with a message that this member handles again.
         ended: Called with a message that has left its buffer, and its outcome.
         has_room: Called with a broker whose queues may be pulled again.
-        full: Brokers whose queues are not to be pulled, because their buffers are full.
+        full: Brokers whose queues must not be pulled, because their buffers are full.
     """
 
     def __init__(self, requests: Requests, spawn: Spawn) -> None:
@@ -238,20 +250,20 @@ class GiveBacks:
         self.has_room: Callable[[str], None] = _nothing
 
     def __len__(self) -> int:
-        """Number of messages in all buffers; from any thread."""
+        """Number of messages in all buffers. May be called from any thread."""
         return sum(len(buffer) for buffer in [*self._buffers.values()])
 
     @property
     def size(self) -> int:
-        """Bytes of their bodies."""
+        """Bytes of the bodies of all messages in the buffers."""
         return sum(buffer.size for buffer in [*self._buffers.values()])
 
     def messages(self) -> list[MessageExt]:
-        """Return all messages; from any thread."""
+        """Return the messages in all buffers. May be called from any thread."""
         return [back.message for buffer in [*self._buffers.values()] for back in buffer]
 
     def problems(self) -> list[Problem]:
-        """Return a problem for each broker that takes no messages back, or not all; from any thread."""
+        """Return a problem for each broker that does not accept all messages. May be called from any thread."""
         found, now = list[Problem](), machine.monotonic()
         for broker, buffer in [*self._buffers.items()]:
             breaker, waiting = self._breaker(broker), len(buffer)
@@ -262,7 +274,7 @@ class GiveBacks:
             illegal = [back for back in buffer if back.illegal is not None]
             if illegal:
                 one = illegal[0]
-                texts.append(f"{len(illegal)} messages cannot be given back, {one.message.msg_id} is one: {one.illegal}")
+                texts.append(f"{len(illegal)} messages cannot be given back, for example {one.message.msg_id}: {one.illegal}")
             if broker in self.full:
                 texts.append(f"{waiting} messages of broker {broker} wait, and its queues are paused")
             if texts:
@@ -282,23 +294,23 @@ class GiveBacks:
         buffer.ready.append(back)
         if len(buffer) >= MOST_WAITING or buffer.size >= MOST_SIZE:
             if broker not in self.full:
-                logger.warning("%d messages wait to be given back to broker %s: its queues are paused", len(buffer), broker)
+                logger.warning("%d messages wait to be given back to broker %s; its queues are paused", len(buffer), broker)
             self.full.add(broker)
         self._fill(buffer)
 
     def end_now(self, back: GiveBack, outcome: Outcome) -> None:
-        """End a message that no broker needs to take."""
+        """End a message that is not given back to a broker, with its outcome."""
         self._enter(back)
         self._end(None, back, outcome)
 
     def withdraw_delayed(self, held: HeldQueue, until: float) -> None:
-        """Abandon the messages of a queue whose next attempt here is due after ``until`` (monotonic)."""
+        """Abandon the messages of a queue whose next attempt at this member is due after ``until`` (monotonic)."""
         for buffer in self._buffers.values():
             late = [back for due, _, back in buffer.delayed if back.held is held and back.here_at is not None and due > until]
             self._remove(buffer, late)
 
     def abandon(self, held: HeldQueue | None = None) -> None:
-        """Abandon all messages of a queue, or of all queues: they stay unsettled."""
+        """Abandon all messages of a queue, or of all queues. They stay unsettled."""
         for buffer in self._buffers.values():
             self._remove(buffer, [back for back in buffer if held is None or back.held is held])
 
@@ -314,14 +326,14 @@ class GiveBacks:
     # -- inside
 
     def _breaker(self, broker: str) -> CircuitBreaker | None:
-        """Return the circuit breaker of a broker whose last answer was a refusal; None for another one."""
+        """Return the circuit breaker of a broker whose last response was a refusal. Return None for other brokers."""
         breaker = self._requests.breakers.get(broker)
         return None if breaker is None or breaker.error is None else breaker
 
     def _enter(self, back: GiveBack) -> None:
         held = back.held
         back.since = machine.monotonic()
-        if back.item is None or held.running.pop(back.item, None) is not None:  # else the offset is another message's
+        if back.item is None or held.running.pop(back.item, None) is not None:  # else the offset may belong to another message
             held.returning.add(back)
         self.freed(back)
 
@@ -336,7 +348,7 @@ class GiveBacks:
         try:
             outcome = await self._requests.try_once(back) if self._requests.is_wanted(back) else Outcome.ABANDONED
         except Exception:
-            logger.exception("message %s was not given back; it is tried again", back.message.msg_id)
+            logger.exception("message %s could not be given back; it is tried again", back.message.msg_id)
         finally:
             buffer.in_flight.pop(back, None)
             if not back.has_ended:
@@ -354,7 +366,7 @@ class GiveBacks:
         self._fill(buffer)
 
     def _delay(self, buffer: _Buffer, back: GiveBack) -> None:
-        """Delay a message that no broker has taken."""
+        """Delay a message that no broker has accepted."""
         back.rounds += 1
         now, breaker = machine.monotonic(), self._breaker(buffer.broker)
         if back.may_stay and (back.here_at is not None or max(back.rounds, breaker.failures if breaker else 0) >= ROUNDS):
@@ -368,8 +380,8 @@ class GiveBacks:
         heappush(buffer.delayed, (due, next(self._number), back))
 
     def _retry_delayed(self, buffer: _Buffer) -> None:
-        """Give the delayed messages back, if their broker takes messages back again, except messages that are due here in a second
-        and messages that it refuses because of their content.
+        """Give back the delayed messages if their broker accepts messages again. Exceptions are messages that are due at this
+        member within a second, and messages that the broker refuses because of their content.
         """
         if not buffer.delayed or self._breaker(buffer.broker) is not None:
             return
@@ -385,7 +397,7 @@ class GiveBacks:
         heapify(buffer.delayed)
 
     def _schedule(self, buffer: _Buffer) -> None:
-        """Set the timer of a buffer: for the next message that is due, and for the next question to a broker that refuses."""
+        """Set the timer of a buffer, for the next message that is due or for the next try at a broker that refuses messages."""
         at = buffer.delayed[0][0] if buffer.delayed else inf
         breaker = self._breaker(buffer.broker)
         if buffer.delayed and breaker is not None and not (buffer.ready or buffer.in_flight):
@@ -412,14 +424,14 @@ class GiveBacks:
                 self._repeat(buffer, back)
         breaker = self._breaker(buffer.broker)
         if breaker is not None and breaker.open_until <= now and buffer.delayed and not (buffer.ready or buffer.in_flight):
-            latest = max(buffer.delayed)  # this message gains most if its broker takes it
+            latest = max(buffer.delayed)  # the message that would wait longest, so it gains most if the broker accepts it
             buffer.delayed.remove(latest)
             heapify(buffer.delayed)
             buffer.ready.append(latest[2])
         self._fill(buffer)
 
     def _repeat(self, buffer: _Buffer, back: GiveBack) -> None:
-        """Have a message handled again at this member."""
+        """Let this member handle a message again."""
         item = back.item
         assert item is not None
         item.attempt += 1
@@ -452,7 +464,11 @@ class GiveBacks:
             back.report(outcome)
 
     def _leave(self, buffer: _Buffer | None, back: GiveBack) -> None:
-        """Note that a message has left its buffer; None for a message that was in no buffer."""
+        """Note that a message has left its buffer.
+
+        Args:
+            buffer: The buffer; None for a message that was in no buffer.
+        """
         held = back.held
         back.has_ended = True
         held.returning.discard(back)

@@ -1,4 +1,4 @@
-"""The users' hooks around the calls of handlers."""
+"""The user's hooks around handler calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _Method = Callable[[Delivery], object]
 class CallHooks:
     """Calls ``before_consume`` and ``after_consume`` of the hooks, in the order of the hooks.
 
-    They run in the context (of ``contextvars``) of the call, so a handler sees what ``before_consume`` sets there. Their errors
-    go to the loop's exception handler: of each method the first, second, fourth, eighth ... error. KeyboardInterrupt,
-    SystemExit and the like leave the loop instead, each time.
+    The methods run in the context (of ``contextvars``) of the call, so a handler sees the context variables that
+    ``before_consume`` sets. Of the errors of each method, the first, second, fourth, eighth ... go to the loop's exception
+    handler. Every KeyboardInterrupt, SystemExit and similar exception is raised out of the loop instead.
     """
 
     __slots__ = ("_after", "_before", "_errors")
@@ -39,7 +39,7 @@ class CallHooks:
         for before in self._before:
             try:
                 before(delivery)
-            except BaseException as error:  # noqa: BLE001 - reported; the message is handled all the same
+            except BaseException as error:  # noqa: BLE001 - reported; the message is handled nevertheless
                 self._report(before, error)
 
     def end(self, call: Call, error: BaseException | None, frames: TracebackType | None) -> None:
@@ -47,7 +47,7 @@ class CallHooks:
 
         Args:
             error: The error of the call, or None.
-            frames: The traceback that it had when the handler ended; hooks see both, and the delivery does not keep the frames.
+            frames: The traceback of the error when the handler ended. Hooks see it, but the delivery does not keep it.
         """
         if error is not None:
             call.note_error(error.with_traceback(frames))
@@ -55,7 +55,7 @@ class CallHooks:
         for after in self._after:
             try:
                 after(delivery)
-            except BaseException as raised:  # noqa: BLE001 - reported; the outcome stays
+            except BaseException as raised:  # noqa: BLE001 - reported; the outcome does not change
                 self._report(after, raised)
         if error is not None:
             call.note_error(without_frames(error))

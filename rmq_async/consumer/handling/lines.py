@@ -1,10 +1,10 @@
-"""Ordered messages: which of one queue may begin a call of one handler.
+"""Lines of ordered messages, which decide which messages of a queue may begin a handler call.
 
-Messages with the same key form a line; a line rests while its first message waits for another attempt. One heap and one timer
-serve all lines that rest. The first message without a key is logged.
+Messages with the same key form a line. A line rests while its first message waits for another attempt. One heap and one timer serve
+all resting lines. The first message without a key is logged.
 """
 
-# The first message of a line begins when no other one of its line is in a call. A message that is to be handled again blocks
+# The first message of a line begins when no other message of the line is in a call. A message that is to be handled again blocks
 # its line until it is due. A message without a line begins in its turn. ``add`` and ``wake`` take constant time.
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ..subscription import Subscription
 logger = logging.getLogger(__name__)
 
 NAMED_FOR: Final = 600.0
-"""Seconds for which ``health()`` names a subscription after a message without a key."""
+"""Seconds for which ``health()`` reports a subscription after a message without a key."""
 HOW: Final = (
-    "send with Message(sharding_key=...), because key= of a send chooses the queue and writes no key, or give the subscription a "
-    "function key= that returns the key of a message, or None for one that needs no order"
+    "send with Message(sharding_key=...), because key= of a send only chooses the queue, or give the subscription a function key= "
+    "that returns the key of a message, or None for a message that needs no order"
 )
 
 B = TypeVar("B")
 MIN_COMPACTED: Final = 64
-"""Number of entries up to which the heap is not compacted."""
+"""Number of entries above which the heap is compacted."""
 
 
 class Keyless(NamedTuple):
-    """The newest message without a key of a subscription.
+    """The last message of a subscription that had no key.
 
     Attributes:
         at: Monotonic time at which it was pulled.
@@ -50,7 +50,7 @@ class Keyless(NamedTuple):
 
 
 class KeylessMessages:
-    """The newest message without a key of each subscription that has had one."""
+    """Keeps the last message without a key of each subscription, and logs the first one."""
 
     def __init__(self) -> None:
         self._newest: dict[Subscription, Keyless] = {}
@@ -58,7 +58,7 @@ class KeylessMessages:
     def add(self, subscription: Subscription, message: MessageExt) -> None:
         if subscription not in self._newest:
             logger.warning(
-                'message %s of %s at offset %d has no key, and its subscription has order="key": the messages of a queue without '
+                'message %s of %s at offset %d has no key, and its subscription has order="key"; messages of a queue without '
                 "a key are handled one at a time; %s",
                 message.msg_id,
                 message.queue,
@@ -68,7 +68,7 @@ class KeylessMessages:
         self._newest[subscription] = Keyless(message, machine.monotonic())
 
     def recent(self) -> dict[Subscription, Keyless]:
-        """Return the subscriptions with such a message in the last NAMED_FOR seconds; may be called from any thread."""
+        """Return the subscriptions that had a message without a key in the last NAMED_FOR seconds. Any thread may call this."""
         since = machine.monotonic() - NAMED_FOR
         return {subscription: each for subscription, each in [*self._newest.items()] if each.at > since}
 
@@ -77,9 +77,9 @@ class Line:
     """Messages with the same key.
 
     Attributes:
-        items: Messages in the order of their offsets: all while the line rests, else the messages behind one that is ready or
-            in a call.
-        rests_until: Time of the next attempt of the first message; None unless the line rests.
+        items: Messages in the order of their offsets. While the line rests, all its messages; otherwise, the messages behind the
+            message that is ready or in a call.
+        rests_until: Monotonic time of the next attempt of the first message; None if the line does not rest.
     """
 
     __slots__ = ("again", "items", "key", "rests_until")
@@ -88,7 +88,7 @@ class Line:
         self.key = key
         self.items: deque[Waiting] = deque()
         self.again: list[Waiting] = []
-        """Messages of the call under way that are to be handled again."""
+        """Messages of the current call that are to be handled again."""
         self.rests_until: float | None = None
 
 
@@ -96,8 +96,8 @@ class Lines:
     """The messages of one queue that wait for one handler, in lines by key.
 
     Attributes:
-        ready: Messages that may begin, in turn; the line of one that is removed waits until ``ended``.
-        by_key: Lines with a message that waits or is in a call. Times are of one clock, which the caller reads.
+        ready: Messages that may begin, in the order of their turns. After a message is removed, its line waits until ``ended``.
+        by_key: Lines that have a message that waits or is in a call. The caller reads the clock and passes the times.
     """
 
     __slots__ = ("_behind", "by_key", "ready")
@@ -106,18 +106,18 @@ class Lines:
         self.ready: deque[Waiting] = deque()
         self.by_key: dict[Hashable, Line] = {}
         self._behind = 0
-        """Number of messages that wait and are not ready."""
+        """Number of waiting messages that are not ready."""
 
     def __len__(self) -> int:
-        """Number of messages that wait."""
+        """Number of waiting messages."""
         return len(self.ready) + self._behind
 
     def __bool__(self) -> bool:
-        """Return whether a message waits, or one with a line is in a call."""
+        """Return whether a message waits, or a message with a line is in a call."""
         return bool(self.ready or self.by_key)
 
     def waiting(self) -> list[Waiting]:
-        """Return the messages that wait, in no order; may be called from any thread."""
+        """Return the waiting messages, in no particular order. May be called from any thread."""
         found = [*self.ready]
         for line in [*self.by_key.values()]:
             found += line.items
@@ -125,14 +125,14 @@ class Lines:
         return found
 
     def resting(self) -> list[Line]:
-        """Return the lines that wait until a message is due; may be called from any thread."""
+        """Return the resting lines. May be called from any thread."""
         return [line for line in [*self.by_key.values()] if line.rests_until is not None]
 
     def add(self, item: Waiting, key: Hashable | None) -> None:
-        """Add a message behind all others of its key.
+        """Add a message behind all other messages with its key.
 
         Args:
-            key: None for a message without a line.
+            key: The key; None for a message without a line.
         """
         if key is None:
             self.ready.append(item)
@@ -151,12 +151,12 @@ class Lines:
         self.ready.extend(items)
 
     def take_ready(self, count: int) -> list[Waiting]:
-        """Remove and return up to ``count`` ready messages; their lines wait until ``ended``."""
+        """Remove and return up to ``count`` ready messages. Their lines wait until ``ended``."""
         return [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
 
     def take_behind(self, item: Waiting, count: int, now: float) -> list[Waiting]:
-        """Remove and return up to ``count`` messages that wait behind ``item``, which was taken, and are due: they begin in the
-        same call.
+        """Remove and return up to ``count`` due messages that wait behind ``item``, which has been taken. They begin in the same
+        call.
         """
         taken: list[Waiting] = []
         if item.key is not None:
@@ -167,9 +167,10 @@ class Lines:
         return taken
 
     def put_back(self, item: Waiting) -> None:
-        """Take back a message of a call, to be handled again.
+        """Put back a message of a call that is to be handled again.
 
-        It waits in its line until ``ended``; without a line it is ready at once, before the messages with higher offsets.
+        The message waits in its line until ``ended``. A message without a line is ready at once, before messages with higher
+        offsets.
         """
         if item.key is not None:
             self.by_key[item.key].again.append(item)
@@ -181,10 +182,10 @@ class Lines:
         ready.insert(place, item)
 
     def ended(self, items: Iterable[Waiting], now: float) -> list[Line]:
-        """End a call with ``items``: their lines continue.
+        """End a call with ``items``, so that their lines continue.
 
         Returns:
-            The lines that rest now.
+            The lines that rest from now on.
         """
         resting = []
         for key in dict.fromkeys([item.key for item in items if item.key is not None]):
@@ -204,17 +205,18 @@ class Lines:
         return resting
 
     def wake(self, line: Line) -> None:
-        """End the rest of a line: its first message begins before others that are ready."""
+        """End the rest of a line. Its first message begins before other ready messages."""
         line.rests_until = None
         self.ready.appendleft(line.items.popleft())
         self._behind -= 1
 
     def drop(self, above: int, *, failed: bool = False) -> list[Waiting]:
-        """Remove messages that wait, with offsets above ``above``, and return them.
+        """Remove and return waiting messages with offsets above ``above``.
+
+        Only messages at the end of each line are removed, so that the order is kept when they are added again.
 
         Args:
-            failed: True also drops messages that wait for another attempt. Of each line only the last messages are removed, so
-                that the order holds when they are added again.
+            failed: Whether to drop messages that wait for another attempt, too.
         """
 
         def may_go(item: Waiting) -> bool:
@@ -230,10 +232,10 @@ class Lines:
         return dropped
 
     def _drop_last(self, line: Line, head: Waiting | None, may_go: Callable[[Waiting], bool]) -> list[Waiting]:
-        """Remove the last messages of a line, as many as may go.
+        """Remove and return messages from the end of a line, as long as ``may_go`` allows it.
 
         Args:
-            head: The message that is ready.
+            head: The ready message of the line, or None.
         """
         dropped: list[Waiting] = []
         while line.items and may_go(line.items[-1]):
@@ -251,13 +253,13 @@ class Lines:
         return dropped
 
     def remove(self, items: Collection[Waiting]) -> list[Waiting]:
-        """Remove and return the waiting ``items``, which are messages without a line."""
+        """Remove and return the ``items`` that wait. They must be messages without a line."""
         removed = [item for item in self.ready if item in items]
         self.ready = deque([item for item in self.ready if item not in items])
         return removed
 
     def drop_line(self, line: Line) -> list[Waiting]:
-        """Remove a line that rests, and return its messages."""
+        """Remove a resting line, and return its messages."""
         dropped = [*line.items]
         line.items.clear()
         line.rests_until = None
@@ -271,10 +273,10 @@ def _offset(item: Waiting) -> int:
 
 
 class Rests(Generic[B]):
-    """The lines that wait until their first message is handled again.
+    """Wakes resting lines when their first message is due.
 
     Args:
-        rested: Called with the arguments of ``add`` when the line is due, unless the line was dropped.
+        rested: Called with the arguments of ``add`` when a line is due, unless the line has been dropped.
     """
 
     __slots__ = ("_at", "_compacted_at", "_count", "_entries", "_loop", "_rested", "_timer")
@@ -283,7 +285,8 @@ class Rests(Generic[B]):
         self._loop = asyncio.get_running_loop()
         self._rested = rested
         self._entries: list[tuple[float, int, B, HeldQueue, Line]] = []
-        """A heap. The number keeps lines from being compared. A line that was dropped leaves its entry behind."""
+        """A heap by due time. The number makes entries unique, so lines are never compared. The entry of a dropped line stays until
+        it is due or the heap is compacted."""
         self._count = 0
         self._compacted_at = MIN_COMPACTED
         self._at = inf
@@ -294,7 +297,7 @@ class Rests(Generic[B]):
         return len(self._entries)
 
     def add(self, backlog: B, held: HeldQueue, line: Line) -> None:
-        """Watch a line that rests."""
+        """Add a resting line."""
         due = line.rests_until
         assert due is not None
         self._count += 1

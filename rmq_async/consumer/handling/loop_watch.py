@@ -2,10 +2,10 @@
 
 A thread does this, because a blocked loop runs no other code.
 
-The client's loop monitor is a timer. While it is overdue, the loop has not finished the turn in which it was due, and in one
-turn each task takes one step at most. So a task that is the current one in two looks, with the timer overdue since the first
-of them, has blocked the loop between them. The thread looks each POLL seconds, and asks which task is the current one only while
-the timer is overdue; calls of handlers pay nothing. One thread serves all consumers of a loop.
+The client's loop monitor is a timer. While the timer is overdue, the loop has not finished the turn in which it was due, and in one
+turn each task takes at most one step. So if two checks find the same current task, and the timer has been overdue since the first
+check, that task has blocked the loop in between. The thread checks every POLL seconds, and reads the current task only while the
+timer is overdue, so handler calls have no extra cost. One thread serves all consumers of a loop.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from ..._threads import NoThreadError, start_thread
 logger = logging.getLogger(__name__)
 
 POLL: Final = 0.25
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 THRESHOLD: Final = 1.0
-"""Seconds for which one task must hold the loop before its function is named."""
+"""Seconds for which one task must block the loop before its function is named."""
 REPORT_EVERY: Final = 10.0
-"""Seconds between two warnings about one function."""
+"""Minimum seconds between two warnings about one function."""
 MOST_REPORTED: Final = 1024
 
 Find = Callable[[asyncio.Task[Any]], str | None]
-"""Returns a text for a task that calls a function of the user; None for another task."""
+"""Returns a description of the user's function that a task calls; None if the task calls none."""
 
 
 class Block(NamedTuple):
-    """A function of the user that holds the loop, or has held it.
+    """A function of the user that blocks the loop, or has blocked it.
 
     Attributes:
-        seconds: Least time for which it did.
-        at: Monotonic time of the last look that found it.
+        name: The description of the function.
+        seconds: Minimum time for which it has blocked the loop.
+        at: Monotonic time of the last check that found it.
     """
 
     name: str
@@ -54,7 +55,7 @@ class _Held(NamedTuple):
     """A task that may block the loop.
 
     Attributes:
-        since: Monotonic time of the first look that found it.
+        since: Monotonic time of the first check that found it.
     """
 
     task: asyncio.Task[Any]
@@ -62,7 +63,7 @@ class _Held(NamedTuple):
 
 
 class LoopWatch:
-    """Watches one loop for its consumers. Created by ``join``."""
+    """Watches one loop for its consumers. ``join`` creates it."""
 
     running: Final[dict[asyncio.AbstractEventLoop, LoopWatch]] = {}
     """The watch of each loop that has consumers."""
@@ -71,20 +72,21 @@ class LoopWatch:
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self.finders: dict[Find, Callable[[], float]] = {}
-        """Finder -> the function that returns the seconds by which the timer of its client is overdue."""
+        """Maps a finder to the function that returns the seconds by which the timer of its client is overdue."""
         self._blocks: dict[Find, Block] = {}
-        """Finder -> the newest block whose function it has named."""
+        """Maps a finder to the last block whose function it has named."""
         self._reported: dict[str, float] = {}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        """The thread that looks; None while it is refused."""
+        """The thread that checks the loop; None if it could not be started."""
 
     @classmethod
     def join(cls, find: Find, overdue: Callable[[], float]) -> LoopWatch | None:
-        """Watch the running loop until ``leave(find)``; return None in a simulation, which has no threads.
+        """Watch the running loop until ``leave(find)``. Return None in a simulation, which has no threads.
 
         Args:
-            overdue: Returns the seconds by which a timer of the loop is overdue, 0 for none.
+            find: Names the user's function that a task calls.
+            overdue: Returns the seconds by which a timer of the loop is overdue; 0 if it is not overdue.
         """
         if machine.executor is not None:
             return None
@@ -97,7 +99,7 @@ class LoopWatch:
         return watch
 
     def leave(self, find: Find) -> None:
-        """End a ``join``; the last one ends the thread."""
+        """End a ``join``. When no other one is left, end the thread."""
         self.finders.pop(find, None)
         self._blocks.pop(find, None)
         if not self.finders and self.running.pop(self._loop, None) is not None:
@@ -106,17 +108,17 @@ class LoopWatch:
                 self._thread.join()
 
     def newest(self, find: Find) -> Block | None:
-        """Return the newest block that ``find`` has named, or None. May be called from any thread."""
+        """Return the last block that ``find`` has named, or None. May be called from any thread."""
         return self._blocks.get(find)
 
     def _start(self) -> None:
-        """Start the thread, unless it runs. Where threads are refused, nothing is watched until the next consumer starts."""
+        """Start the thread if it does not run. If no thread can be started, nothing is watched until the next consumer starts."""
         if self._thread is not None:
             return
         try:
             self._thread = start_thread(self._run, "rmq_async loop watch")
         except NoThreadError as error:
-            logger.warning("functions that block the event loop are not named: %s", error)
+            logger.warning("functions that block the event loop cannot be named: %s", error)
 
     def _run(self) -> None:
         held: _Held | None = None
@@ -124,10 +126,10 @@ class LoopWatch:
             held = self.look(held)
 
     def look(self, held: _Held | None) -> _Held | None:
-        """Name a task that has blocked the loop for long; return the result for the next look.
+        """Check the loop once, and name a task that has blocked it for THRESHOLD seconds. Return the argument for the next check.
 
         Args:
-            held: The result of the previous look.
+            held: The result of the previous check.
         """
         overdue = max((each() for each in tuple(self.finders.values())), default=0.0)
         task = asyncio.current_task(self._loop) if overdue > 0 else None
@@ -156,7 +158,7 @@ class LoopWatch:
                 del self._reported[next(iter(self._reported))]
             self._reported[name] = now
             logger.warning(
-                "%s has blocked the event loop for %.1f s%s: heartbeats, locks and commits wait for it; run what blocks in a "
+                "%s has blocked the event loop for %.1f s%s: heartbeats, locks and commits wait for it; run blocking code in a "
                 "thread: await asyncio.to_thread(...)",
                 name,
                 seconds,
@@ -166,7 +168,7 @@ class LoopWatch:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return file, line and function that the loop's thread runs now, of the innermost Python frame; "" without a frame."""
+    """Return the file, line and function of the innermost Python frame of the loop's thread. Return "" if there is no frame."""
     if frame is None:
         return ""
     code = frame.f_code

@@ -1,6 +1,6 @@
-"""Carries out the decisions about messages whose handlers have failed: asks brokers to take them back, or to store a copy.
+"""Carries out the decisions about messages whose handlers have failed: gives them back to brokers, or sends copies of them.
 
-What the failure of such a request means for the message is a Refusal.
+A Refusal is the meaning of a failed request for the message.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from .give_backs import CircuitBreaker, GiveBack, GiveBacks, Report
 logger = logging.getLogger(__name__)
 
 _GONE: Final = "look message by offset failed"
-"""Part of the remark to 36 for a message that is not stored (``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
+"""Part of the remark in the response to 36 if the message is no longer stored
+(``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
 PATIENCE: Final = 2
-"""Attempts at a broker that is busy, or whose connection was lost, before others are asked."""
+"""Attempts at a broker that is busy, or whose connection was lost, before other brokers are tried."""
 
 
 class Refusal(Enum):
-    """What a failed request to give a message back means.
+    """The meaning of a failed request to give a message back.
 
     Attributes:
-        STORED: The broker has stored the copy, but not flushed or replicated it in time, which a send counts as stored too.
-        UNSURE: The broker may have stored the copy: it gave no clear answer in time.
-        CUT: The connection was lost, which says little about the broker; it may have stored the copy if the request was
-            written.
-        BUSY: The broker will take messages back soon.
-        UNABLE: The broker takes no message back for some time; another broker may.
-        FORBIDDEN: This client may not give messages of the group back, whichever broker it asks.
-        ILLEGAL: This message cannot be stored again, as with properties that are too long now.
-        GONE: The broker does not store the message any more.
+        STORED: The broker has stored the copy, but has not flushed or replicated it in time. As for a send, this counts as stored.
+        UNSURE: The broker may have stored the copy, but did not confirm it in time.
+        CUT: The connection was lost. This says little about the broker; it may have stored the copy if the request was written.
+        BUSY: The broker will accept messages again soon.
+        UNABLE: The broker will not accept any message for some time, but another broker may.
+        FORBIDDEN: This client may not give back messages of the group, at any broker.
+        ILLEGAL: This message cannot be stored again, for example because its properties have become too long.
+        GONE: The broker no longer stores the message.
     """
 
     STORED = "stored"
@@ -69,8 +69,8 @@ _STATUS: Final = {
     "MESSAGE_ILLEGAL": Refusal.ILLEGAL,
     "PROPERTIES_SIZE_EXCEEDED": Refusal.ILLEGAL,
 }
-"""Remarks to 36 with code 1: the name of the store's PutMessageStatus. A status that is not here means UNABLE, such as
-SERVICE_NOT_AVAILABLE, a full disk's, and CREATE_MAPPED_FILE_FAILED."""
+"""Remarks in responses to 36 with code 1, which are names of PutMessageStatus, and their meanings. Any other status means UNABLE,
+for example SERVICE_NOT_AVAILABLE (a full disk) and CREATE_MAPPED_FILE_FAILED."""
 
 
 def refusal_of(error: errors.RocketMQError) -> Refusal:
@@ -98,7 +98,7 @@ def refusal_of(error: errors.RocketMQError) -> Refusal:
 
 
 _PASSING: Final = (Refusal.BUSY, Refusal.CUT)
-"""Refusals that end by themselves, as far as is known."""
+"""Refusals that are expected to end by themselves."""
 _ELSEWHERE: Final = (*_PASSING, Refusal.UNSURE, Refusal.UNABLE)
 """Refusals after which another broker may store a copy."""
 
@@ -108,18 +108,18 @@ class Outcomes:
 
     Args:
         group: Name of the group on the wire.
-        is_locked: Whether members hold locks under the group's own name: brokers from 5.1.4 on then dead-letter each copy, so
-            none is sent for another attempt.
+        is_locked: Whether members hold locks under the group's own name. Brokers from version 5.1.4 on then dead-letter every
+            copy, so copies are sent only as dead letters.
 
     Attributes:
-        retried: Number of messages that brokers have accepted for another attempt, and of attempts that this member repeats
+        retried: Number of messages that brokers have accepted for another attempt, plus the attempts that this member repeats
             itself.
         dead_lettered: Number of messages that brokers have accepted as dead letters.
-        unsure: Number of requests without an answer, whose messages may be delivered twice.
-        given_up: Words of the log for a message after its last attempt.
-        breakers: Broker name -> circuit breaker for messages of the broker itself.
-        copy_breakers: Broker name -> circuit breaker for copies of messages of other brokers.
-        stored: Returns whether a message is where it was read; raises the errors of the requests.
+        unsure: Number of requests without a response, whose messages may be delivered twice.
+        given_up: The words with which the log describes a message after its last attempt.
+        breakers: Circuit breakers by broker name, for messages that the broker itself stores.
+        copy_breakers: Circuit breakers by broker name, for copies of messages of other brokers.
+        stored: Returns whether a message is still stored at its offset; raises the errors of the requests.
     """
 
     given_up = "dead-lettered"
@@ -140,11 +140,11 @@ class Outcomes:
     def settle(
         self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
     ) -> None:
-        """Begin to carry out a decision for a message whose handler has failed with ``cause``.
+        """Begin to carry out a decision about a message whose handler has failed with ``cause``.
 
         Args:
-            report: Called with its outcome, during the call or later: ABANDONED if its queue leaves this member before a broker
-                has accepted the message.
+            report: Called with the outcome, before this method returns or later. The outcome is ABANDONED if the queue leaves this
+                member before a broker has accepted the message.
         """
         topic = self._instance.names.wire(subscription.topic)
         self.give_backs.add(GiveBack(item.held, topic, item.message, decision, cause, report, item, subscription))
@@ -153,17 +153,18 @@ class Outcomes:
         """Begin to give back a message that this member does not handle.
 
         Args:
-            topic: The subscribed topic.
-            cause: Why, for the log.
+            topic: The subscribed topic, with the user's name.
+            cause: The reason for the log.
         """
         wire_topic = self._instance.names.wire(topic)
         self.give_backs.add(GiveBack(held, wire_topic, message, Decision(Outcome.RETRIED), cause))
 
     def log_given_up(self, topic: str, message: MessageExt, attempt: int, by: str, reason: str) -> None:
-        """Log that a message gets no further attempt after number ``attempt``.
+        """Log that a message gets no further attempt after attempt number ``attempt``.
 
         Args:
-            by: What made that.
+            by: The handler that made the attempt, as words for the log; "" if it is not known.
+            reason: The reason.
         """
         logger.error("%s: %s, attempt %d%s: %s", self.given_up, shown_message(topic, message), attempt, by, reason)
 
@@ -174,11 +175,11 @@ class Outcomes:
         return back.held.is_owned
 
     async def try_once(self, back: GiveBack) -> Outcome | None:
-        """Ask the broker that stores a message to take it back, unless that has refused lately, and then others to store a
-        copy.
+        """Try once to give a message back to the broker that stores it, unless that broker has refused messages lately. If that
+        fails, try to store a copy at other brokers.
 
         Returns:
-            None if none has done so.
+            The outcome; None if no broker has accepted the message or a copy.
         """
         origin = self.broker_of(back)
         if self._may_ask(origin, self.breakers):
@@ -202,7 +203,7 @@ class Outcomes:
         return None
 
     async def _others(self, origin: str, back: GiveBack) -> list[str]:
-        """Return the brokers that may store a copy, in the order in which they are asked."""
+        """Return the brokers that may store a copy, in the order in which to try them."""
         if self._is_locked and not self._is_dead(back):
             return []
         names = await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
@@ -212,11 +213,11 @@ class Outcomes:
         return sorted(found, key=lambda name: name in known and not known[name].reachable)
 
     async def _ask(self, broker: str, back: GiveBack, *, copy: bool = False) -> Outcome | Refusal:
-        """Ask one broker.
+        """Try to give a message back at one broker.
 
         Args:
-            copy: Whether it gets a copy; its own broker gets one too where it has not, or not any more, the message that it
-                would copy, or would count the attempts wrongly.
+            copy: Whether to send a copy. The message's own broker also gets a copy if it no longer has the message, or would count
+                the attempts wrongly.
         """
         instance, group, decision = self._instance, self._group, back.decision
         breakers = self.copy_breakers if copy else self.breakers
@@ -240,7 +241,7 @@ class Outcomes:
             breaker.succeeded()
         if dead:
             self.dead_lettered += 1
-            if decision.outcome is Outcome.RETRIED:  # else the log has it
+            if decision.outcome is Outcome.RETRIED:  # else it has been logged already
                 self._log_last(back)
             return Outcome.DEAD_LETTERED
         self.retried += 1
@@ -250,9 +251,10 @@ class Outcomes:
         return back.decision.level if back.here_at is None else back.level(machine.monotonic())
 
     async def _needs_copy(self, broker: str, back: GiveBack) -> bool:
-        """Return whether the message's own broker is to get a copy.
+        """Return whether to send a copy to the message's own broker.
 
-        A broker finds the message by its place in the commit log: in an older store that may be another message's.
+        A broker finds the message by its offset in the commit log. If the store was replaced by an older copy, another message may
+        be there.
         """
         if back.is_gone:
             return True
@@ -264,8 +266,8 @@ class Outcomes:
         return broker in await retry_brokers(self._instance, self._group, self._instance.config.request_timeout)
 
     async def _look_at_limit(self, broker: str, back: GiveBack) -> int:
-        """Return the number of attempts after the first one, by the decision or else by the group's ``retryMaxTimes``, and note
-        whether a message has used them up, so that it becomes a dead letter.
+        """Return the maximum number of attempts after the first one, from the decision or else from the group's ``retryMaxTimes``.
+        Note whether the message has used them up and becomes a dead letter.
         """
         decision, limit = back.decision, back.decision.max_times
         if decision.outcome is not Outcome.RETRIED:
@@ -280,8 +282,8 @@ class Outcomes:
         return back.decision.outcome is Outcome.DEAD_LETTERED or back.is_last or back.is_gone
 
     def _log_last(self, back: GiveBack) -> None:
-        """Log a message that was to have another attempt, and is a dead letter by the group's limit or since it is not stored
-        any more.
+        """Log a message that was meant to have another attempt, but became a dead letter because of the group's limit or because it
+        is no longer stored.
         """
         message, cause = back.message, back.cause
         attempt = message.reconsume_times + 1 if back.item is None else back.item.attempt
@@ -290,22 +292,20 @@ class Outcomes:
         self.log_given_up(topic, message, attempt, by, cause if isinstance(cause, str) else error_text(cause))
 
     def _may_ask(self, broker: str, breakers: Mapping[str, CircuitBreaker]) -> bool:
-        """Return whether a broker is to be asked: it has not refused lately, and is not silent, which other requests than these
-        find out.
-        """
+        """Return whether to try a broker: it has not refused messages lately, and is not silent according to other requests."""
         breaker = breakers.get(broker)
         return (breaker is None or breaker.open_until <= machine.monotonic()) and not is_silent(self._instance, broker)
 
     def _note(
         self, broker: str, back: GiveBack, refusal: Refusal, error: errors.RocketMQError, breakers: dict[str, CircuitBreaker]
     ) -> None:
-        """Note and log that a broker has not taken a message, or a copy of it."""
+        """Note and log that a broker has not accepted a message, or a copy of it."""
         text, message = printable(error, 500), back.message
         if refusal is Refusal.UNSURE or (isinstance(error, errors.ConnectionLostError) and error.maybe_stored):
             self.unsure += 1
         if refusal is Refusal.GONE:
             logger.error(
-                "message %s is no longer stored, a copy is dead-lettered; let brokers keep messages for longer "
+                "message %s is no longer stored, so a copy is dead-lettered; let brokers keep messages for longer "
                 "(fileReservedTime): %s",
                 message.msg_id,
                 text,
@@ -320,12 +320,12 @@ class Outcomes:
         pause = breakers.setdefault(broker, CircuitBreaker()).refused(text, machine.monotonic(), opens=opens)
         if pause is not None:
             logger.warning(
-                "message %s was not taken by broker %s, which is asked again in %.1f s: %s", message.msg_id, broker, pause, text
+                "message %s was not taken by broker %s, which is tried again in %.1f s: %s", message.msg_id, broker, pause, text
             )
 
 
 async def _stored(_: GiveBack) -> bool:
-    """Return True: brokers store what was read from them."""
+    """Return True. It is the default of ``stored``, which assumes that brokers still store the messages that were read."""
     return True
 
 

@@ -1,8 +1,8 @@
-"""The first step of a handler's coroutine, made without a task of its own, and the steps after it."""
+"""Runs the first step of a handler's coroutine without a separate task, and the steps after it."""
 
-# A call whose handler never waits needs no task of its own: the task makes the next call afterwards. A call that waits keeps
-# the task. Each call has its own context (``contextvars``), in which each of its steps runs; the task is the current one in all
-# of them, so ``asyncio.timeout``, cancellation and child tasks work as in any task.
+# A call whose handler never waits needs no separate task: afterwards, the task makes the next call. A call that waits keeps the
+# task. Each call has its own context (``contextvars``), in which all its steps run. The task is the current task in all steps, so
+# ``asyncio.timeout``, cancellation and child tasks work as in any task.
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Started = tuple[Coroutine[Any, Any, object], Any]
 
 
 class Pace:
-    """The maximum number of calls of one handler that a task makes, one after the other.
+    """Determines how many calls of one handler a task makes, one after the other.
 
     Attributes:
-        length: That number; it doubles, up to MOST_CALLS, after each full run in which no call waited, and is one after a call
-            that waited.
+        length: The maximum number of calls. It doubles, up to MOST_CALLS, after each full run in which no call waited. After a
+            call that waited, it is 1.
     """
 
     __slots__ = ("_ordinary", "length")
@@ -42,7 +42,7 @@ class Pace:
         self._ordinary = PROBE_EVERY
 
     def begins_run(self) -> bool:
-        """Return whether the next task makes the first step itself; for a handler that waits, only one task of several does."""
+        """Return whether the next task runs the first step itself. For a handler that waits, only one of PROBE_EVERY tasks does."""
         if self.length > 1:
             return True
         self._ordinary += 1
@@ -68,9 +68,9 @@ class Row:
         settled: Messages whose calls have returned.
         done: Calls that have returned.
         ends: Monotonic times at which the calls returned.
-        under_way: The call that has not returned, with its message; None if all have.
-        rest: An awaitable that ends as that call does.
-        has_waited: Whether its handler waits.
+        under_way: The call that has not returned, with its message; None if all calls have returned.
+        rest: An awaitable that replaces the rest of that call and has its result.
+        has_waited: Whether the handler of that call waits.
     """
 
     __slots__ = ("done", "ends", "has_waited", "most", "rest", "settled", "under_way")
@@ -89,7 +89,10 @@ class Row:
 
 
 def first_step(handler: Callable[..., Any], delivery: Call) -> Started | None:
-    """Call the handler in the current context, and make the first step of its coroutine; return None if that was the last step."""
+    """Call the handler in the current context, and run the first step of its coroutine.
+
+    Return the coroutine and the object that it waits for. Return None if the coroutine returned in that step.
+    """
     CURRENT.set(delivery)
     called = handler(delivery.messages[0])
     if type(called) is not CoroutineType:
@@ -109,7 +112,7 @@ async def _awaited(given: Any) -> object:
 
 @coroutine
 def drive(context: Context, started: Started) -> Generator[Any, None, object]:
-    """Make all further steps of a coroutine in ``context``, as the task asks for them; return its result."""
+    """Run all further steps of a coroutine in ``context``, and return its result. The task that awaits this drives the steps."""
     called, awaited = started
     del started
     while True:
@@ -119,31 +122,31 @@ def drive(context: Context, started: Started) -> Generator[Any, None, object]:
         except GeneratorExit:
             context.run(called.close)
             raise
-        except BaseException as error:  # noqa: BLE001 - the coroutine's own
+        except BaseException as error:  # noqa: BLE001 - passed into the coroutine
             thrown = error
         try:
             awaited = context.run(called.send, None) if thrown is None else context.run(called.throw, thrown)
         except StopIteration as end:
             return end.value
         finally:
-            thrown = None  # it has this frame in its traceback
+            thrown = None  # its traceback references this frame
 
 
 async def failed(error: BaseException) -> object:
-    """Raise the error of a first step, without the frames of its caller and of ``first_step``."""
+    """Raise the error of a first step, without the traceback frames of ``first_step`` and its caller."""
     frames = error.__traceback__
     for _ in range(2):
         frames = frames and frames.tb_next
     try:
         raise error.with_traceback(frames)
     finally:
-        del error, frames  # it has this frame in its traceback
+        del error, frames  # the error's traceback references this frame
 
 
 class _Cancelled:
     """An awaitable that raises CancelledError.
 
-    A coroutine would warn if it was never awaited, as happens in a call whose ``key`` function has failed.
+    It is not a coroutine, because a coroutine would warn if it were never awaited, as in a call whose ``key`` function has failed.
     """
 
     def __await__(self) -> Generator[Any, None, object]:
@@ -154,7 +157,7 @@ class _Cancelled:
 def cut_short(delivery: Call) -> Awaitable[object]:
     """End a call that was abandoned, or whose deadline passed, before its first step.
 
-    Return an awaitable in place of its coroutine. The task of an abandoned call is cancelled.
+    Cancel the task of an abandoned call. Return an awaitable that replaces the coroutine of the call.
     """
     if delivery.cut and delivery.task is not None:
         delivery.task.cancel()
@@ -162,5 +165,5 @@ def cut_short(delivery: Call) -> Awaitable[object]:
 
 
 async def returned() -> object:
-    """Return None; it replaces a coroutine that has returned in its first step."""
+    """Return None. It replaces a coroutine that returned in its first step."""
     return None

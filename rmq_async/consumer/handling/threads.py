@@ -1,6 +1,6 @@
-"""The threads of a consumer for plain functions.
+"""The threads in which a consumer runs plain functions.
 
-Without a free one no call begins: the messages wait, and no attempt counts.
+Without a free thread, no call begins. The messages wait, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
-"""Seconds between two attempts to start a thread, while threads are refused."""
+"""Seconds between two attempts to start a thread while the system refuses threads. The pause grows from FIRST_PAUSE to
+LONGEST_PAUSE."""
 LOOK_EVERY: Final = 0.1
-"""Seconds between two looks for a free thread, while calls that were cut off run on in all of them."""
+"""Seconds between two checks for a free thread, while calls that were cut off still occupy all threads."""
 
 
 class HandlerThreads:
-    """Up to ``concurrency`` threads, kept until ``close``.
+    """A pool of up to ``concurrency`` threads, which are kept until ``close``.
 
     Args:
         again: Called when calls that have waited for a thread may begin.
@@ -39,15 +40,15 @@ class HandlerThreads:
         self._next: FreeThread | None = None
         """The thread of the next call."""
         self._kept: dict[Call, FreeThread] = {}
-        """The threads of calls that have not reached them."""
+        """The threads of calls that have not begun to use them."""
         self._timer: asyncio.TimerHandle | None = None
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._refused_since: float | None = None
-        """Monotonic time since which the machine refuses threads; None while it grants them."""
+        """Monotonic time since which the system has refused threads; None if it grants them."""
 
     @property
     def problem(self) -> Problem | None:
-        """The problem that threads are refused. From any thread."""
+        """The problem that the system refuses threads, or None. May be called from any thread."""
         since, refused = self._refused_since, self._pool.refused
         if since is None or refused is None:
             return None
@@ -55,11 +56,11 @@ class HandlerThreads:
 
     @property
     def is_missing(self) -> bool:
-        """Whether no plain function can be called at all. From any thread."""
+        """Whether no plain function can be called at all. May be called from any thread."""
         return self._refused_since is not None and not self._pool.count
 
     def has_next(self) -> bool:
-        """Keep a thread for the next call. Return False without one: ``again`` is called when there is one."""
+        """Reserve a thread for the next call. Return False if there is none; ``again`` is called when there may be one."""
         if self._next is None:
             self._next = self._pool.reserve(start=self._timer is None)
             if self._next is None:
@@ -67,21 +68,21 @@ class HandlerThreads:
         return self._next is not None
 
     def take(self, delivery: Call) -> None:
-        """Give a call the thread that ``has_next`` has kept."""
+        """Give a call the thread that ``has_next`` reserved."""
         if self._next is not None:
             self._kept[delivery], self._next = self._next, None
 
     def ended(self, delivery: Call) -> None:
-        """Give back the thread of a call that has not reached it."""
+        """Give back the thread of a call that has not used it."""
         if (thread := self._kept.pop(delivery, None)) is not None:
             thread.release()
 
     def of(self, delivery: Call) -> FreeThread | ThreadPool:
-        """Return the thread of a call; all of them for a call that did not ``take`` one."""
+        """Return the thread of a call. Return the pool for a call that did not ``take`` a thread."""
         return self._kept.pop(delivery, None) or self._pool
 
     def close(self) -> None:
-        """End the threads; functions that run do so to their end."""
+        """End the threads. Running functions continue until they return."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._next = None
@@ -91,7 +92,7 @@ class HandlerThreads:
     # -- inside
 
     def _wait(self) -> None:
-        """Wait for a thread, after an attempt to get one."""
+        """Set a timer for the next attempt to get a thread, after a failed attempt."""
         if self._timer is not None:
             return
         pause = LOOK_EVERY
@@ -110,7 +111,8 @@ class HandlerThreads:
                 self._wait()
                 return
             logger.info(
-                "threads are granted again, after %.1f s: plain handlers are called", machine.monotonic() - self._refused_since
+                "threads can be started again after %.1f s; plain handlers are called",
+                machine.monotonic() - self._refused_since,
             )
             self._refused_since = None
             self._backoff.reset()

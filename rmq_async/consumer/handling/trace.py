@@ -1,7 +1,8 @@
-"""Message traces of consumption: records of a message before and after the handler's call, in Java's form.
+"""Message traces of consumption: records of a message before and after its handler call, in the format of the Java client.
 
-The consumer sends them to a topic in which mqadmin and consoles find them by id and key; no call waits for that. A message with
-the property ``TRACE_ON`` "false" is not traced, as in Java's ``ConsumeMessageTraceHookImpl``, nor is one of the trace topic.
+The consumer sends them to a topic in which mqadmin and consoles find them by id and key. Handler calls do not wait for that. A
+message whose property ``TRACE_ON`` is "false" is not traced, as in Java's ``ConsumeMessageTraceHookImpl``. Messages of the trace
+topic are not traced either.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ..outcome import DeadLetter, Outcome, RetryLater
 logger = logging.getLogger("rmq_async.consumer.trace")
 
 MOST_COST: Final = 0x7FFFFFFF
-"""Maximum milliseconds of a call in a trace: the field is an int of Java."""
+"""Maximum milliseconds of a call in a trace, because the field is a Java int."""
 
 
 class ContextCode(IntEnum):
-    """The result of a call, by the ordinals of Java's ``ConsumeReturnType``."""
+    """The result of a call, with the ordinals of Java's ``ConsumeReturnType``."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -40,7 +41,8 @@ class ConsumeTracer(TraceRecords):
     """A consumer's built-in hook that sends traces.
 
     Args:
-        group: Its name on the wire; records have its name without a namespace.
+        group: Name of the group on the wire. The records have the name without the namespace.
+        trace: The setting of that name, not False.
     """
 
     def __init__(self, instance: ClientInstance, group: str, trace: bool | str) -> None:
@@ -106,7 +108,7 @@ def _bean(message: MessageExt) -> TraceBean:
 
 
 def _context_code(delivery: Delivery, place: int) -> ContextCode:
-    """Return how the message at ``place`` ended: a mark of a batch wins over the error of the call."""
+    """Return the result for the message at the index ``place``. A mark of a batch takes precedence over the error of the call."""
     mark = mark_at(delivery, place)
     error: BaseException | None = delivery.error if mark is None else mark
     if error is None:

@@ -185,7 +185,7 @@ async def test_extend_in_a_thread(caplog: pytest.LogCaptureFixture) -> None:
         consumer.subscribe("T", handler, timeout=None)
         async with consumer:
             await send(server.namesrv, b"x")
-            await until(lambda: "runs longer than its timeout" in caplog.text)
+            await until(lambda: "has run for longer than its timeout" in caplog.text)
             release.set()
             first, second = await consumer.wait_settled(2, timeout=60.0)
         assert isinstance(first.error, HandlerTimeoutError)

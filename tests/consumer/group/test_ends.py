@@ -274,7 +274,7 @@ async def test_retry_later_without_a_usable_delay_waits_for_the_usual_one(
             assert settled.outcome is Outcome.RETRIED
             assert consumer.stats().retried == 1
         assert (
-            f"{type(error).__name__} in the handling of topic T has no usable value; the default delay is used" in caplog.text
+            f"{type(error).__name__} in the handling of topic T has an invalid value; the default delay is used" in caplog.text
         )
 
 
@@ -299,7 +299,7 @@ async def test_function_of_delays_that_returns_no_time(
             (settled,) = await consumer.wait_settled(1)
             assert settled.outcome is Outcome.RETRIED
             assert consumer.stats().retried == 1
-    assert ("Retry.delays in the handling of topic T has no usable value; the default delay is used" in caplog.text) is usual
+    assert ("Retry.delays in the handling of topic T has an invalid value; the default delay is used" in caplog.text) is usual
 
 
 @pytest.mark.parametrize(

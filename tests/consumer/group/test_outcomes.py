@@ -403,4 +403,4 @@ async def test_message_that_is_no_longer_stored_is_dead_lettered(caplog: pytest.
             (only,) = await consumer.wait_settled(1)
             assert only.outcome is Outcome.DEAD_LETTERED
         assert await dead_letters(server.namesrv, "g") == [b"x"]
-    assert "is no longer stored, a copy is dead-lettered" in caplog.text
+    assert "is no longer stored, so a copy is dead-lettered" in caplog.text
