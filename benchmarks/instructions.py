@@ -24,7 +24,7 @@ import msgspec
 
 HERE: Final = Path(__file__).resolve().parent
 SUPPORT: Final = HERE / "support"
-KINDS: Final = ("plain", "real", "batches")
+KINDS: Final = ("plain", "real", "batches", "sharding-key", "async", "oneway", "hook", "trace")
 FEW: Final = 1_280
 """Messages of the shorter of two runs under valgrind; what they differ by is free of the start."""
 LONGEST: Final = 300

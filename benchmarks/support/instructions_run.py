@@ -24,7 +24,7 @@ TICK: Final = 4e-6
 time.time = itertools.count(time.time(), TICK).__next__
 time.monotonic = itertools.count(time.monotonic(), TICK).__next__
 
-from rmq_async import Message, Producer, run  # noqa: E402
+from rmq_async import Hook, Message, Producer, SendContext, run  # noqa: E402
 
 AT_ONCE: Final = 64
 BATCH: Final = 32
@@ -47,11 +47,45 @@ async def batches(producer: Producer, count: int) -> None:
         await producer.send_batch([Message("Instructions", body) for _ in range(BATCH)])
 
 
+async def keyed(producer: Producer, count: int) -> None:
+    async def worker(number: int) -> None:
+        for _ in range(count // AT_ONCE):
+            await producer.send(Message("Instructions", b"x" * 128, sharding_key=f"order-{number}"))
+
+    await asyncio.gather(*[worker(number) for number in range(AT_ONCE)])
+
+
+async def asynchronous(producer: Producer, count: int) -> None:
+    for _ in range(count // AT_ONCE):
+        await asyncio.gather(*[await producer.send_async(Message("Instructions", b"x" * 128)) for _ in range(AT_ONCE)])
+
+
+async def oneway(producer: Producer, count: int) -> None:
+    for _ in range(count // AT_ONCE):
+        for _ in range(AT_ONCE):
+            await producer.send_oneway(Message("Instructions", b"x" * 128))
+        await producer.flush()
+
+
+class Passing(Hook):
+    def before_send(self, context: SendContext) -> None:
+        pass
+
+    def after_send(self, context: SendContext) -> None:
+        pass
+
+
 KINDS: Final[dict[str, Callable[[Producer, int], Any]]] = {
     "plain": lambda producer, count: sends(producer, count, 128),
     "real": lambda producer, count: sends(producer, count, 1024, **REAL),
     "batches": batches,
+    "sharding-key": keyed,
+    "async": asynchronous,
+    "oneway": oneway,
+    "hook": lambda producer, count: sends(producer, count, 128),
+    "trace": lambda producer, count: sends(producer, count, 128),
 }
+OPTIONS: Final[dict[str, dict[str, Any]]] = {"hook": {"hooks": [Passing()]}, "trace": {"trace": True}}
 
 
 class Bytecodes:
@@ -71,7 +105,7 @@ class Bytecodes:
 
 
 async def main(port: int, kind: str, messages: int, count_bytecodes: bool) -> None:
-    async with Producer("instructions", namesrv=f"127.0.0.1:{port}") as producer:
+    async with Producer("instructions", namesrv=f"127.0.0.1:{port}", **OPTIONS.get(kind, {})) as producer:
         await KINDS[kind](producer, AT_ONCE * 4)
         gc.collect()
         gc.disable()

@@ -77,40 +77,41 @@ def begin(
         or message.body.__class__ is not bytes
         or message.topic.__class__ is not str
         or not 0 < (size := len(message.body)) < sender.usual_below
-        or credits.contended
-        or credits.free <= 0
-        or credits.free_bytes < size
         or (topic_queues := sender.queues_by_topic.get(message.topic)) is None
+        or (epoch := credits.try_take(1, size)) is None
     ):
         return _checked(sender, mode, message, queue, selector, key, timeout)
     target: Target | None
-    if keys.__class__ is ShardedKeys:
-        sharding_key: Any = message.sharding_key
-        line, queues = sender.admission.lines.by_topic.get(message.topic), topic_queues.keyed
-        place = queues[abs(hash_of(sharding_key)) % len(queues)]  # what ``select_by_hash`` does
-        target = topic_queues.by_queue.get(place) or topic_queues.reachable(place)
-        if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
-            return _checked(sender, mode, message, queue, selector, key, timeout)
-        choice = _CHOSEN
-    else:
-        target = topic_queues.next()
-    started = machine.monotonic()
-    unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
-    if plain := keys is NO_KEYS and message.wait_store:
-        properties = f"{BEFORE_ID}{unique_id}{AFTER_ID}"  # what ``message_properties`` does for a topic and a body alone
-    else:
-        properties = message_properties(message, unique_id)
-    outgoing = sender.encoder.outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
-    if sender.watched:
-        kind = MessageType.NORMAL if choice is None else MessageType.ORDER
-        outgoing.watch = watch = Watch(sender.watchers, message, kind, mode, stored_message)
-        watch.plain = plain
-    credits.free -= 1
-    credits.free_bytes -= size
+    try:
+        if keys.__class__ is ShardedKeys:
+            sharding_key: Any = message.sharding_key
+            line, queues = sender.admission.lines.by_topic.get(message.topic), topic_queues.keyed
+            place = queues[abs(hash_of(sharding_key)) % len(queues)]  # what ``select_by_hash`` does
+            target = topic_queues.by_queue.get(place) or topic_queues.reachable(place)
+            if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
+                credits.give_back(epoch, 1, size)
+                return _checked(sender, mode, message, queue, selector, key, timeout)
+            choice = _CHOSEN
+        else:
+            target = topic_queues.next()
+        started = machine.monotonic()
+        unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
+        if plain := keys is NO_KEYS and message.wait_store:
+            properties = f"{BEFORE_ID}{unique_id}{AFTER_ID}"  # what ``message_properties`` does for a topic and a body alone
+        else:
+            properties = message_properties(message, unique_id)
+        outgoing = sender.encoder.outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
+        if sender.watched:
+            kind = MessageType.NORMAL if choice is None else MessageType.ORDER
+            outgoing.watch = watch = Watch(sender.watchers, message, kind, mode, stored_message)
+            watch.plain = plain
+    except BaseException:
+        credits.give_back(epoch, 1, size)
+        raise
     return Call(
         outgoing, stored_message, started, started + sender.timeout, sender.retries,
         None if choice is None else message, choice, size, True, False,
-        credits.epoch, None, topic_queues, target,
+        epoch, None, topic_queues, target,
     )  # fmt: skip
 
 
@@ -244,11 +245,8 @@ async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
         if call.place is not None:
             call.place.leave()
         if (epoch := call.epoch) is not None:
-            credits, ids, call.epoch = sender.credits, call.outgoing.batch_ids, None
-            credits.free += 1 if ids is None else len(ids)
-            credits.free_bytes += call.size
-            if credits.watched:
-                credits.came_back(epoch, call.number)
+            ids, call.epoch = call.outgoing.batch_ids, None
+            sender.credits.give_back(epoch, 1 if ids is None else len(ids), call.size)
 
 
 async def _connect_and_deliver(sender: ProducerCore, call: Call[Result]) -> Result:

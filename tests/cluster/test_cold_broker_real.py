@@ -14,19 +14,19 @@ from .accounting import stored_count
 from .conftest import NO_TIMERS, started
 
 SENDS = 20_000
-RETRIED = 3_000
-"""Most of them that are sent more than once. Without a window that begins small, more than half of them are; where the machine is
-busy with other things it stops the broker for 200 ms at times, which then refuses all that waits."""
+RETRIED = SENDS // 2
+"""Without a window that begins small, more of them are sent more than once. With it 82 are on a quiet machine (``benchmarks/cold.py
+--check`` has that limit); a busy machine stops the broker for 200 ms at times, which then refuses all that waits."""
 
 
 @pytest.mark.parametrize("version", [DEFAULT_VERSION, pytest.param(OLD_VERSION, marks=pytest.mark.deep)])
 def test_first_sends_to_a_stock_broker_that_has_just_started(version: str) -> None:
-    """The time is longer than the default, for machines that are busy with other things."""
+    """The time is 25 times what the sends take on a quiet machine."""
 
     async def main(cluster: RealCluster) -> None:
         async with Admin(namesrv=cluster.namesrv, request_timeout=30.0) as admin:
             await admin.create_topic("Cold", queues=8)
-        async with Producer("cold", namesrv=cluster.namesrv, timeout=15.0) as producer:
+        async with Producer("cold", namesrv=cluster.namesrv, timeout=60.0) as producer:
             results = await asyncio.gather(*[producer.send(Message("Cold", b"x" * 128)) for _ in range(SENDS)])
         retried = sum(result.attempts > 1 for result in results)
         print(f"{version}: {retried} of {SENDS} sends were sent more than once")

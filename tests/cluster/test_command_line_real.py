@@ -52,7 +52,7 @@ def test_from_a_topics_creation_to_its_deletion(
     rmq("message", "view", topic, "no-such-id", code=1)
     rmq("topic", "sync", "--from", broker, "--to", "broker-x", code=1)
     for mode, number in (("send", 500), ("batch", 640), ("async", 500)):
-        (measured,) = rmq("bench", "--topic", topic, "--mode", mode, "--messages", str(number), "--in-flight", "8")
+        *_, measured = rmq("bench", "--topic", topic, "--mode", mode, "--messages", str(number), "--in-flight", "8")
         assert (measured["acknowledged"], measured["stored"], measured["failed"]) == (number, number, 0)
     rmq("topic", "delete", topic)
     for command in (["topic", "route"], ["topic", "offsets"], ["pull"], ["topic", "delete"]):

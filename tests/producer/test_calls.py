@@ -51,13 +51,13 @@ WAYS: dict[str, tuple[Way, float]] = {  # and the calls that it may take; a chan
     "send": (lambda sender: sender.send(message()), 9.2),
     "send with tags and a key": (lambda sender: sender.send(message(tags="t", keys="k")), 12.2),
     "send of a real message": (lambda sender: sender.send(real()), 13.2),
-    "send with a sharding key": (lambda sender: sender.send(message(sharding_key=next(SHARDS))), 31.2),
-    "send by key": (lambda sender: sender.send(message(), key=1), 40.2),
-    "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 38.2),
-    "send_async": (deferred, 27.2),
-    "send_oneway": (lambda sender: sender.send_oneway(message()), 8.2),
-    "send_batch of one": (lambda sender: sender.send_batch([message()]), 32.2),
-    "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 63.7),
+    "send with a sharding key": (lambda sender: sender.send(message(sharding_key=next(SHARDS))), 33.2),
+    "send by key": (lambda sender: sender.send(message(), key=1), 41.2),
+    "send to a queue": (lambda sender: sender.send(message(), queue=QUEUE), 39.2),
+    "send_async": (deferred, 28.2),
+    "send_oneway": (lambda sender: sender.send_oneway(message()), 9.2),
+    "send_batch of one": (lambda sender: sender.send_batch([message()]), 33.2),
+    "send_batch of 32": (lambda sender: sender.send_batch(messages(32)), 64.7),
 }
 
 
@@ -76,8 +76,8 @@ class Passing(Hook):
 
 
 WATCHED: dict[str, tuple[Way, float]] = {
-    "send with a hook": (lambda sender: sender.send(message()), 23.2),
-    "send with traces": (lambda sender: sender.send(message()), 32.2),
+    "send with a hook": (lambda sender: sender.send(message()), 25.2),
+    "send with traces": (lambda sender: sender.send(message()), 34.2),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"credentials": Credentials("alice", "her secret")} for name in SIGNED},

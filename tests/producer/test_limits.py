@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rmq_async import BackpressureError, Message, Producer, errors
+from rmq_async import BackpressureError, InvalidMessageError, Message, Producer, errors
 from rmq_async.embedded import EmbeddedRocketMQ
 
 from ..support.fakes import TOPIC, Cluster, Link, Sent, late, refuse, silence, stored
@@ -123,6 +123,16 @@ async def test_credits_return_after_every_outcome(cluster: Cluster, send: Send) 
         await spin(3)
         await sender.stop(0.0)
         assert isinstance((await outcomes(call))[0], errors.ClientStateError)
+
+
+async def test_credits_return_if_the_properties_are_too_large(cluster: Cluster) -> None:
+    huge = message(properties={"p": "x" * 40_000})
+    async with producer(cluster, async_limit=1, oneway_limit=1) as sender:
+        for send in (sender.send, sender.send_async, sender.send_oneway):
+            await sender.send(message())  # else the topic is not known, and no credit is taken so early
+            with pytest.raises(InvalidMessageError):
+                await send(huge)
+            assert sender.health().unanswered == 0
 
 
 async def test_twenty_thousand_at_once_are_all_acknowledged() -> None:

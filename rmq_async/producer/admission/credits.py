@@ -106,10 +106,10 @@ class Credits:
 
     def try_take(self, number: int, size: int) -> Epoch | None:
         """Take credits for ``number`` messages of ``size`` bytes; return None if they are exhausted or other calls wait."""
-        free, free_bytes = self.free - number, self.free_bytes - size
-        if self.contended or ((free < 0 or free_bytes < 0) and not self._fits(number, size)):
+        if self.contended or ((self.free < number or self.free_bytes < size) and not self._fits(number, size)):
             return None
-        self.free, self.free_bytes = free, free_bytes
+        self.free -= number
+        self.free_bytes -= size
         return self.epoch
 
     async def take(self, number: int, size: int, deadline: float) -> Epoch:
