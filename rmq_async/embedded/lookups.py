@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import MAX_PROPERTIES_SIZE, MAX_RETRY_TOPIC_LENGTH, RequestCode, ResponseCode
-from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponseHeader, to_ext
+from rmq_protocol.headers import QueryMessageRequestHeader, QueryMessageResponseHeader
 
 from .clock import PendingCall
 from .records import keys_of, stored_ms
 from .server import Connection
-from .service import Processor, Refused, Reply, handles, header_of, without_content
+from .service import Processor, Refused, Reply, fields_of, handles, header_of, without_content
 from .state import BrokerState
 from .store import key_hash
 
@@ -108,15 +108,16 @@ class LookupProcessor(Processor):
             self._stepping.soon()
 
     def _response(self, query: _Query, found: list[bytes]) -> RemotingCommand:
-        if not found:
-            none = to_ext(QueryMessageResponseHeader(indexLastUpdateTimestamp=0, indexLastUpdatePhyoffset=0))
-            remark = "can not find message, maybe time range not correct"
-            return make_response(query.command, ResponseCode.QUERY_NOT_FOUND, remark, {**none})
-        last = self._state.log.last()
-        reply = QueryMessageResponseHeader(
-            indexLastUpdateTimestamp=stored_ms(last[1]) if last else 0, indexLastUpdatePhyoffset=last[0] if last else 0
+        last = self._state.log.last() if found else None
+        fields = fields_of(
+            QueryMessageResponseHeader(
+                indexLastUpdateTimestamp=stored_ms(last[1]) if last else 0, indexLastUpdatePhyoffset=last[0] if last else 0
+            )
         )
-        return make_response(query.command, ResponseCode.SUCCESS, None, {**to_ext(reply)}, b"".join(reversed(found)))
+        if not found:
+            remark = "can not find message, maybe time range not correct"
+            return make_response(query.command, ResponseCode.QUERY_NOT_FOUND, remark, fields)
+        return make_response(query.command, ResponseCode.SUCCESS, None, fields, b"".join(reversed(found)))
 
     def _find(self, query: _Query) -> list[bytes]:
         """Return matching records, newest first, within the limits of one answer."""

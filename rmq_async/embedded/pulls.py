@@ -16,13 +16,13 @@ from typing import Final
 from rmq_protocol.bodies import SubscriptionGroupConfig
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
-from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader, to_ext
+from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader
 from rmq_protocol.subscription import TAG
 
 from .clock import PendingCall
 from .filters import Filter, filter_of
 from .server import Connection
-from .service import Processor, Refused, Reply, handles, header_of, without_content
+from .service import Processor, Refused, Reply, fields_of, handles, header_of, without_content
 from .state import BrokerState
 from .store import Queue
 from .tables import drop
@@ -103,7 +103,7 @@ class _Pull:
             topicSysFlag=self.sys_flags[0],
             groupSysFlag=self.sys_flags[1],
         )
-        return make_response(self.command, code, remark, {**to_ext(header)}, body)
+        return make_response(self.command, code, remark, fields_of(header), body)
 
 
 class HeldPulls:

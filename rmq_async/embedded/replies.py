@@ -12,7 +12,7 @@ from rmq_protocol.properties import decode_properties, properties_text
 from .calls import ClientCalls, Failure
 from .sends import SendMessageProcessor, send_header_of
 from .server import Connection
-from .service import ExtFields, Processor, Reply, handles, without_content
+from .service import ExtFields, Processor, Reply, fields_of, handles, without_content
 from .state import REGION, BrokerState
 
 
@@ -41,7 +41,7 @@ class ReplyProcessor(Processor):
         self._calls.call(
             client.connection,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
-            {**headers.to_ext(self._pushed(connection, header, properties))},
+            fields_of(self._pushed(connection, header, properties)),
             command.body,
             lambda answer: self._reply(connection, request, _outcome(request, ext, client_id, answer)),
         )
@@ -53,7 +53,7 @@ class ReplyProcessor(Processor):
         now = self._state.log.now()
         properties |= {"PUSH_REPLY_TIME": str(now), "MSG_REGION": REGION, "TRACE_ON": "true"}
         fields = {
-            **headers.to_ext(headers.send_header_v1(header)),
+            **fields_of(headers.send_header_v1(header)),
             "bname": None,
             "properties": properties_text(properties),
             "bornHost": connection.remote,

@@ -671,30 +671,24 @@ class Condition:
 
     Attributes:
         size: Number of its parts.
+        evaluate: Returns True, False, or None for unknown, for properties; raises EvaluationError for a comparison without a
+            result.
     """
 
-    __slots__ = ("_evaluate", "size", "text")
+    __slots__ = ("evaluate", "size", "text")
 
     def __init__(self, text: str, node: Node) -> None:
         self.text = text
         self.size = node.size
-        self._evaluate = node.evaluate
+        self.evaluate = node.evaluate
 
     def __repr__(self) -> str:
         return f"<Condition {self.text[:80]!r}>"
 
-    def evaluate(self, properties: Mapping[str, str]) -> Value:
-        """Return True, False, or None for unknown.
-
-        Raises:
-            EvaluationError: For a comparison without a result.
-        """
-        return self._evaluate(properties)
-
     def matches(self, properties: Mapping[str, str]) -> bool:
         """Return whether the condition is true for these properties; only such messages are delivered."""
         try:
-            return self._evaluate(properties) is True
+            return self.evaluate(properties) is True
         except EvaluationError:
             return False
 

@@ -6,11 +6,11 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
-from types import TracebackType
 from typing import Any, Final, Self
+from unittest.mock import patch
 
 from rmq_protocol.message import Message, MessageExt
 
@@ -153,12 +153,12 @@ class History:
             call.results = tuple(results)
 
 
-class Recording(AbstractContextManager["Recording"]):
+class Recording(ExitStack):
     """Adds the calls of producers, and the checks of transactions that clients take, to a history while it is entered."""
 
     def __init__(self, history: History) -> None:
+        super().__init__()
         self._history = history
-        self._before: list[tuple[type, str, Any]] = []
 
     def __enter__(self) -> Self:
         for owner, name in _METHODS:
@@ -167,17 +167,8 @@ class Recording(AbstractContextManager["Recording"]):
         self._replace(Checks, "_confirmed", self._end_of_check)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        while self._before:
-            owner, name, method = self._before.pop()
-            if method is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
-
     def _replace(self, owner: type, name: str, wrapped: Callable[[str, Any], Any]) -> None:
-        self._before.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, wrapped(name, getattr(owner, name)))
+        self.enter_context(patch.object(owner, name, wrapped(name, getattr(owner, name))))
 
     def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method that records its calls; a call that returns a future ends with that."""

@@ -257,7 +257,6 @@ class MonotonicClock:
     """
 
     def __init__(self, scheduler: Scheduler, *, booted: float = 0.0, drift: float = 0.0) -> None:
-        self.drift = drift
         self._scheduler = scheduler
         self._base = booted
         self._since = 0
@@ -284,5 +283,5 @@ class MonotonicClock:
         """
         before = self._pace
         self._base, self._since = self.time(), self._scheduler.now
-        self.drift, self._pace = drift, (1.0 + drift) / 1e9
+        self._pace = (1.0 + drift) / 1e9
         return before / self._pace

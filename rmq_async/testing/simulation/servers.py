@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -140,8 +139,10 @@ class NameServerMachine(ServerMachine):
         self.server.crash()
 
     def _new(self) -> _RegisteringNameServer:
-        forgotten = partial(self._world.record, self.name, "forget")
-        return _RegisteringNameServer(self.name, lambda broker: forgotten(broker=broker), self._settings)
+        def forgotten(broker: str) -> None:
+            self._world.record(self.name, "forget", broker=broker)
+
+        return _RegisteringNameServer(self.name, forgotten, self._settings)
 
     async def _serve(self) -> None:
         self.server = self._new()

@@ -270,17 +270,6 @@ class Simulation:
     def record(self, machine: str, what: str, **details: object) -> None:
         self._history.record(machine, what, **details)
 
-    def lead(self, name: str, addresses: Sequence[str]) -> None:
-        """Make a machine's name lead to these addresses, in this order; none: to its own again."""
-        self.network.lead(name, addresses)
-
-    def look_ups(self, name: str) -> int:
-        """Return the number of look-ups of a machine's name so far."""
-        return self.network.look_ups[name]
-
-    def free_address(self) -> str:
-        return self.network.free_address()
-
     def failed(self, machine: Machine, error: BaseException) -> None:
         if self._failure is None:
             self._failure = (machine, error)

@@ -8,7 +8,7 @@ from typing import Final, Protocol, TypeVar
 
 from ..faults import Begin, Effect
 from ..machines import Machine
-from ..network import Link
+from ..network import SimulatedNetwork
 from ..servers import BrokerMachine, NameServerMachine
 
 ALL_SHARE: Final = 0.2
@@ -23,6 +23,7 @@ class Cluster(Protocol):
 
     brokers: tuple[BrokerMachine, ...]
     name_servers: tuple[NameServerMachine, ...]
+    network: SimulatedNetwork
 
     @property
     def now(self) -> float:
@@ -31,19 +32,6 @@ class Cluster(Protocol):
     @property
     def clients(self) -> Sequence[Machine]:
         """Client machines, the main one excepted; they may be down."""
-
-    @property
-    def links(self) -> Sequence[Link]:
-        """Link over which something was sent, or that were asked for."""
-
-    def free_address(self) -> str:
-        """Return an address that no machine has and no earlier call has returned."""
-
-    def lead(self, name: str, addresses: Sequence[str]) -> None:
-        """Make a machine's name lead to these addresses, in this order; none: to its own again."""
-
-    def look_ups(self, name: str) -> int:
-        """Return the number of look-ups of a machine's name so far."""
 
     def record(self, machine: str, what: str, **details: object) -> None:
         """Add an event to the history."""

@@ -15,10 +15,10 @@ LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
 
 
 def on_link(cluster: Cluster, strike: Callable[[Random, Link], Effect]) -> Begin:
-    """Return a function that begins a fault of a link, drawn from ``cluster.links``; links of a machine to itself are left out."""
+    """Return a function that begins a fault of a link, drawn from those between two machines."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
-        link = drawn(chance, [link for link in cluster.links if link.a != link.b])
+        link = drawn(chance, [link for link in cluster.network.links if link.a != link.b])
         return None if link is None else strike(chance, link)
 
     return begin

@@ -94,7 +94,7 @@ def move_server(cluster: Cluster, chance: Random, machine: ServerMachine) -> Eff
     machine.crash()
 
     def end() -> None:
-        machine.move(cluster.free_address())
+        machine.move(cluster.network.free_address())
         machine.restart()
 
     return Effect(end, lambda: had > 0)
@@ -114,7 +114,7 @@ def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effec
 
     def end() -> None:
         if not reads:
-            machine.move(cluster.free_address())
+            machine.move(cluster.network.free_address())
             machine.restart()
         cluster.record(machine.name, "elect master")
         machine.elect_master()
@@ -145,19 +145,19 @@ def silent(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
 
 
 def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]) -> Effect:
-    before = cluster.look_ups(machine.name)
-    cluster.lead(machine.name, addresses)
+    before = cluster.network.look_ups[machine.name]
+    cluster.network.lead(machine.name, addresses)
     cluster.record(machine.name, "lead", addresses=list(addresses))
 
     def end() -> None:
-        cluster.lead(machine.name, ())
+        cluster.network.lead(machine.name, ())
         cluster.record(machine.name, "lead", addresses=[machine.address])
 
-    return Effect(end, lambda: cluster.look_ups(machine.name) > before)
+    return Effect(end, lambda: cluster.network.look_ups[machine.name] > before)
 
 
 def move_client(cluster: Cluster, chance: Random, machine: Machine) -> Effect:
     """Move a client: its address changes while it runs, and its connections become silent for both sides."""
     streams = machine.streams
-    machine.move(cluster.free_address())
+    machine.move(cluster.network.free_address())
     return once(streams > 0)

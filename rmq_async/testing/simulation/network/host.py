@@ -63,11 +63,6 @@ class Host(Network):
     def __repr__(self) -> str:
         return f"<Host {self.name} {self.address}>"
 
-    @property
-    def streams(self) -> int:
-        """Number of streams that the kernel keeps."""
-        return len(self.ends)
-
     # -- as the loop uses it
 
     async def connect(
