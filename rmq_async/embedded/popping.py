@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from rmq_protocol.message import MessageExt
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 from rmq_protocol.stored import decode_messages
@@ -18,8 +16,6 @@ from .revival import Revival
 from .service import Handler
 from .state import BrokerState
 from .writer import MessageWriter
-
-_MS: Final = 1000
 
 
 class Popping:
@@ -69,7 +65,7 @@ class Popping:
 
     def delay_revival(self, seconds: float) -> None:
         """Implement ``EmbeddedRocketMQ.delay_revival``."""
-        self.faults.late_ms = round(seconds * _MS)
+        self.faults.late_ms = round(1000 * seconds)
         self._revival.arm()
 
     def deleted(self, topic: str) -> None:

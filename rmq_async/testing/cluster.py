@@ -59,20 +59,14 @@ DISK_LIMIT: Final = 0.88
 _HURRY_INTERVAL = 0.5
 
 
-def is_available(version: str = DEFAULT_VERSION) -> tuple[bool, str]:
-    """Return whether this machine has what a cluster of ``version`` needs (Java, and Maven or the jars), and the reason if not."""
-    reason = missing(version)
-    return not reason, reason
-
-
 def require(version: str = DEFAULT_VERSION) -> None:
     """Skip the running test, with the reason, where no cluster can be started; with RMQ_REQUIRE_CLUSTER=1 fails it instead."""
     import pytest
 
-    available, reason = is_available(version)
-    if not available and os.environ.get("RMQ_REQUIRE_CLUSTER") == "1":
+    reason = missing(version)
+    if reason and os.environ.get("RMQ_REQUIRE_CLUSTER") == "1":
         pytest.fail(f"RMQ_REQUIRE_CLUSTER=1, but {reason}", pytrace=False)
-    if not available:
+    if reason:
         pytest.skip(f"real RocketMQ {version}: {reason}")
 
 
