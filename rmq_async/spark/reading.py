@@ -28,22 +28,9 @@ from pyspark.sql.streaming.datasource import (
 from rmq_protocol.message import MessageQueue
 
 from ..errors import ConfigError, RocketMQError
+from . import planning
 from .cluster import Cluster, Extents
 from .options import ReadOptions, group_of_query
-from .planning import (
-    EndOffset,
-    Loss,
-    Offsets,
-    Range,
-    advance,
-    cut,
-    ends_of_options,
-    find_losses,
-    find_odd,
-    raise_losses,
-    starts_of,
-    starts_of_options,
-)
 from .positions import Positions, Times, key_of
 from .pushdown import PushedFilters, push_down
 from .short_errors import short_errors, short_errors_iterated
@@ -69,12 +56,12 @@ def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
 class Slice(InputPartition):
     """The ranges of one task. It holds no option, because plans and logs may show it."""
 
-    def __init__(self, ranges: tuple[Range, ...]) -> None:
+    def __init__(self, ranges: tuple[planning.Range, ...]) -> None:
         super().__init__(tuple(map(tuple, ranges)))
 
     @property
-    def ranges(self) -> tuple[Range, ...]:
-        return tuple(Range(*fields) for fields in self.value)
+    def ranges(self) -> tuple[planning.Range, ...]:
+        return tuple(planning.Range(*fields) for fields in self.value)
 
 
 class _Reader:
@@ -100,28 +87,30 @@ class _Reader:
         with here.using(reader):
             yield from record_batches(Puller(here, reader, partition.ranges, options).batches(), options.columns)
 
-    def _cut(self, ranges: Iterable[Range]) -> list[InputPartition]:
+    def _cut(self, ranges: Iterable[planning.Range]) -> list[InputPartition]:
         options = self._options
-        slices = cut(ranges, at_least=options.min_partitions, at_most=options.max_partitions, max_records=options.max_records)
+        slices = planning.cut(
+            ranges, at_least=options.min_partitions, at_most=options.max_partitions, max_records=options.max_records
+        )
         return [Slice(part) for part in slices]
 
-    def _report_losses(self, losses: Sequence[Loss]) -> None:
+    def _report_losses(self, losses: Sequence[planning.Loss]) -> None:
         """Raise OffsetRangeError for the first loss if losses fail the query, else logs each."""
         if self._options.fail_on_data_loss:
-            raise_losses(losses)
+            planning.raise_losses(losses)
         for loss in losses:
             logger.warning("data is lost, the query goes on: %s", loss)
 
-    def _ranges(self, starts: Offsets, ends: Offsets, there: Extents) -> list[Range]:
+    def _ranges(self, starts: planning.Offsets, ends: planning.Offsets, there: Extents) -> list[planning.Range]:
         """Return the existing parts of the ranges; the rest counts as lost.
 
         A range for which only a replica answered stays whole: the task waits for messages that the replica lacks.
         """
         self._report_losses(_losses(starts, ends, there))
         return [
-            Range(*queue, max(starts[queue], there.earliest[queue]), min(ends[queue], there.latest[queue]))
+            planning.Range(*queue, max(starts[queue], there.earliest[queue]), min(ends[queue], there.latest[queue]))
             if queue in there.proven
-            else Range(*queue, starts[queue], ends[queue])
+            else planning.Range(*queue, starts[queue], ends[queue])
             for queue in sorted(ends)
             if queue in there.latest
         ]
@@ -132,18 +121,18 @@ class BatchReader(_Reader, DataSourceReader):
     allows it.
     """
 
+    _wanted = PushedFilters()
+
     @short_errors
     def partitions(self) -> Sequence[InputPartition]:
-        return self._partitions(PushedFilters())
-
-    def _partitions(self, wanted: PushedFilters) -> list[InputPartition]:
+        wanted = self._wanted
         options = self._options
         tags = wanted.tags_with(options.tags)
         self._options = options = replace(options, tags=tags or options.tags)
         cluster = Cluster(options)
         there = cluster.extents(cluster.queues(), settled=True)
-        starts = starts_of_options(options, cluster, there.earliest, there.latest)
-        ends = ends_of_options(options, cluster, there.earliest, there.latest)
+        starts = planning.starts_of_options(options, cluster, there.earliest, there.latest)
+        ends = planning.ends_of_options(options, cluster, there.earliest, there.latest)
         if isinstance(options.start, int | Times):
             starts = {queue: min(start, there.latest[queue]) for queue, start in starts.items()}
         elif isinstance(options.start, Positions) and isinstance(options.end, Positions):
@@ -158,16 +147,10 @@ class BatchReader(_Reader, DataSourceReader):
 class PushingReader(BatchReader):
     """A batch read with option ``filterPushdown``."""
 
-    _pushed = PushedFilters()
-
     @short_errors
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._pushed = push_down(filters)
+        self._wanted = push_down(filters)
         return filters
-
-    @short_errors
-    def partitions(self) -> Sequence[InputPartition]:
-        return self._partitions(self._pushed)
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -180,7 +163,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot: Extents | None = None
         self._reported: dict[str, Any] | None = None
         self._watch = _Watch(options)
-        self._committed: Offsets | None = None
+        self._committed: planning.Offsets | None = None
         self._waiting_since: float | None = None
 
     @short_errors
@@ -189,14 +172,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._initial is None:
             cluster = self._cluster
             there = cluster.extents(cluster.queues(), settled=True)
-            starts = starts_of_options(self._options, cluster, there.earliest, there.latest)
+            starts = planning.starts_of_options(self._options, cluster, there.earliest, there.latest)
             if isinstance(self._options.start, Positions) and not isinstance(self._options.start, Times):
                 self._report_losses(_losses(starts, starts, there))
                 starts = {
                     queue: min(start, there.latest[queue]) if queue in there.proven else start
                     for queue, start in starts.items()
                 }
-            self._initial = EndOffset(starts).to_json()
+            self._initial = planning.EndOffset(starts).to_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -215,13 +198,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @short_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        begin = EndOffset.from_json(start)
+        begin = planning.EndOffset.from_json(start)
         self._check_topics(begin)
         latest = self._latest(begin)
-        self._reported = EndOffset(latest).to_json()
+        self._reported = planning.EndOffset(latest).to_json()
         self._watch.look(begin, latest)
-        odd = find_odd(begin, latest)
-        step = advance(
+        odd = planning.find_odd(begin, latest)
+        step = planning.advance(
             begin,
             latest,
             self._cluster.earliest(odd) if odd else {},
@@ -229,12 +212,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             keep_init=self._options.commit,
         )
         if self._snapshot is None and not self._enough(step.backlog):
-            return EndOffset(begin.queues, begin.queues if begin.init is None else begin.init).to_json()
+            return planning.EndOffset(begin.queues, begin.queues if begin.init is None else begin.init).to_json()
         self._report_losses(step.losses)
         self._reported |= self._oldest_unread(step.end.queues, latest)
         return step.end.to_json()
 
-    def _oldest_unread(self, ends: Offsets, latest: Offsets) -> dict[str, Any]:
+    def _oldest_unread(self, ends: planning.Offsets, latest: planning.Offsets) -> dict[str, Any]:
         """Return the store time of the oldest message that this micro-batch leaves unread, by topic: ``t`` of a reported
         offset. It looks at up to ``ASKED_FOR_TIMES`` queues.
         """
@@ -248,8 +231,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @short_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        last = EndOffset.from_json(end)
-        starts = starts_of(EndOffset.from_json(start), last)
+        last = planning.EndOffset.from_json(end)
+        starts = planning.starts_of(planning.EndOffset.from_json(start), last)
         ends = {queue: offset for queue, offset in last.queues.items() if offset != starts[queue]}
         if not ends:
             return []
@@ -269,7 +252,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         its pulls, and nothing was pulled from these queues.
         """
         if self._options.commit:
-            offset = EndOffset.from_json(end)
+            offset = planning.EndOffset.from_json(end)
             known = self._committed or offset.init or {}
             if self._cluster.commit({queue: at for queue, at in offset.queues.items() if known.get(queue) != at}):
                 self._committed = offset.queues
@@ -277,19 +260,19 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def stop(self) -> None:
         """Do nothing. Spark may end the process without this call."""
 
-    def _latest(self, begin: EndOffset) -> dict[MessageQueue, int]:
+    def _latest(self, begin: planning.EndOffset) -> dict[MessageQueue, int]:
         """Return the ends of the queues. An end below the offset already read is used only if a second request proves it."""
         cluster = self._cluster
         there = self._snapshot if self._snapshot is not None else cluster.newest()
         latest = dict(there.latest)
         if begin.init is None:  # from initialOffset, which may have asked a moment later
             return {queue: max(offset, begin.queues.get(queue, 0)) for queue, offset in latest.items()}
-        if fallen := [queue for queue in find_odd(begin, latest) if queue in begin.queues]:
+        if fallen := [queue for queue in planning.find_odd(begin, latest) if queue in begin.queues]:
             again = cluster.extents([queue for queue in fallen if queue in there.proven], settled=True)
             latest |= {queue: again.latest[queue] if queue in again.proven else begin.queues[queue] for queue in fallen}
         return latest
 
-    def _check_topics(self, begin: EndOffset) -> None:
+    def _check_topics(self, begin: planning.EndOffset) -> None:
         old, now = {queue.topic for queue in begin.queues}, self._options.topics
         if old and now and old.isdisjoint(now):
             raise ConfigError(
@@ -323,7 +306,7 @@ class _Watch:
         self._seen: dict[MessageQueue, int] = {}
         self._absent: dict[MessageQueue, float] = {}
 
-    def look(self, begin: EndOffset, latest: Mapping[MessageQueue, int]) -> None:
+    def look(self, begin: planning.EndOffset, latest: Mapping[MessageQueue, int]) -> None:
         """Log the queues that are newly absent.
 
         Raises:
@@ -340,16 +323,16 @@ class _Watch:
                 unread = f"offsets {at} to {seen} are not read yet" if seen > at else "all that was seen of it is read"
                 logger.warning("queue %s is in no route now; %s. It keeps its offset, %d", key_of(queue), unread, at)
             elif self._fails and seen > at and monotonic() - self._absent[queue] > self._patience:
-                raise_losses([Loss(queue, "the queue is gone", (at, seen), None)])
+                planning.raise_losses([planning.Loss(queue, "the queue is gone", (at, seen), None)])
 
 
-def _losses(starts: Offsets, ends: Offsets, there: Extents) -> list[Loss]:
+def _losses(starts: planning.Offsets, ends: planning.Offsets, there: Extents) -> list[planning.Loss]:
     """Return the losses; offsets of a replica prove none."""
     judged = {queue: end for queue, end in ends.items() if queue in there.proven or queue not in there.latest}
-    return find_losses(starts, judged, there.earliest, there.latest)
+    return planning.find_losses(starts, judged, there.earliest, there.latest)
 
 
-def _within(wanted: PushedFilters, ranges: Iterable[Range], cluster: Cluster) -> list[Range]:
+def _within(wanted: PushedFilters, ranges: Iterable[planning.Range], cluster: Cluster) -> list[planning.Range]:
     ranges = [each for each in ranges if wanted.wants(each.queue)]
     since, until = wanted.stored
     queues = [each.queue for each in ranges]
@@ -362,7 +345,7 @@ def _within(wanted: PushedFilters, ranges: Iterable[Range], cluster: Cluster) ->
     return found
 
 
-def _check_order(starts: Offsets, ends: Offsets) -> None:
+def _check_order(starts: planning.Offsets, ends: planning.Offsets) -> None:
     for queue, end in sorted(ends.items()):
         if starts[queue] > end:
             raise ConfigError(
@@ -380,21 +363,11 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._error = error
 
     @short_errors
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self._error
 
-    @short_errors
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        raise self._error
-
-    @short_errors
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        raise self._error
-
-    @short_errors
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        raise self._error
-
-    @short_errors
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        raise self._error
+    initialOffset = _refuse  # noqa: N815 - Spark's names
+    latestOffset = _refuse  # noqa: N815
+    prepareForTriggerAvailableNow = _refuse  # noqa: N815
+    partitions = _refuse
+    read = _refuse

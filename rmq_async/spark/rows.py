@@ -9,6 +9,7 @@ is encoded (``sink_requests``).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -138,49 +139,38 @@ class Targets(NamedTuple):
         return found
 
 
+@dataclass(eq=False, slots=True)
 class Block:
     """The rows of one Arrow batch.
 
     ``bodies``, ``texts`` (properties without the unique id) and ``flags`` (None where all are 0) have one entry per row.
 
-    Args:
+    Attributes:
         first: The number of its first row in the partition.
+        sizes: Bytes that each row takes in a batch at most.
     """
 
-    __slots__ = ("bodies", "first", "flags", "partition", "sizes", "targets", "texts")
+    first: int
+    partition: int
+    bodies: list[bytes]
+    texts: list[str]
+    flags: list[int] | None
+    targets: Targets
+    sizes: list[int] = field(init=False)
 
-    def __init__(
-        self,
-        first: int,
-        partition: int,
-        bodies: list[bytes],
-        texts: list[str],
-        flags: list[int] | None,
-        targets: Targets,
-    ) -> None:
-        self.first = first
-        self.partition = partition
-        self.bodies = bodies
-        self.texts = texts
-        self.flags = flags
-        self.targets = targets
-        joined = "".join(texts)
-        widths: Iterable[int] = map(len, texts) if joined.isascii() else [len(text.encode()) for text in texts]
-        self.sizes = [RECORD_ROOM + len(body) + width for body, width in zip(bodies, widths, strict=True)]
-        """Bytes that each row takes in a batch at most."""
+    def __post_init__(self) -> None:
+        texts = self.texts
+        widths: Iterable[int] = map(len, texts) if "".join(texts).isascii() else [len(text.encode()) for text in texts]
+        self.sizes = [RECORD_ROOM + len(body) + width for body, width in zip(self.bodies, widths, strict=True)]
 
     def __len__(self) -> int:
         return len(self.bodies)
-
-    def keyed_topics(self) -> set[str]:
-        """Return the topics of rows with a sharding key."""
-        return self.targets.keyed_topics()
 
     def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
         """Return all rows, by where they go.
 
         Args:
-            queues_of: The queues to choose from, of each topic of ``keyed_topics``.
+            queues_of: The queues to choose from, of each topic of ``targets.keyed_topics``.
         """
         return self.targets.parts(len(self), queues_of)
 

@@ -139,7 +139,7 @@ class Sending:
 
     async def _dispatch(self, block: Block) -> None:
         self._handed += len(block)
-        for topic in block.keyed_topics() - self._queues.keys():
+        for topic in block.targets.keyed_topics() - self._queues.keys():
             self._queues[topic] = await self._queues_of(topic)
         for part in block.parts(self._queues):
             sizes = block.sizes if len(part.rows) == len(block) else [block.sizes[row] for row in part.rows]

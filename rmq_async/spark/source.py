@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource
 from ..errors import ConfigError, RocketMQError
 from .connection import Mistakes
 from .kafka_names import read_column_of_kafka
-from .options import ReadOptions, read_options, read_options_of_either, write_options
+from .options import ReadOptions, WriteOptions, read_options, read_options_of_either, write_options
 from .schema import SOURCE_COLUMNS, source_schema
 from .short_errors import short_errors
 
@@ -80,29 +80,35 @@ class RocketMQDataSource(DataSource):
 
     @short_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from .writing import BatchWriter, check_topic, sink_columns
+        from .writing import BatchWriter, check_topic
 
-        mistakes = Mistakes()
-        options = write_options(self.options, streaming=False, mistakes=mistakes)
-        if overwrite:
-            mistakes.add("a topic cannot be overwritten: use .mode('append')")
-        columns = sink_columns(schema, options, mistakes)
-        mistakes.check()
+        options, columns = self._sink(schema, overwrite, streaming=False)
         writer = BatchWriter(options, columns)
         check_topic(options)
         return writer
 
     @short_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        from .writing import StreamWriter, sink_columns
+        from .writing import StreamWriter
+
+        return StreamWriter(*self._sink(schema, overwrite, streaming=True))
+
+    def _sink(self, schema: StructType, overwrite: bool, *, streaming: bool) -> tuple[WriteOptions, tuple[str, ...]]:
+        """Return the options of a write and its columns.
+
+        Raises:
+            ConfigError: For the mistakes in both, and for an overwrite.
+        """
+        from .writing import sink_columns
 
         mistakes = Mistakes()
-        options = write_options(self.options, streaming=True, mistakes=mistakes)
+        options = write_options(self.options, streaming=streaming, mistakes=mistakes)
         if overwrite:
-            mistakes.add("a topic cannot be overwritten: use .outputMode('append')")
+            mode = "outputMode" if streaming else "mode"
+            mistakes.add(f"a topic cannot be overwritten: use .{mode}('append')")
         columns = sink_columns(schema, options, mistakes)
         mistakes.check()
-        return StreamWriter(options, columns)
+        return options, columns
 
 
 def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> ReadOptions:

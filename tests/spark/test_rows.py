@@ -115,7 +115,7 @@ def test_every_column_says_what_it_says() -> None:
         {"TIMER_DELIVER_MS": str(int(moment.timestamp() * 1000))},
     ]
     assert block.flags == [-5, 0]
-    assert block.keyed_topics() == {"t1"}
+    assert block.targets.keyed_topics() == {"t1"}
     queue = MessageQueue("t1", "b-0", 0)
     parts = block.parts({"t1": (queue,)})
     assert [(part.topic, part.queue, list(part.rows), part.singly) for part in parts] == [
