@@ -486,12 +486,9 @@ class _Work:
 @click.option("--exec", "command", metavar="COMMAND", help="Run this by the shell for each message, see above.")
 @number_option("--concurrency", most=1024, default=1, help="Messages at a time.")
 @seconds_option(
-    "--exec-timeout",
-    most=86400.0,
-    min_open=True,
-    default=900.0,
+    "--exec-timeout", most=86400.0, min_open=True, default=900.0,
     help="Time of one command; then it is ended and its message is tried again.",
-)
+)  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
 @client_options
 @pass_options(ConsumeOptions)

@@ -91,11 +91,9 @@ async def lag(admin: Admin, output: Output, name: str, topic: str | None) -> Non
     "--retries", least=0, most=2**31 - 1, default=16, help="Attempts after the first one; then a message is dead-lettered."
 )
 @number_option(
-    "--retry-queues",
-    most=65535,
-    default=1,
+    "--retry-queues", most=65535, default=1,
     help="Queues that failed messages go to; the group's retry topic gets as many.",
-)
+)  # fmt: skip
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
 @click.option("--broker", metavar="NAME", help="On this broker only.")
 @admin_command()

@@ -23,7 +23,7 @@ from .._text import printable
 from .short_errors import sentence
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+    from opentelemetry.metrics import Meter, Observation
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
@@ -288,40 +288,29 @@ class LagListener(StreamingQueryListener):
     # -- gauges
 
     def _make_gauges(self, meter: Meter) -> None:
-        def by_topic(value: Callable[[QueryLag, TopicLag], float | None]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-            return lambda options: self._by_topic(value)
-
-        def by_query(value: Callable[[QueryLag], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
-            return lambda options: self._by_query(value)
-
-        for name, unit, text, callback in (
-            ("lag.offsets", "{offset}", "Offsets that are not read yet.", by_topic(lambda _, topic: topic.behind)),
-            (
-                "lag.time", "s", "Age of the oldest message that is not read yet.",
-                by_topic(lambda _, topic: topic.seconds_behind(time())),
-            ),
-            ("read.rate", "{offset}/s", "Offsets read per second of the last micro-batch.", by_topic(QueryLag.rate)),
-            ("batch.duration", "s", "Duration of the last micro-batch.", by_query(lambda query: query.duration)),
-            (
-                "progress.age", "s", "Time since the last progress, or since the query said that it is idle.",
-                by_query(lambda query: monotonic() - query.at),
-            ),
-        ):  # fmt: skip
-            meter.create_observable_gauge(f"rmq.spark.{name}", [callback], unit=unit, description=text)
-
-    def _by_topic(self, value: Callable[[QueryLag, TopicLag], float | None]) -> Iterator[Observation]:
         from opentelemetry.metrics import Observation
 
-        for lag in self.lags.values():
-            for topic in lag.topics:
-                if (found := value(lag, topic)) is not None:
-                    yield Observation(found, {"query": lag.name, "topic": topic.topic})
+        def by_topic(value: Callable[[QueryLag, TopicLag], float | None]) -> Iterator[Observation]:
+            for lag in self.lags.values():
+                for topic in lag.topics:
+                    if (found := value(lag, topic)) is not None:
+                        yield Observation(found, {"query": lag.name, "topic": topic.topic})
 
-    def _by_query(self, value: Callable[[QueryLag], float]) -> Iterator[Observation]:
-        from opentelemetry.metrics import Observation
+        def by_query(value: Callable[[QueryLag], float]) -> Iterator[Observation]:
+            for lag in self.lags.values():
+                yield Observation(value(lag), {"query": lag.name})
 
-        for lag in self.lags.values():
-            yield Observation(value(lag), {"query": lag.name})
+        def gauge(name: str, unit: str, text: str, values: Callable[[], Iterable[Observation]]) -> None:
+            meter.create_observable_gauge(f"rmq.spark.{name}", [lambda _: values()], unit=unit, description=text)
+
+        gauge("lag.offsets", "{offset}", "Offsets that are not read yet.", lambda: by_topic(lambda _, topic: topic.behind))
+        age = "Age of the oldest message that is not read yet."
+        gauge("lag.time", "s", age, lambda: by_topic(lambda _, topic: topic.seconds_behind(time())))
+        rate = "Offsets read per second of the last micro-batch."
+        gauge("read.rate", "{offset}/s", rate, lambda: by_topic(QueryLag.rate))
+        gauge("batch.duration", "s", "Duration of the last micro-batch.", lambda: by_query(lambda query: query.duration))
+        since = "Time since the last progress, or since the query said that it is idle."
+        gauge("progress.age", "s", since, lambda: by_query(lambda query: monotonic() - query.at))
 
 
 def _global_meter() -> Meter | None:

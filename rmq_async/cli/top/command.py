@@ -49,12 +49,9 @@ class _TopOptions(ClientOptions):
 
 @click.command(short_help="Watch topics, groups and brokers live.")
 @seconds_option(
-    "--interval",
-    least=0.2,
-    most=3600.0,
-    default=2.0,
+    "--interval", least=0.2, most=3600.0, default=2.0,
     help="Time between two reads of the figures, over which rates are taken.",
-)
+)  # fmt: skip
 @click.option("--once", is_flag=True, help="Print the figures of one interval and end.")
 @click.option(
     "--sort", type=click.Choice(SORTABLE), multiple=True, metavar="COLUMN",

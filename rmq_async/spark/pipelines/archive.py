@@ -27,11 +27,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from rmq_async.errors import ConfigError
 from rmq_async.spark.options import read_options
+from rmq_async.spark.pipelines import job
 from rmq_async.spark.pipelines.arguments import check_topics as check_topics_there
 from rmq_async.spark.pipelines.arguments import refuse_topics
 from rmq_async.spark.pipelines.compaction import check_store, compact
 from rmq_async.spark.pipelines.files import Files
-from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
+from rmq_async.spark.pipelines.job import Progress, no_progress
 from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
 
@@ -318,7 +319,7 @@ def _numbers(names: Sequence[str] | None) -> list[int]:
 
 
 def _starting(text: str) -> str | datetime:
-    return text if text in ("earliest", "latest") else moment(text)
+    return text if text in ("earliest", "latest") else job.moment(text)
 
 
 class _Archive:
@@ -335,31 +336,26 @@ class _Archive:
     """
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
         which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument("--topic", action="append", metavar="NAME", help="topic to archive; may be repeated")
         which.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches")
-        parser.add_argument(
-            "--path", required=True, metavar="PATH", help="directory of the archive, on any store Spark writes to"
-        )
-        parser.add_argument(
+        add("--path", required=True, metavar="PATH", help="directory of the archive, on any store Spark writes to")
+        add(
             "--checkpoint", metavar="PATH", help="what was read is kept here; default: PATH/_checkpoint; belongs to the archive"
         )
-        parser.add_argument(
+        add(
             "--starting",
             type=_starting,
             default="earliest",
             metavar="WHERE",
             help="where the first run begins: earliest (default), latest, or a time such as 2026-11-22T08:30:00Z",
         )
-        parser.add_argument("--max-offsets", type=whole_number(1, 10**15), metavar="N", help="most offsets of a micro-batch")
-        parser.add_argument("--tags", metavar="'a || b'", help="only messages with one of the tags")
-        parser.add_argument(
-            "--files", type=whole_number(1, 10**6), metavar="N", help="most files of a topic, date and micro-batch"
-        )
-        parser.add_argument(
-            "--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy"
-        )
-        parser.add_argument(
+        add("--max-offsets", type=job.whole_number(1, 10**15), metavar="N", help="most offsets of a micro-batch")
+        add("--tags", metavar="'a || b'", help="only messages with one of the tags")
+        add("--files", type=job.whole_number(1, 10**6), metavar="N", help="most files of a topic, date and micro-batch")
+        add("--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy")
+        add(
             "--compact", action="store_true",
             help="afterwards rewrite small files of earlier runs into large ones (local and HDFS)",
         )  # fmt: skip
@@ -379,7 +375,7 @@ class _Archive:
             ConfigError: For wrong arguments.
             TopicNotFoundError: For a topic that does not exist.
         """
-        options, topics = connection_options(given), given.topic or ()
+        options, topics = job.connection_options(given), given.topic or ()
         _check(topics, given.pattern, options)
         if given.compact:
             check_store(given.path, urlsplit(given.path).scheme)
@@ -401,7 +397,7 @@ class _Archive:
             files=given.files,
             compression=given.compression,
             compacting=given.compact,
-            options=connection_options(given),
+            options=job.connection_options(given),
             progress=progress,
         )
 
@@ -411,7 +407,7 @@ ARCHIVE: Final = _Archive()
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``rmq spark archive`` and return the exit code."""
-    return run_job("archive", ARCHIVE, arguments)
+    return job.run_job("archive", ARCHIVE, arguments)
 
 
 if __name__ == "__main__":

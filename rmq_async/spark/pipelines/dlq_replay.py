@@ -27,8 +27,9 @@ from pyspark.sql import functions as sql
 
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError, TopicNotFoundError
+from rmq_async.spark.pipelines import job
 from rmq_async.spark.pipelines.arguments import ask, options_for, refuse_replicas, refuse_topics, window
-from rmq_async.spark.pipelines.job import Progress, connection_options, moment, no_progress, run_job, whole_number
+from rmq_async.spark.pipelines.job import Progress, no_progress
 from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
 from rmq_async.spark.pipelines.session import activate, parallelism
 from rmq_async.spark.rows import ID_PROPERTY
@@ -148,19 +149,6 @@ def replay_dead_letters(
 
 def _source(group: str, topic: str | None, max_replays: int, options: Mapping[str, str]) -> str:
     """Check the arguments and the options, and return the topic of the dead letters."""
-    source = _checked(group, topic, max_replays)
-    refuse_topics(options)
-    refuse_replicas(options, "copies that it lacks would be sent again")
-    return source
-
-
-def _check_there(options: Mapping[str, str], group: str, source: str) -> None:
-    if not _exists(options, source):
-        raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}; check the name of the group")
-
-
-def _checked(group: str, topic: str | None, max_replays: int) -> str:
-    """Check the arguments and return the topic of the dead letters."""
     try:
         check_group(group)
         if topic is not None:
@@ -169,7 +157,14 @@ def _checked(group: str, topic: str | None, max_replays: int) -> str:
         raise ConfigError(str(error)) from None
     if max_replays < 1:
         raise ConfigError(f"max_replays must be 1 or more, not {max_replays}")
+    refuse_topics(options)
+    refuse_replicas(options, "copies that it lacks would be sent again")
     return group if group.startswith(DLQ_TOPIC_PREFIX) else DLQ_TOPIC_PREFIX + group
+
+
+def _check_there(options: Mapping[str, str], group: str, source: str) -> None:
+    if not _exists(options, source):
+        raise TopicNotFoundError(f"group {group} has no dead letters: there is no topic {source}; check the name of the group")
 
 
 def _exists(options: Mapping[str, str], topic: str) -> bool:
@@ -318,26 +313,27 @@ class _DlqReplay:
     """
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("group", help="the consumer group whose dead letters, %%DLQ%%GROUP, are replayed")
-        parser.add_argument("--send", action="store_true", help="send them; without it this is a dry run")
-        parser.add_argument("--topic", help="where to send messages that do not say where they come from")
-        parser.add_argument(
-            "--from", dest="since", type=moment, metavar="WHEN", help="only what died then or later; UTC where it names no zone"
+        add = parser.add_argument
+        add("group", help="the consumer group whose dead letters, %%DLQ%%GROUP, are replayed")
+        add("--send", action="store_true", help="send them; without it this is a dry run")
+        add("--topic", help="where to send messages that do not say where they come from")
+        add(
+            "--from",
+            dest="since",
+            type=job.moment,
+            metavar="WHEN",
+            help="only what died then or later; UTC where it names no zone",
         )
-        parser.add_argument("--to", dest="until", type=moment, metavar="WHEN", help="only what died before")
-        parser.add_argument("--tags", metavar="'A || B'", help="only messages with one of these tags")
-        parser.add_argument("--key", help="only messages with this key")
-        parser.add_argument(
-            "--where", metavar="SQL", help='only these, such as "bornTimestamp > ..." on the columns of the source'
-        )
-        parser.add_argument(
-            "--max-replays", type=whole_number(1, 1000), default=1, metavar="N",
+        add("--to", dest="until", type=job.moment, metavar="WHEN", help="only what died before")
+        add("--tags", metavar="'A || B'", help="only messages with one of these tags")
+        add("--key", help="only messages with this key")
+        add("--where", metavar="SQL", help='only these, such as "bornTimestamp > ..." on the columns of the source')
+        add(
+            "--max-replays", type=job.whole_number(1, 1000), default=1, metavar="N",
             help="leave messages that were replayed N times and died again; default: %(default)s",
         )  # fmt: skip
-        parser.add_argument(
-            "--again", action="store_true", help="do not look into the target topics for what earlier runs have sent"
-        )
-        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="most messages to send per second")
+        add("--again", action="store_true", help="do not look into the target topics for what earlier runs have sent")
+        add("--rate", type=job.whole_number(1, 10**9), metavar="N", help="most messages to send per second")
 
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments, and look up the dead-letter topic.
@@ -348,7 +344,7 @@ class _DlqReplay:
             ConfigError: For wrong arguments.
             TopicNotFoundError: If there is no such topic.
         """
-        options = connection_options(given)
+        options = job.connection_options(given)
         source = _source(given.group, given.topic, given.max_replays, options)
         access_for(options_for("batch write", options, idColumn="id"))
         window(given.since, given.until)
@@ -358,7 +354,7 @@ class _DlqReplay:
         return replay_dead_letters(
             spark,
             given.group,
-            connection_options(given),
+            job.connection_options(given),
             send=given.send,
             topic=given.topic,
             since=given.since,
@@ -377,7 +373,7 @@ JOB: Final = _DlqReplay()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_job("dlq-replay", JOB, arguments)
+    return job.run_job("dlq-replay", JOB, arguments)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ FEWEST_SHUFFLED: Final = 8
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
+SEVERAL: Final[Mapping[str, Any]] = {"action": "append", "default": []}
+"""Settings of an argument that may be repeated."""
 FIRST_MOMENT_MS: Final = 10**11
 """A moment of 1973. A smaller number is probably one of seconds, or a date without its dashes."""
 
@@ -129,14 +131,10 @@ def parser(name: str, job: Job) -> argparse.ArgumentParser:
     cluster.add_argument("--tls", action="store_true", help="speak TLS; certificates are verified")
     cluster.add_argument("--ca", metavar="FILE", help="authorities to trust, not the system's; implies --tls")
     cluster.add_argument("--namespace", metavar="NAME", help="prefix of topics and groups")
-    cluster.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="any option of format rocketmq; may be repeated"
-    )
+    cluster.add_argument("--option", **SEVERAL, metavar="NAME=VALUE", help="any option of format rocketmq; may be repeated")
     sparks = made.add_argument_group("Spark", "Where spark-submit runs this, its own arguments say the same.")
     sparks.add_argument("--master", metavar="URL", help="where to run; default: local[*], all cores of this machine")
-    sparks.add_argument(
-        "--conf", action="append", default=[], metavar="NAME=VALUE", help="any setting of Spark; may be repeated"
-    )
+    sparks.add_argument("--conf", **SEVERAL, metavar="NAME=VALUE", help="any setting of Spark; may be repeated")
     sparks.add_argument(
         "--log-level",
         default="OFF",

@@ -17,8 +17,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from rmq_async.errors import ConfigError
 from rmq_async.spark.options import write_options
-from rmq_async.spark.pipelines.job import Progress, connection_options, named_values, no_progress, run_job, whole_number
-from rmq_async.spark.pipelines.outgoing import access_for, shared_rate, write
+from rmq_async.spark.pipelines import job
+from rmq_async.spark.pipelines.job import Progress, no_progress
+from rmq_async.spark.pipelines.outgoing import Written, access_for, shared_rate, write
 from rmq_async.spark.pipelines.session import parallelism
 from rmq_async.spark.writing import check_topic
 from rmq_protocol.properties import RESERVED_NAMES
@@ -98,25 +99,19 @@ def publish(
     if dry_run:
         found = rows.agg(F.count(F.lit(1)).alias("rows"), F.sum(F.octet_length("body")).alias("bytes")).first()
         assert found is not None
-        return PublishSummary(
-            topic=topic,
-            messages=found["rows"],
-            bytes=found["bytes"] or 0,
-            arrived=None,
-            seconds=round(monotonic() - began, 3),
-            dry_run=True,
-        )
-    if rate is not None:
-        partitions, each = shared_rate(rate, min(partitions or 1 << 20, parallelism(frame.sparkSession)))
-        given["maxMessagesPerSecond"] = str(each)
-    written = write(_placed(rows, partitions, order_by, capped=rate is not None), given, [topic], progress)
+        written = Written(messages=found["rows"], bytes=found["bytes"] or 0, arrived=None)
+    else:
+        if rate is not None:
+            partitions, each = shared_rate(rate, min(partitions or 1 << 20, parallelism(frame.sparkSession)))
+            given["maxMessagesPerSecond"] = str(each)
+        written = write(_placed(rows, partitions, order_by, capped=rate is not None), given, [topic], progress)
     return PublishSummary(
         topic=topic,
         messages=written.messages,
         bytes=written.bytes,
         arrived=written.arrived,
         seconds=round(monotonic() - began, 3),
-        dry_run=False,
+        dry_run=dry_run,
     )
 
 
@@ -245,33 +240,28 @@ class _Publish:
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         source = parser.add_argument_group("what to read")
         source.add_argument("--format", metavar="NAME", help="csv, json, parquet, orc, text, avro, jdbc, ...")
-        source.add_argument("--path", action="append", default=[], metavar="PATH", help="file or directory; may be repeated")
+        source.add_argument("--path", **job.SEVERAL, metavar="PATH", help="file or directory; may be repeated")
         source.add_argument("--table", metavar="NAME", help="a table of the catalogue, instead")
-        source.add_argument(
-            "--read-option", action="append", default=[], metavar="NAME=VALUE", help="of the format, such as header=true"
-        )
+        source.add_argument("--read-option", **job.SEVERAL, metavar="NAME=VALUE", help="of the format, such as header=true")
         source.add_argument(
             "--secret-option",
-            action="append",
-            default=[],
+            **job.SEVERAL,
             metavar="NAME=VARIABLE",
             help="of the format; its value is in that environment variable, such as password=DB_PASSWORD",
         )
         source.add_argument("--where", metavar="SQL", help="only rows for which this is true")
-        source.add_argument(
-            "--select", action="append", default=[], metavar="SQL", help="columns to go on with, such as 'upper(name) name'"
-        )
+        source.add_argument("--select", **job.SEVERAL, metavar="SQL", help="columns to go on with, such as 'upper(name) name'")
         made = parser.add_argument_group("what to send")
         made.add_argument("--topic", required=True, metavar="NAME", help="where to send to")
         made.add_argument("--body", metavar="COLUMN", help="default: the whole row as JSON")
-        made.add_argument("--key", action="append", default=[], metavar="COLUMN", help="may be repeated")
+        made.add_argument("--key", **job.SEVERAL, metavar="COLUMN", help="may be repeated")
         made.add_argument("--tags", metavar="COLUMN", help="the tag of each message")
         made.add_argument("--sharding-key", metavar="COLUMN", help="rows with the same value go to the same queue")
         made.add_argument("--order-by", metavar="SQL", help="the order of rows with the same sharding key")
         made.add_argument("--id", metavar="COLUMN", help="RMQ_SPARK_ID of each message, to find out what was sent twice")
-        made.add_argument("--property", action="append", default=[], metavar="COLUMN", help="a property; may be repeated")
-        made.add_argument("--partitions", type=whole_number(1, 10**6), metavar="N", help="number of tasks that send")
-        made.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="most messages per second")
+        made.add_argument("--property", **job.SEVERAL, metavar="COLUMN", help="a property; may be repeated")
+        made.add_argument("--partitions", type=job.whole_number(1, 10**6), metavar="N", help="number of tasks that send")
+        made.add_argument("--rate", type=job.whole_number(1, 10**9), metavar="N", help="most messages per second")
         made.add_argument("--dry-run", action="store_true", help="count, and send nothing")
         parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
 
@@ -279,7 +269,7 @@ class _Publish:
         """Check the arguments that need no Spark, and the topic."""
         _check_table(given.format, given.path, given.table)
         _read_options(given)
-        check_topic(write_options(connection_options(given) | {"topic": given.topic}, streaming=False))
+        check_topic(write_options(job.connection_options(given) | {"topic": given.topic}, streaming=False))
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> PublishSummary:
         frame = read_table(spark, format=given.format, path=given.path, table=given.table, options=_read_options(given))
@@ -300,14 +290,14 @@ class _Publish:
             partitions=given.partitions,
             rate=given.rate,
             dry_run=given.dry_run,
-            options=connection_options(given),
+            options=job.connection_options(given),
             progress=progress,
         )
 
 
 def _read_options(given: argparse.Namespace) -> dict[str, str]:
-    found = named_values("--read-option", given.read_option)
-    for name, variable in named_values("--secret-option", given.secret_option).items():
+    found = job.named_values("--read-option", given.read_option)
+    for name, variable in job.named_values("--secret-option", given.secret_option).items():
         value = os.environ.get(variable)
         if value is None:
             raise ConfigError(f"--secret-option {name}: there is no environment variable {variable!r}; set it")
@@ -320,7 +310,7 @@ PUBLISH: Final = _Publish()
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``rmq spark publish`` and return the exit code."""
-    return run_job("publish", PUBLISH, arguments)
+    return job.run_job("publish", PUBLISH, arguments)
 
 
 if __name__ == "__main__":

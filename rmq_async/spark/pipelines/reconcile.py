@@ -28,26 +28,11 @@ from pyspark.sql import functions as sql
 from rmq_async.admin import Admin
 from rmq_async.errors import ConfigError
 from rmq_async.spark.options import read_options
+from rmq_async.spark.pipelines import job
+from rmq_async.spark.pipelines import reconcile_frames as frames
 from rmq_async.spark.pipelines.arguments import ask, check_topics, column, options_for, refuse_replicas, refuse_topics, window
-from rmq_async.spark.pipelines.job import (
-    Progress,
-    connection_options,
-    moment,
-    named_values,
-    no_progress,
-    run_job,
-    whole_number,
-)
-from rmq_async.spark.pipelines.reconcile_frames import (
-    ACKNOWLEDGED,
-    OUTBOX,
-    SentTable,
-    findings_of,
-    no_state,
-    table_rows,
-    topic_messages,
-    totals_of,
-)
+from rmq_async.spark.pipelines.job import Progress, no_progress
+from rmq_async.spark.pipelines.reconcile_frames import ACKNOWLEDGED, OUTBOX, SentTable
 from rmq_async.spark.pipelines.session import activate
 
 KINDS: Final = ("missing", "unacknowledged", "unknown", "duplicate")
@@ -146,20 +131,20 @@ def reconcile(
     inside = _window(since, until, slack)
     if table.topic is not None:
         sent = sent.where(column("topic column", table.topic, sent.columns).isin([name.strip() for name in topics.split(",")]))
-    rows = table_rows(sent, by, table, since, until, slack).persist(StorageLevel.DISK_ONLY)
+    rows = frames.table_rows(sent, by, table, since, until, slack).persist(StorageLevel.DISK_ONLY)
     findings: DataFrame | None = None
     try:
-        totals = totals_of(rows)
+        totals = frames.totals_of(rows)
         progress({"step": "table", "rows": totals["sent"], "acknowledged": totals["acknowledged"]})
         if totals["sent"] and not totals["acknowledged"]:
-            raise ConfigError(no_state(sent, table))
+            raise ConfigError(frames.no_state(sent, table))
         columns = "topic,brokerName,queueId,offset,msgId,keys,storeTimestamp"
         if by not in ("id", "key"):
             columns += ",properties"
         reading = options_for("batch read", options, subscribe=topics, columns=columns, **inside)
-        messages = topic_messages(spark.read.format("rocketmq").options(**reading).load(), by, since, until)
+        messages = frames.topic_messages(spark.read.format("rocketmq").options(**reading).load(), by, since, until)
         seen = Observation("reconcile")
-        findings = findings_of(rows.join(messages, "identity", "full_outer"), seen, by)
+        findings = frames.findings_of(rows.join(messages, "identity", "full_outer"), seen, by)
         findings = _kept(spark, findings, out)
         summary = _summary(totals, seen.get, _deleted(options, topics), fail_on)
         progress({"step": "topic", "messages": summary.messages, "findings": sum(getattr(summary, kind) for kind in KINDS)})
@@ -245,12 +230,13 @@ class _Reconcile:
     """
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--topic", required=True, metavar="TOPIC[,...]", help="topics to compare with")
+        add = parser.add_argument
+        add("--topic", required=True, metavar="TOPIC[,...]", help="topics to compare with")
         table = parser.add_argument_group("the table of sent messages")
         table.add_argument("--sent", metavar="PATH", help="where it is; not needed by every format")
         table.add_argument("--format", default="parquet", help="any that Spark reads: parquet, csv, jdbc; default: %(default)s")
         table.add_argument(
-            "--read-option", action="append", default=[], metavar="NAME=VALUE", help="an option of that format; may be repeated"
+            "--read-option", **job.SEVERAL, metavar="NAME=VALUE", help="an option of that format; may be repeated"
         )
         table.add_argument(
             "--outbox", action="store_true",
@@ -269,27 +255,25 @@ class _Reconcile:
             help="states that say it was sent, in any case; *: all, also without such a column; default: SEND_OK,SENT",
         )  # fmt: skip
         table.add_argument("--where", metavar="SQL", help="only these rows")
-        parser.add_argument(
-            "--by", default="id", help="what to look for: id, key, spark-id or property:NAME; default: %(default)s"
-        )
-        parser.add_argument("--from", dest="since", type=moment, metavar="WHEN", help="only what was stored then or later")
-        parser.add_argument("--to", dest="until", type=moment, metavar="WHEN", help="only what was stored before")
-        parser.add_argument(
-            "--slack", type=whole_number(0, 86400), default=60, metavar="SECONDS",
+        add("--by", default="id", help="what to look for: id, key, spark-id or property:NAME; default: %(default)s")
+        add("--from", dest="since", type=job.moment, metavar="WHEN", help="only what was stored then or later")
+        add("--to", dest="until", type=job.moment, metavar="WHEN", help="only what was stored before")
+        add(
+            "--slack", type=job.whole_number(0, 86400), default=60, metavar="SECONDS",
             help="with --time-column: how much later than it was sent a message may be stored; default: %(default)s",
         )  # fmt: skip
-        parser.add_argument("--out", metavar="PATH", help="write the findings there as Parquet; must not exist")
-        parser.add_argument(
+        add("--out", metavar="PATH", help="write the findings there as Parquet; must not exist")
+        add(
             "--fail-on", type=_kinds, default=[], metavar="KIND[,...]",
             help="end with 1 for these as well: duplicate, unacknowledged, unknown",
         )  # fmt: skip
-        parser.add_argument(
-            "--show", type=whole_number(0, 100_000), default=20, metavar="N", help="findings to print; default: %(default)s"
+        add(
+            "--show", type=job.whole_number(0, 100_000), default=20, metavar="N", help="findings to print; default: %(default)s"
         )
 
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments that need no Spark, and that the topics exist."""
-        options = connection_options(given)
+        options = job.connection_options(given)
         _check_by(given.by, given.fail_on)
         _check_options(options)
         reading = options_for("batch read", options, subscribe=given.topic, **_window(given.since, given.until, timedelta()))
@@ -300,7 +284,7 @@ class _Reconcile:
         reader = spark.read.format(given.format)
         if given.format.lower() == "csv":
             reader = reader.option("header", "true")
-        sent = reader.options(**named_values("--read-option", given.read_option)).load(given.sent)
+        sent = reader.options(**job.named_values("--read-option", given.read_option)).load(given.sent)
         if given.where is not None:
             sent = sent.where(given.where)
         table = _table(given, sent.columns)
@@ -308,7 +292,7 @@ class _Reconcile:
             spark,
             sent,
             given.topic,
-            connection_options(given),
+            job.connection_options(given),
             by=given.by,
             table=table,
             since=given.since,
@@ -367,7 +351,7 @@ JOB: Final = _Reconcile()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_job("reconcile", JOB, arguments)
+    return job.run_job("reconcile", JOB, arguments)
 
 
 if __name__ == "__main__":

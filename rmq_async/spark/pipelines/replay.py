@@ -25,16 +25,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from rmq_async.errors import ConfigError
+from rmq_async.spark.pipelines import job
 from rmq_async.spark.pipelines.archive import ARCHIVE_DDL
-from rmq_async.spark.pipelines.job import (
-    PipelineError,
-    Progress,
-    connection_options,
-    moment,
-    no_progress,
-    run_job,
-    whole_number,
-)
+from rmq_async.spark.pipelines.job import PipelineError, Progress, no_progress
 from rmq_async.spark.pipelines.outgoing import Written, access_for, shared_rate, target_queues, write
 from rmq_async.spark.pipelines.session import parallelism
 from rmq_async.spark.positions import key_of
@@ -366,33 +359,26 @@ class _Replay:
     """
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--path", required=True, metavar="PATH", help="directory of the archive")
+        add = parser.add_argument
+        add("--path", required=True, metavar="PATH", help="directory of the archive")
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--topic", metavar="NAME", help="topic to send to; it must exist")
         where.add_argument("--to-original", action="store_true", help="send to the topics that the messages came from")
         time = "2026-11-22T08:30:00Z or milliseconds since 1970"
-        parser.add_argument("--from", dest="start", type=moment, metavar="WHEN", help=f"stored then or later; {time}")
-        parser.add_argument("--to", dest="end", type=moment, metavar="WHEN", help="stored before")
-        parser.add_argument(
-            "--source-topic",
-            action="append",
-            default=[],
-            metavar="NAME",
-            help="only this topic of the archive; may be repeated",
-        )
-        parser.add_argument("--where", metavar="SQL", help="only messages for which this is true, such as \"tags = 'paid'\"")
-        parser.add_argument("--rate", type=whole_number(1, 10**9), metavar="N", help="most messages per second")
-        parser.add_argument(
-            "--exact-queues", action="store_true", help="fail where the topic does not have the same brokers and queues"
-        )
-        parser.add_argument("--dry-run", action="store_true", help="print what would be sent where, and send nothing")
+        add("--from", dest="start", type=job.moment, metavar="WHEN", help=f"stored then or later; {time}")
+        add("--to", dest="end", type=job.moment, metavar="WHEN", help="stored before")
+        add("--source-topic", **job.SEVERAL, metavar="NAME", help="only this topic of the archive; may be repeated")
+        add("--where", metavar="SQL", help="only messages for which this is true, such as \"tags = 'paid'\"")
+        add("--rate", type=job.whole_number(1, 10**9), metavar="N", help="most messages per second")
+        add("--exact-queues", action="store_true", help="fail where the topic does not have the same brokers and queues")
+        add("--dry-run", action="store_true", help="print what would be sent where, and send nothing")
         parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
 
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments that need no Spark, and that the topic to send to exists, if one is given."""
         _check(given.topic, given.to_original, given.start, given.end)
         topic = {} if given.topic is None else {"topic": given.topic}
-        target_queues(access_for(connection_options(given) | topic), topic.values())
+        target_queues(access_for(job.connection_options(given) | topic), topic.values())
 
     def run(self, spark: SparkSession, given: argparse.Namespace, progress: Progress) -> ReplaySummary:
         return replay(
@@ -407,7 +393,7 @@ class _Replay:
             rate=given.rate,
             exact_queues=given.exact_queues,
             dry_run=given.dry_run,
-            options=connection_options(given),
+            options=job.connection_options(given),
             progress=progress,
         )
 
@@ -417,7 +403,7 @@ REPLAY: Final = _Replay()
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``rmq spark replay`` and return the exit code."""
-    return run_job("replay", REPLAY, arguments)
+    return job.run_job("replay", REPLAY, arguments)
 
 
 if __name__ == "__main__":
