@@ -11,8 +11,9 @@ import click
 
 from rmq_async import Admin, ClientConfig
 
-from .options import Command, client_config, client_options, run
+from .options import Command, client_config, client_options
 from .output import Output
+from .running import run
 
 Work = Callable[..., Awaitable[None]]
 

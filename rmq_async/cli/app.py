@@ -19,7 +19,7 @@ import rmq_async
 from rmq_async import ConfigError, InvalidMessageError, RocketMQError
 
 from . import INTERRUPTED, missing_package
-from .options import FAILED, WRONG_USE, needs_command
+from .running import FAILED, WRONG_USE, needs_command
 
 TRACEBACK_VARIABLE: Final = "RMQ_TRACEBACK"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")

@@ -21,9 +21,10 @@ import msgspec
 from rmq_async import ClientConfig, Consumer, DeadLetter, Delivery, MessageExt, RetryLater, RocketMQError, current_delivery
 
 from .._backoff import Backoff
-from .options import MOMENT, ClientOptions, client_config, client_options, number_option, pass_options, run, seconds_option
+from .options import MOMENT, ClientOptions, client_config, client_options, number_option, pass_options, seconds_option
 from .output import Output, Printer
 from .records import body_bytes, fields_of, headline
+from .running import run
 from .signals import exit_code_of, signals_handled
 
 # The options of ``rmq consume``.

@@ -18,8 +18,9 @@ import click
 from rmq_async import Admin, ClientConfig, Message, MessageExt, Producer, PullConsumer, RocketMQError, SendResult
 from rmq_async.embedded import EmbeddedRocketMQ
 
-from .options import json_option, namesrv_option, number_option, run, timeout_option
+from .options import json_option, namesrv_option, number_option, timeout_option
 from .output import Output, plain_table
+from .running import run
 from .security import security_given, security_options, security_settings
 
 TIME_LIMIT: Final = 8.5

@@ -20,9 +20,10 @@ from rmq_protocol.forwarding import original_topic
 from rmq_protocol.validation import is_system_group
 
 from .admin_command import admin_command, confirm, with_admin, yes_option
-from .options import MOMENT, ClientOptions, client_config, client_options, needs_command, number_option, pass_options, time_help
+from .options import MOMENT, ClientOptions, client_config, client_options, number_option, pass_options, time_help
 from .output import Output, plain_table
 from .records import fields_of, fields_of_queue, headline, moment, visible
+from .running import needs_command
 
 Target = int | Literal["earliest", "latest"] | datetime
 _NAME: Final = click.argument("name", metavar="GROUP")

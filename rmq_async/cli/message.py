@@ -9,9 +9,10 @@ import click
 from rmq_async import Admin, MessageExt
 
 from .admin_command import admin_command
-from .options import TIME, needs_command, number_option, time_help
+from .options import TIME, number_option, time_help
 from .output import Output
 from .records import described, fields_of
+from .running import needs_command
 
 
 @click.group(invoke_without_command=True, short_help="Find messages by id or key.")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
 import re
-import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -16,28 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-import rmq_async
 from rmq_async import ClientConfig, ConfigError
 from rmq_async.config import LONGEST, NAMESRV_ENVIRONMENT, name_servers
 
 from .security import security_options, security_settings
-from .signals import end_at_once, exit_code_of, signals_handled
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # generic since click 8.4 only
-from collections.abc import Iterable
-from importlib import util
-
-import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-T = TypeVar("T")
 Options = TypeVar("Options")
-
-FAILED: Final = 1
-WRONG_USE: Final = 2
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ago = re.compile(r"(\d{1,9})([smhd])", re.ASCII).fullmatch
@@ -45,17 +33,6 @@ _epoch = re.compile(r"@(\d{1,12}(?:\.\d{1,6})?)", re.ASCII).fullmatch
 
 time_help: Final = "an ISO time, @EPOCH or 15m (ago; s m h d)"
 moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset"
-
-
-def needs_command(context: click.Context) -> int:
-    """Print the help of a group on stderr if it was called without a command.
-
-    Return the exit code: for such an error the code of wrong use, else 0.
-    """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
-        return WRONG_USE
-    return 0
 
 
 class Seconds(click.FloatRange):
@@ -119,47 +96,6 @@ def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options]
         return call
 
     return decorate
-
-
-class Interrupted(click.ClickException):
-    """Error of a command that a signal has ended, printed like other errors (click would print an empty line before it)."""
-
-    def __init__(self, number: int = signal.SIGINT) -> None:
-        super().__init__("terminated" if number == signal.SIGTERM else "interrupted")
-        self.exit_code = exit_code_of(number)  # type: ignore[misc]  # click reads it from the instance
-
-
-def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
-    """Run a coroutine by ``rmq_async.run`` and return its result or raise its error.
-
-    The first SIGINT or SIGTERM cancels it; when that ends it, Interrupted is raised. A second one ends the process at once, also
-    while the loop is blocked by output that no one reads.
-
-    Args:
-        signalled: True if a first signal has come already, so that the next one is the second. Outside of the main thread no
-            signal is handled.
-    """
-    try:
-        return rmq_async.run(_until_signal(work, signalled))
-    except KeyboardInterrupt:  # before the signals are handled
-        raise Interrupted from None
-
-
-async def _until_signal(work: Coroutine[Any, Any, T], signalled: bool) -> T:
-    loop, task, received = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
-    assert task is not None
-
-    def cancel(number: int) -> None:
-        received.append(number)
-        loop.call_soon_threadsafe(task.cancel)
-
-    with signals_handled(end_at_once if signalled else cancel):
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if received:
-                raise Interrupted(received[0]) from None
-            raise
 
 
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
@@ -273,28 +209,3 @@ PROPERTY: Final = _Property()
 QUEUE: Final = _Queue()
 MOMENT: Final = _Moment()
 TIME: Final = _Time()
-
-
-def needs_extra(extra: str, packages: Iterable[str]) -> None:
-    """Raise ClickException where one of the packages is not installed. None of them is imported."""
-    missing = [package for package in packages if not _is_installed(package)]
-    if missing:
-        raise _NotInstalled(
-            f"{missing[0]} is not installed; pip install 'rmq-async[{extra}]' brings all that this command needs"
-        )
-
-
-def is_installed(packages: Iterable[str]) -> bool:
-    """Return whether all of the packages are installed. None of them is imported."""
-    return all(map(_is_installed, packages))
-
-
-class _NotInstalled(click.ClickException):
-    exit_code = WRONG_USE
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return util.find_spec(package) is not None
-    except ValueError:  # ``sys.modules`` has None for it, which forbids its import
-        return False

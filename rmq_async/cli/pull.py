@@ -14,20 +14,10 @@ import click
 from rmq_async import ClientConfig, MessageQueue, PullConsumer
 from rmq_async.client import TOOLS_GROUP
 
-from .options import (
-    MOMENT,
-    QUEUE,
-    ClientOptions,
-    Interrupted,
-    client_config,
-    client_options,
-    moment_help,
-    number_option,
-    pass_options,
-    run,
-)
+from .options import MOMENT, QUEUE, ClientOptions, client_config, client_options, moment_help, number_option, pass_options
 from .output import Output
 from .records import body_bytes, fields_of, headline
+from .running import Interrupted, run
 
 Place = str | datetime | Mapping[MessageQueue, int]
 

@@ -36,19 +36,10 @@ from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY
 from rmq_protocol.message import MAX_DELAY_LEVEL
 
 from .._threads import start_thread
-from .options import (
-    PROPERTY,
-    QUEUE,
-    ClientOptions,
-    client_config,
-    client_options,
-    number_option,
-    pass_options,
-    run,
-    seconds_option,
-)
+from .options import PROPERTY, QUEUE, ClientOptions, client_config, client_options, number_option, pass_options, seconds_option
 from .output import Output
 from .records import LeftOut, Queues, fields_of_queue, read_record
+from .running import run
 
 CHUNK: Final = 64 * 1024
 AHEAD: Final = 4

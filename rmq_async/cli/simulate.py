@@ -22,8 +22,9 @@ import click
 
 from rmq_async.testing.simulation import GROUP_KINDS, KINDS, POP_KINDS, Outcome, SeedRun, Simulation, minimised, run_seed
 
-from .options import FAILED, json_option, pass_options
+from .options import json_option, pass_options
 from .output import Output
+from .running import FAILED
 
 DEFAULT_SEEDS: Final = 100
 MAX_JOBS: Final = 256

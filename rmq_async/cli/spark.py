@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from .options import is_installed, needs_command, needs_extra
+from .running import is_installed, needs_command, needs_extra
 
 PIPELINES: Final = {
     "archive": "A topic into partitioned Parquet, exactly once.",

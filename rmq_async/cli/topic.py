@@ -12,9 +12,10 @@ from rmq_async.admin import is_wanted
 from rmq_protocol.route import BrokerData
 
 from .admin_command import admin_command
-from .options import PROPERTY, needs_command, number_option
+from .options import PROPERTY, number_option
 from .output import Output, plain_table
 from .records import fields_of_queue, moment
+from .running import needs_command
 
 
 @click.group(invoke_without_command=True, short_help="List, create, look at, copy and delete topics.")

@@ -11,8 +11,9 @@ import click
 
 from rmq_async import Admin, ClientConfig, ProducerConfig, RocketMQError, TopicNotFoundError
 
-from ..options import ClientOptions, client_config, client_options, number_option, pass_options, run, seconds_option
+from ..options import ClientOptions, client_config, client_options, number_option, pass_options, seconds_option
 from ..output import Output
+from ..running import run
 from ..signals import exit_code_of
 from .figures import merged
 from .load import MODES, Ending, LoadSettings

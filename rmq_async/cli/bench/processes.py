@@ -19,7 +19,7 @@ from typing import Any
 import rmq_async
 from rmq_async import ClientConfig, RocketMQError
 
-from ..options import FAILED, run
+from ..running import FAILED, run
 from ..signals import end_at_once, signals_handled
 from .figures import Part
 from .load import Ending, LoadSettings, Report, run_load

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..options import FAILED
 from ..output import Output
+from ..running import FAILED
 from .figures import Part, percentiles
 from .load import LoadSettings
 

@@ -12,20 +12,9 @@ import click
 import rmq_async
 from rmq_async.config import check_group
 
-from ..options import (
-    AGE,
-    FAILED,
-    client_config,
-    client_options,
-    json_option,
-    needs_command,
-    needs_extra,
-    number_option,
-    pass_options,
-    run,
-    seconds_option,
-)
+from ..options import AGE, client_config, client_options, json_option, number_option, pass_options, seconds_option
 from ..output import Output
+from ..running import FAILED, needs_command, needs_extra, run
 from .settings import RelayOptions
 
 if TYPE_CHECKING:

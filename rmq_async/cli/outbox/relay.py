@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from rmq_async import ClientConfig, Producer
 from rmq_async.outbox import DATABASE_ERRORS, Outbox, OutboxStatus, Store
 
-from ..options import FAILED
 from ..output import Output
+from ..running import FAILED
 from ..signals import ended_by_signal, unless
 from .database import connected
 from .report import Progress, message_count

@@ -18,8 +18,9 @@ from rich.live import Live
 
 from rmq_async import Admin, ClientConfig, RocketMQError
 
-from ..options import ClientOptions, client_config, client_options, pass_options, run, seconds_option
+from ..options import ClientOptions, client_config, client_options, pass_options, seconds_option
 from ..output import Output
+from ..running import run
 from ..signals import end_at_once, exit_code_of, signals_handled, unless
 from .controls import COLUMNS, Controls
 from .figures import Figures, Watch
