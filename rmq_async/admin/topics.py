@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
@@ -97,10 +98,7 @@ async def create(
     with suppress(RocketMQError):
         route = await instance.routes.fetch(header.topic, max(deadline - machine.monotonic(), 0.0) / 4)
         before = {data.broker_name: data.read_queue_nums for data in route.data.queue_datas if data.broker_name in masters}
-    await _create_at(instance, header, masters, deadline)
-    if header.order:
-        await _set_order(instance, header, masters, deadline, merge=broker is not None)
-    await _until_shown(instance, header, masters, deadline)
+    await _Creation(instance, header, masters, deadline).carry_out(merge=broker is not None)
     for name, queues in before.items():
         await _name_left(instance, header.topic, name, range(header.readQueueNums, queues))
 
@@ -128,8 +126,9 @@ async def grow(instance: ClientInstance, config: TopicConfig, queues: int, broke
     """Give a topic that exists at least ``queues`` queues to read and to write, and wait until a name server shows them."""
     read, write = max(config.read_queue_nums, queues), max(config.write_queue_nums, queues)
     header = creation_header(msgspec.structs.replace(config, read_queue_nums=read, write_queue_nums=write), "")
-    await _create_at(instance, header, brokers, deadline)
-    await _until_shown(instance, header, brokers, deadline)
+    creation = _Creation(instance, header, brokers, deadline)
+    await creation.create()
+    await creation.until_shown()
 
 
 async def delete(instance: ClientInstance, topic: str, cluster: str | None, deadline: float) -> None:
@@ -155,138 +154,135 @@ async def delete_at(
     await ask_every_name_server(instance, command, deadline)
 
 
-async def _create_at(
-    instance: ClientInstance, header: headers.CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
-) -> None:
-    """Create the topic on these brokers.
+@dataclass(frozen=True)
+class _Creation:
+    """A topic that is created or changed on brokers.
 
-    Raises RequestTimeoutError, which names the brokers without an answer at ``deadline``, unless a broker has another error.
+    Attributes:
+        masters: Broker name -> address of the master.
     """
-    command = headers.request_of(header)
-    silent = []
-    for name, outcome in (await outcomes(instance, masters, command, deadline)).items():
-        if isinstance(outcome, RequestTimeoutError):
-            silent.append(name)
-        elif isinstance(outcome, BaseException):
-            try:
-                raise outcome
-            finally:
-                del outcome  # its traceback has this frame
-        else:
-            check(outcome, command, name, masters[name])
-    if silent:
-        topic, sure = instance.names.display_name(header.topic), sorted(masters.keys() - {*silent})
-        done = f"; it was created or changed on {printable(', '.join(sure))}" if sure else ""
-        raise RequestTimeoutError(
-            f"no answer to UPDATE_AND_CREATE_TOPIC came in time from {printable(', '.join(silent))}: whether topic "
-            f"{topic} was created or changed there is not known{done}; repeat the call",
-            broker=silent[0],
-            address=masters[silent[0]],
-        )
 
+    instance: ClientInstance
+    header: headers.CreateTopicRequestHeader
+    masters: Mapping[str, str]
+    deadline: float
 
-async def _set_order(
-    instance: ClientInstance,
-    header: headers.CreateTopicRequestHeader,
-    brokers: Collection[str],
-    deadline: float,
-    *,
-    merge: bool,
-) -> None:
-    """Write the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
+    async def carry_out(self, *, merge: bool = True) -> None:
+        """Create or change the topic, and wait until a name server shows it.
 
-    Args:
-        merge: True keeps the entries of other brokers.
+        Args:
+            merge: True keeps what the name servers have of the order of its queues on other brokers.
+        """
+        await self.create()
+        if self.header.order:
+            await self._set_order(merge=merge)
+        await self.until_shown()
 
-    Raises:
-        NameServerError, RequestTimeoutError: At ``deadline``, that says that the topic was created.
-    """
-    try:
-        await _put_order(instance, header, brokers, deadline, merge=merge)
-    except NameServerError as error:
-        kind = RequestTimeoutError if deadline - machine.monotonic() < SHOWN_EVERY else NameServerError
-        topic, where = instance.names.display_name(header.topic), printable(", ".join(sorted(brokers)))
-        text = (
-            f"topic {topic} was created or changed on {where}, but whether all name servers have the order of its queues is not"
-        )
-        raise kind(f"{text} known; repeat the call: {error}") from error
+    async def create(self) -> None:
+        """Create the topic on these brokers.
 
+        Raises RequestTimeoutError, which names the brokers without an answer at ``deadline``, unless a broker has another error.
+        """
+        command = headers.request_of(self.header)
+        silent = []
+        for name, outcome in (await outcomes(self.instance, self.masters, command, self.deadline)).items():
+            if isinstance(outcome, RequestTimeoutError):
+                silent.append(name)
+            elif isinstance(outcome, BaseException):
+                try:
+                    raise outcome
+                finally:
+                    del outcome  # its traceback has this frame
+            else:
+                check(outcome, command, name, self.masters[name])
+        if silent:
+            topic, sure = self.instance.names.display_name(self.header.topic), sorted(self.masters.keys() - {*silent})
+            done = f"; it was created or changed on {printable(', '.join(sure))}" if sure else ""
+            raise RequestTimeoutError(
+                f"no answer to UPDATE_AND_CREATE_TOPIC came in time from {printable(', '.join(silent))}: whether topic "
+                f"{topic} was created or changed there is not known{done}; repeat the call",
+                broker=silent[0],
+                address=self.masters[silent[0]],
+            )
 
-async def _put_order(
-    instance: ClientInstance,
-    header: headers.CreateTopicRequestHeader,
-    brokers: Collection[str],
-    deadline: float,
-    *,
-    merge: bool,
-) -> None:
-    counts: dict[str, str] = {}
-    if merge:
-        counts = dict(
-            item.partition(":")[::2] for item in (await _order_of(instance, header.topic, deadline)).split(";") if item
-        )
-    counts |= {name: str(header.writeQueueNums) for name in brokers}
-    put = headers.PutKVConfigRequestHeader(
-        namespace=ORDER_TOPIC_CONFIG,
-        key=header.topic,
-        value=";".join(f"{name}:{count}" for name, count in sorted(counts.items())),
-    )
-    await ask_every_name_server(instance, headers.request_of(put), deadline)
+    async def _set_order(self, *, merge: bool) -> None:
+        """Write the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
+        Args:
+            merge: True keeps the entries of other brokers.
 
-async def _order_of(instance: ClientInstance, topic: str, deadline: float) -> str:
-    get = headers.GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
-
-    command = headers.request_of(get)
-
-    def read(response: RemotingCommand, address: str) -> str:
-        if response.code == ResponseCode.QUERY_NOT_FOUND:
-            return ""
-        check(response, command, None, address)
-        return headers.from_ext(headers.GetKVConfigResponseHeader, response.ext_fields).value or ""
-
-    return await instance.name_servers.fullest(command, max(deadline - machine.monotonic(), 0.0), read, len)
-
-
-async def _until_shown(
-    instance: ClientInstance, header: headers.CreateTopicRequestHeader, masters: Mapping[str, str], deadline: float
-) -> None:
-    """Wait until a name server's route has the numbers of queues and the permission on every broker.
-
-    Raises:
-        RequestTimeoutError: At ``deadline``.
-    """
-    topic, wanted, why = header.topic, set(masters), ""
-    again = machine.monotonic() + SENT_AGAIN
-    while (left := deadline - machine.monotonic()) > 0:
-        if machine.monotonic() >= again:
-            again += SENT_AGAIN
-            with suppress(RocketMQError):  # the brokers have accepted it before
-                await _create_at(instance, header, masters, deadline)
+        Raises:
+            NameServerError, RequestTimeoutError: At ``deadline``, that says that the topic was created.
+        """
         try:
-            route = await instance.routes.fetch(topic, left)
-        except TopicNotFoundError:
-            why = ""
-        except NameServerError as error:  # the topic exists all the same, and the name servers may come back
-            why = f" ({printable(error, 1000)})"
-            if machine.monotonic() >= deadline:
-                break
-        else:
-            why = ""
-            shown = {
-                data.broker_name
-                for data in route.data.queue_datas
-                if (data.write_queue_nums, data.read_queue_nums, data.perm)
-                == (header.writeQueueNums, header.readQueueNums, header.perm)
-            }
-            if shown >= wanted:
-                return
-        await asyncio.sleep(SHOWN_EVERY)
-    where = printable(", ".join(sorted(wanted)))
-    raise RequestTimeoutError(
-        f"topic {instance.names.display_name(topic)} was created or changed on {where}, but no name server shows its settings "
-        f"there yet{why}; topic_route() shows later whether it does"
-    )
+            await self._put_order(merge=merge)
+        except NameServerError as error:
+            kind = RequestTimeoutError if self.deadline - machine.monotonic() < SHOWN_EVERY else NameServerError
+            topic, where = self.instance.names.display_name(self.header.topic), printable(", ".join(sorted(self.masters)))
+            text = f"topic {topic} was created or changed on {where}, but whether all name servers have the order of its queues"
+            raise kind(f"{text} is not known; repeat the call: {error}") from error
+
+    async def _put_order(self, *, merge: bool) -> None:
+        counts: dict[str, str] = {}
+        if merge:
+            counts = dict(item.partition(":")[::2] for item in (await self._order()).split(";") if item)
+        counts |= {name: str(self.header.writeQueueNums) for name in self.masters}
+        put = headers.PutKVConfigRequestHeader(
+            namespace=ORDER_TOPIC_CONFIG,
+            key=self.header.topic,
+            value=";".join(f"{name}:{count}" for name, count in sorted(counts.items())),
+        )
+        await ask_every_name_server(self.instance, headers.request_of(put), self.deadline)
+
+    async def _order(self) -> str:
+        get = headers.GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=self.header.topic)
+        command = headers.request_of(get)
+
+        def read(response: RemotingCommand, address: str) -> str:
+            if response.code == ResponseCode.QUERY_NOT_FOUND:
+                return ""
+            check(response, command, None, address)
+            return headers.from_ext(headers.GetKVConfigResponseHeader, response.ext_fields).value or ""
+
+        return await self.instance.name_servers.fullest(command, max(self.deadline - machine.monotonic(), 0.0), read, len)
+
+    async def until_shown(self) -> None:
+        """Wait until a name server's route has the numbers of queues and the permission on every broker.
+
+        Raises:
+            RequestTimeoutError: At ``deadline``.
+        """
+        topic, wanted, why = self.header.topic, set(self.masters), ""
+        again = machine.monotonic() + SENT_AGAIN
+        while (left := self.deadline - machine.monotonic()) > 0:
+            if machine.monotonic() >= again:
+                again += SENT_AGAIN
+                with suppress(RocketMQError):  # the brokers have accepted it before
+                    await self.create()
+            try:
+                route = await self.instance.routes.fetch(topic, left)
+            except TopicNotFoundError:
+                why = ""
+            except NameServerError as error:  # the topic exists all the same, and the name servers may come back
+                why = f" ({printable(error, 1000)})"
+                if machine.monotonic() >= self.deadline:
+                    break
+            else:
+                why = ""
+                shown = {
+                    data.broker_name
+                    for data in route.data.queue_datas
+                    if (data.write_queue_nums, data.read_queue_nums, data.perm)
+                    == (self.header.writeQueueNums, self.header.readQueueNums, self.header.perm)
+                }
+                if shown >= wanted:
+                    return
+            await asyncio.sleep(SHOWN_EVERY)
+        where = printable(", ".join(sorted(wanted)))
+        raise RequestTimeoutError(
+            f"topic {self.instance.names.display_name(topic)} was created or changed on {where}, but no name server shows its "
+            f"settings there yet{why}; topic_route() shows later whether it does"
+        )
 
 
 # -- from one broker to another
@@ -363,11 +359,7 @@ async def _copy(
         f"-{name}" for name in sorted(had.keys() - config.attributes.keys())
     ]
     header = creation_header(config, ",".join(changes))
-    deadline = machine.monotonic() + timeout
-    await _create_at(instance, header, {broker: address}, deadline)
-    if header.order:
-        await _set_order(instance, header, [broker], deadline, merge=True)
-    await _until_shown(instance, header, {broker: address}, deadline)
+    await _Creation(instance, header, {broker: address}, machine.monotonic() + timeout).carry_out()
     if old is not None:
         await _name_left(instance, config.topic_name, broker, range(config.read_queue_nums, old.read_queue_nums))
 

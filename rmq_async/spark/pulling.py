@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Final, NamedTuple
 
-from rmq_protocol.columns import QUEUE_OFFSET, StoredColumns, read_columns
+from rmq_protocol.columns import QUEUE_OFFSET, ColumnsRead, StoredColumns, read_columns
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.continuity import first_queue_offset, missing_offsets
 from rmq_protocol.errors import CorruptMessageError
@@ -207,43 +207,34 @@ class Puller:
 
     def _read(self, answer: _Answer, position: int, rows: Rows) -> int | None:
         """Add the records of a response from a byte on; return the byte for the next call, None at the end."""
-        pulled = answer.pulled
-        found = read_columns(
-            pulled.body,
-            rows.stored,
+        found = self._columns(answer, position, rows.stored, self._options.tags)
+        rows.came(answer.queue)
+        for error in found.corrupt:
+            error.broker, error.address = answer.queue.broker_name, answer.pulled.address
+            self._corrupt(error)
+        return found.resume
+
+    def _columns(self, answer: _Answer, position: int, into: StoredColumns, tags: str) -> ColumnsRead:
+        return read_columns(
+            answer.pulled.body,
+            into,
             self._instance.names.wire_queue(answer.queue),
-            tags=self._options.tags,
+            tags=tags,
             offsets=(answer.first, answer.complete_to),
-            offset_delta=pulled.offset_delta,
+            offset_delta=answer.pulled.offset_delta,
             max_decompressed_size=self._max_decompressed,
             position=position,
             only_queue=True,
         )
-        rows.came(answer.queue)
-        for error in found.corrupt:
-            error.broker, error.address = answer.queue.broker_name, pulled.address
-            self._corrupt(error)
-        return found.resume
 
     def _compare(self, answer: _Answer) -> None:
         """Report the deleted ones among the offsets that a response lacks as lost."""
-        pulled = answer.pulled
-        queue = self._instance.names.wire_queue(answer.queue)
         offsets: set[int] = set()
         corrupt: list[CorruptMessageError] = []
         position: int | None = 0
         while position is not None:
             held = StoredColumns(topics=False, bodies=False, properties=False)
-            found = read_columns(
-                pulled.body,
-                held,
-                queue,
-                offsets=(answer.first, answer.complete_to),
-                offset_delta=pulled.offset_delta,
-                max_decompressed_size=self._max_decompressed,
-                position=position,
-                only_queue=True,
-            )
+            found = self._columns(answer, position, held, "*")
             offsets.update(held.int64(QUEUE_OFFSET))
             corrupt += found.corrupt
             position = found.resume

@@ -188,6 +188,9 @@ def _warn_of_speculation() -> None:
 class _Writer(ABC):
     """The common part of all writers: the write in a task."""
 
+    _planned = False
+    """Whether the topic of the options was looked up when the write was planned."""
+
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
@@ -208,7 +211,8 @@ class _Writer(ABC):
         producer = here.producer(self._options, fresh=attempt > 0)
         job = self._job(context)
         with here.using(producer):
-            topic_known, queues_known = self._topic_known(context), self._queues_known(context)
+            queues_known = self._queues_known(context)
+            topic_known = self._options.topic is not None and (self._planned or queues_known)
             sending = Sending(here, producer, self._options, topic_known=topic_known, queues_known=queues_known)
             try:
                 for block in blocks_of(iterator, self._options, job, partition):
@@ -222,12 +226,6 @@ class _Writer(ABC):
     @abstractmethod
     def _job(self, context: TaskContext) -> str:
         """Return the prefix of the ids of rows, which is the same for all attempts of all tasks."""
-
-    @abstractmethod
-    def _topic_known(self, context: TaskContext) -> bool:
-        """Return whether there is a topic option and its topic is known before this task: it was looked up, or this is not the
-        first micro-batch.
-        """
 
     def _queues_known(self, context: TaskContext) -> bool:
         """Return whether earlier tasks may have sent to the queues that rows name, so that their brokers are waited for."""
@@ -249,6 +247,8 @@ class _Writer(ABC):
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
+    _planned = True
+
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         super().__init__(options, columns)
         self._id = uuid.uuid4().hex
@@ -256,9 +256,6 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def _job(self, context: TaskContext) -> str:
         return f"{self._id}:0"
-
-    def _topic_known(self, context: TaskContext) -> bool:
-        return self._options.topic is not None  # it was looked for when the write was planned
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._log(messages, "write")
@@ -276,9 +273,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
                 "the version of Spark"
             )
         return f"{query}:{batch}"
-
-    def _topic_known(self, context: TaskContext) -> bool:
-        return self._options.topic is not None and self._queues_known(context)
 
     def _queues_known(self, context: TaskContext) -> bool:
         return context.getLocalProperty("streaming.sql.batchId") != "0"

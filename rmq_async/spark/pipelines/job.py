@@ -263,20 +263,17 @@ def _quiet() -> Iterator[None]:
 
 
 def _session(name: str, given: argparse.Namespace) -> SparkSession:
-    builder = SparkSession.builder.appName(f"rmq spark {name}")
-    builder = builder.config("spark.sql.session.timeZone", "UTC")
-    builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    settings: dict[str, Any] = {"spark.sql.session.timeZone": "UTC"}
+    settings["spark.sql.parquet.outputTimestampType"] = "TIMESTAMP_MICROS"
     if given.master is not None:
-        builder = builder.master(given.master)
+        settings["spark.master"] = given.master
     elif "SPARK_ENV_LOADED" not in os.environ and "MASTER" not in os.environ:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 of the PATH
-        builder = builder.master("local[*]")
-        builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+        settings |= {"spark.master": "local[*]", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
         # 200 by default: of a million rows each would take longer to start than to run.
-        builder = builder.config("spark.sql.shuffle.partitions", str(max(2 * (os.cpu_count() or 1), FEWEST_SHUFFLED)))
-    for setting, value in named_values("--conf", given.conf).items():
-        builder = builder.config(setting, value)
-    spark = builder.getOrCreate()
+        settings["spark.sql.shuffle.partitions"] = str(max(2 * (os.cpu_count() or 1), FEWEST_SHUFFLED))
+    settings |= named_values("--conf", given.conf)
+    spark = SparkSession.builder.appName(f"rmq spark {name}").config(map=settings).getOrCreate()
     with suppress(PySparkAttributeError):  # of Spark Connect (SPARK_REMOTE): its server has log levels of its own
         spark.sparkContext.setLogLevel(given.log_level)
     return spark
