@@ -165,12 +165,8 @@ class _SendOptions(ClientOptions):
     def copy(self, received: MessageExt) -> Message:
         """Return the copy of a message; given options replace its fields, and properties of the same name."""
         changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
-        if self.tags is not None:
-            changes["tags"] = self.tags
-        if self.keys:
-            changes["keys"] = self.keys
-        if self.sharding_key is not None:
-            changes["sharding_key"] = self.sharding_key
+        given = {"tags": self.tags, "keys": self.keys or None, "sharding_key": self.sharding_key}
+        changes |= {name: value for name, value in given.items() if value is not None}
         if self.properties:
             own = Message.from_received(received, topic=self.topic).properties
             changes["properties"] = {**(own or {}), **dict(self.properties)}

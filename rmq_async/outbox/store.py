@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -228,7 +229,7 @@ class Store:
                     "row %d of the outbox has no valid message and is FAILED; repair or purge it: %s", row["id"], text
                 )
                 unreadable.append(Failure(row["id"], 0.0, error_text(error), True))
-        return sorted(rows, key=_by_id), unreadable
+        return sorted(rows, key=attrgetter("id")), unreadable
 
     def _held(self, row: Any, until: float) -> Held:
         body = row["body"]
@@ -265,7 +266,7 @@ class Store:
         async with self._begin(self.patience) as connection:
             found = (await connection.execute(self.statements.stuck, given)).mappings().all()
         rows = (StuckMessage(**{**row, "keys": tuple((row["keys"] or "").split())}) for row in found)
-        return sorted(rows, key=_by_id)
+        return sorted(rows, key=attrgetter("id"))
 
     async def status(self) -> OutboxStatus:
         async with self._connect() as connection:
@@ -330,11 +331,6 @@ def checked_dialect(engine: AsyncEngine) -> str:
             "would commit your transactions too; use a SQLite file"
         )
     return engine.dialect.name
-
-
-def _by_id(row: Any) -> int:
-    found: int = row.id
-    return found
 
 
 def _count(result: CursorResult[Any]) -> int:

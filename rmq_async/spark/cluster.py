@@ -93,9 +93,7 @@ class Cluster:
         """
 
         async def newest(reader: SparkReader) -> Extents:
-            holders = await self._holders(reader, await self._queues(reader, True))
-            if settled:
-                await self._settle(holders)
+            holders = await self._holders(reader, await self._queues(reader, True), settled=settled)
             return Extents({}, await holders.each(client.max_offset), holders.proven)
 
         return self._ask(newest, begun=True)
@@ -110,9 +108,7 @@ class Cluster:
         queues = tuple(queues)
 
         async def extents(reader: SparkReader) -> Extents:
-            holders = await self._holders(reader, queues)
-            if settled:
-                await self._settle(holders)
+            holders = await self._holders(reader, queues, settled=settled)
             earliest = await holders.each(client.min_offset)
             return Extents(earliest, await holders.each(client.max_offset), holders.proven)
 
@@ -240,8 +236,11 @@ class Cluster:
 
         return self._ask(offsets)
 
-    async def _holders(self, reader: SparkReader, queues: Iterable[MessageQueue]) -> _Holders:
+    async def _holders(self, reader: SparkReader, queues: Iterable[MessageQueue], *, settled: bool = False) -> _Holders:
         """Return the brokers of the queues.
+
+        Args:
+            settled: As for ``extents``.
 
         Raises:
             BrokerNotFoundError: For one that has replicas only, unless an option allows them.
@@ -264,7 +263,10 @@ class Cluster:
                 f"{self._options.fetch_interval:.3g} s apart), or set offsetsFromReplicas=true to plan with what a replica has",
                 broker=alone[0],
             )
-        return _Holders(instance, wired, brokers, led if self._options.replicas else frozenset(topics))
+        holders = _Holders(instance, wired, brokers, led if self._options.replicas else frozenset(topics))
+        if settled:
+            await self._settle(holders)
+        return holders
 
     async def _settle(self, holders: _Holders) -> None:
         instance, options = holders.instance, self._options

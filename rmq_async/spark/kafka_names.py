@@ -51,19 +51,21 @@ _FAMILIES: Final[Mapping[str, str]] = {
     "kafka.ssl.": "options of TLS begin with tls",
 }
 _BARE_FAMILIES: Final = tuple(family.removeprefix(PREFIX) for family in _FAMILIES)
-_READ_COLUMNS: Final[Mapping[str, str]] = {
+READ_COLUMNS: Final[Mapping[str, str]] = {
     "key": "keys",
     "value": "body",
     "partition": "queueId, with brokerName",
     "headers": "properties",
     "timestamp": "storeTimestamp, or bornTimestamp by the sender's clock",
 }
-_SINK_COLUMNS: Final[Mapping[str, str]] = {
+"""Column of Spark's Kafka source -> the columns of this source that hold the same, as a part of a sentence."""
+SINK_COLUMNS: Final[Mapping[str, str]] = {
     "key": "keys; shardingKey sends rows with the same one to the same queue",
     "value": "body",
     "partition": "queueId, with brokerName",
     "headers": "properties, as map<string,string>",
 }
+"""Column of Spark's Kafka sink -> the columns of this sink that mean the same, as a part of a sentence."""
 
 
 def option_of_kafka(name: str) -> str | None:
@@ -79,17 +81,3 @@ def option_of_kafka(name: str) -> str | None:
         if name.startswith(family):
             return hint
     return "settings of Kafka's clients are not passed on; leave it out" if name.startswith(PREFIX) else None
-
-
-def read_column_of_kafka(name: str) -> str | None:
-    """Return the columns of this source that hold what the column ``name`` of Spark's Kafka source holds, as a part of a
-    sentence; None without a hint.
-    """
-    return _READ_COLUMNS.get(name.lower())
-
-
-def sink_column_of_kafka(name: str) -> str | None:
-    """Return the columns of this sink that mean what the column ``name`` of Spark's Kafka sink means, as a part of a sentence;
-    None without a hint.
-    """
-    return _SINK_COLUMNS.get(name.lower())

@@ -17,8 +17,8 @@ from rmq_protocol.stored import parse_tags
 from rmq_protocol.validation import check_group, check_topic
 
 from ..errors import ConfigError
+from . import kafka_names
 from .connection import Access, Mistakes, access_of
-from .kafka_names import option_of_kafka, read_column_of_kafka
 from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
 
@@ -243,7 +243,7 @@ class OptionTexts:
         if given.lower() == "path":
             self._meant.add("topic")
             return "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"
-        if (hint := option_of_kafka(given)) is not None:
+        if (hint := kafka_names.option_of_kafka(given)) is not None:
             self._meant.update(option.name for option in OPTIONS if option.name in hint.split())
             return f"option {given!r} is Kafka's: {hint}"
         near = difflib.get_close_matches(given.lower(), _BY_NAME, 1, 0.7)
@@ -561,13 +561,17 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
     for part in text.split(","):
         name = by_name.get(part.strip().lower())
         if name is None:
-            called = read_column_of_kafka(part.strip())
-            hint = f"; it is called {called}" if called else f", only {', '.join(SOURCE_COLUMNS)}"
-            raise ConfigError(f"option columns: there is no column {part.strip()!r}{hint}")
+            raise ConfigError(f"option columns: there is no column {part.strip()!r}{column_hint(part.strip())}")
         if name in columns:
             raise ConfigError(f"option columns names {name} twice; name it once")
         columns.append(name)
     return tuple(columns)
+
+
+def column_hint(name: str) -> str:
+    """Return the end of an error's text about a column that the source does not have: what it has instead."""
+    called = kafka_names.READ_COLUMNS.get(name.lower())
+    return f"; it is called {called}" if called else f", only {', '.join(SOURCE_COLUMNS)}"
 
 
 def _tags(text: str | None) -> str:

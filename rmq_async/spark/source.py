@@ -18,8 +18,7 @@ from pyspark.sql.datasource import DataSource
 
 from ..errors import ConfigError, RocketMQError
 from .connection import Mistakes
-from .kafka_names import read_column_of_kafka
-from .options import ReadOptions, WriteOptions, read_options, read_options_of_either, write_options
+from .options import ReadOptions, WriteOptions, column_hint, read_options, read_options_of_either, write_options
 from .schema import SOURCE_COLUMNS, source_schema
 from .short_errors import short_errors
 
@@ -136,9 +135,7 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
         wanted = SOURCE_COLUMNS.get(field.name)
         if wanted is None:
             near = by_name.get(field.name.lower())
-            called = read_column_of_kafka(field.name)
-            others = f"; it is called {called}" if called else f", only {', '.join(SOURCE_COLUMNS)}"
-            meant = f"; {near} is meant" if near else others
+            meant = f"; {near} is meant" if near else column_hint(field.name)
             raise ConfigError(f"schema: there is no column {field.name}{meant}")
         if field.dataType.simpleString() != wanted:
             given_type = field.dataType.simpleString()

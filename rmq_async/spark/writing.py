@@ -27,8 +27,8 @@ from rmq_protocol.validation import check_message
 
 from ..errors import ConfigError, InvalidMessageError
 from ..producer import Producer
+from . import kafka_names
 from .connection import Mistakes, client_config
-from .kafka_names import sink_column_of_kafka
 from .options import WriteOptions
 from .renewal import current
 from .rows import ID_PROPERTY, blocks_of
@@ -124,7 +124,7 @@ def _unknown(unknown: list[str], names: list[str]) -> list[str]:
     for name in unknown:
         if (meant := spelt.get(name.lower())) is not None:
             texts.append(f"there is no column {name} to write, it is spelt {meant}")
-        elif (called := sink_column_of_kafka(name)) is not None:
+        elif (called := kafka_names.SINK_COLUMNS.get(name.lower())) is not None:
             texts.append(f"there is no column {name} to write, it is called {called}")
         else:
             others.append(name)
