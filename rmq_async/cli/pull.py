@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from rmq_async import ClientConfig, MessageQueue, PullConsumer
+from rmq_async import MessageQueue, PullConsumer
 from rmq_async.client import TOOLS_GROUP
 
 from .options import MOMENT, QUEUE, ClientOptions, client_config, client_options, moment_help, number_option, pass_options
@@ -38,26 +38,6 @@ class _PullOptions(ClientOptions):
     group: str
 
 
-@dataclass(frozen=True)
-class _Range:
-    """The part of a topic to print.
-
-    Attributes:
-        queues: The queues to read; None for all.
-        end: The end of the reading; None for no end.
-    """
-
-    topic: str
-    queues: tuple[MessageQueue, ...] | None
-    start: Place
-    end: Place | None
-
-
-@dataclass
-class _Printed:
-    count: int = 0
-
-
 @click.command(short_help="Print the messages of a topic.")
 @click.argument("topic")
 @click.option("--from", "start", type=MOMENT, default="earliest", show_default=True, help=f"Where to begin: {moment_help}.")
@@ -81,21 +61,38 @@ def pull(options: _PullOptions) -> int:
     config = client_config(options.namesrv, options.timeout)
     if options.follow:
         logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
-    missing, output, printed = logging.getLogger(_MISSING), Output(as_json=options.as_json), _Printed()
+    missing, output, printed = logging.getLogger(_MISSING), Output(as_json=options.as_json), 0
+
+    async def print_messages() -> int:
+        nonlocal printed
+        async with (
+            PullConsumer(options.group, client=config) as consumer,
+            aclosing(consumer.read(options.topic, tags=options.tags, **chosen)) as messages,
+        ):
+            async for message in messages:
+                if options.verbose:
+                    output.line(headline(message))
+                output.body(body_bytes(message))
+                output.record(fields_of(message))
+                printed += 1
+                if printed == options.limit:
+                    break
+        return 0
+
     before = missing.level
     missing.setLevel(logging.WARNING)
     try:
-        return run(_pull(chosen, options, config, output, printed))
+        return run(print_messages())
     except Interrupted as error:
         if options.follow:
-            output.trouble(f"{printed.count} messages")
+            output.trouble(f"{printed} messages")
         return error.exit_code
     finally:
         missing.setLevel(before)
 
 
-def _range(options: _PullOptions) -> _Range:
-    """Return the part of the topic to print.
+def _range(options: _PullOptions) -> dict[str, Any]:
+    """Return the arguments of ``PullConsumer.read`` that say which part of the topic to print.
 
     Raises:
         UsageError: For options that contradict each other.
@@ -104,10 +101,9 @@ def _range(options: _PullOptions) -> _Range:
         raise click.UsageError("--follow has no end; leave out --to")
     if options.end == "earliest":
         raise click.UsageError("--to earliest leaves no message to print; give a later end")
-    topic = options.topic
-    queues = tuple(MessageQueue(topic, *queue) for queue in options.queues) or None
+    queues = tuple(MessageQueue(options.topic, *queue) for queue in options.queues) or None
     end = None if options.follow else _place("--to", "latest" if options.end is None else options.end, queues)
-    return _Range(topic, queues, _place("--from", options.start, queues), end)
+    return {"start": _place("--from", options.start, queues), "end": end, "queues": queues}
 
 
 def _place(option: str, given: str | int | datetime, queues: tuple[MessageQueue, ...] | None) -> Place:
@@ -116,24 +112,3 @@ def _place(option: str, given: str | int | datetime, queues: tuple[MessageQueue,
     if queues is None or len(queues) != 1:
         raise click.UsageError(f"{option} {given} is an offset and needs one --queue (epoch seconds are written @{given})")
     return {queues[0]: given}
-
-
-async def _pull(chosen: _Range, options: _PullOptions, config: ClientConfig, output: Output, printed: _Printed) -> int:
-    async with PullConsumer(options.group, client=config) as consumer:
-        found = consumer.read(
-            chosen.topic,
-            start=chosen.start,  # type: ignore[arg-type]  # MOMENT accepts the words of ``read`` only
-            end=chosen.end,  # type: ignore[arg-type]
-            tags=options.tags,
-            queues=chosen.queues,
-        )
-        async with aclosing(found) as messages:
-            async for message in messages:
-                if options.verbose:
-                    output.line(headline(message))
-                output.body(body_bytes(message))
-                output.record(fields_of(message))
-                printed.count += 1
-                if printed.count == options.limit:
-                    break
-    return 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from ..config import ClientConfig, name_servers
+from ..config import NAMESRV_ENVIRONMENT, ClientConfig, name_servers
 from ..credentials import Credentials
 from ..errors import ConfigError
 
@@ -60,7 +60,6 @@ class Mistakes:
             raise SeveralMistakesError(f"{len(self._found)} mistakes: {listed}", texts=tuple(self._found))
 
 
-NAMESRV_ENVIRONMENT = "NAMESRV_ADDR"
 _NO_SERVERS: Final[tuple[str, ...]] = ()
 _NO_KEYS: Final[tuple[str | None, str | None, str | None]] = (None, None, None)
 

@@ -136,7 +136,7 @@ OPTIONS: Final = (
     Option("vipChannel", _ALL, "false", "Send to the brokers' second port."),
 )  # fmt: skip
 
-_BY_NAME: Final = {name.lower(): option for option in OPTIONS for name in (option.name, *option.aliases)}
+BY_NAME: Final = {name.lower(): option for option in OPTIONS for name in (option.name, *option.aliases)}
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "triggerinterval"})
 """Options that Spark itself reads."""
 STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if option.uses == _STREAM) | _SPARKS_OWN
@@ -159,7 +159,7 @@ class OptionTexts:
             name = given.lower()
             if name in _SPARKS_OWN and use.startswith("streaming"):
                 continue
-            option = _BY_NAME.get(name)
+            option = BY_NAME.get(name)
             if option is None:
                 mistakes.add(self._unknown(given))
             elif use not in option.uses:
@@ -246,10 +246,10 @@ class OptionTexts:
         if (hint := kafka_names.option_of_kafka(given)) is not None:
             self._meant.update(option.name for option in OPTIONS if option.name in hint.split())
             return f"option {given!r} is Kafka's: {hint}"
-        near = difflib.get_close_matches(given.lower(), _BY_NAME, 1, 0.7)
+        near = difflib.get_close_matches(given.lower(), BY_NAME, 1, 0.7)
         if not near:
             return f"unknown option {given!r}; docs/spark.md lists all"
-        self._meant.add(meant := _BY_NAME[near[0]].name)
+        self._meant.add(meant := BY_NAME[near[0]].name)
         return f"unknown option {given!r}; is {meant} meant?"
 
 

@@ -15,12 +15,12 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from .._text import printable
 from .._threads import NoThreadError, start_thread
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rmq_async")
 
 T = TypeVar("T")
+C = TypeVar("C", bound="SparkReader | Producer")
 
 LOOK_EVERY: Final = 10.0
 """Seconds between two looks whether the loop of a call still runs."""
@@ -113,9 +114,7 @@ class Worker:
         if fresh:
             forget(access)
         access = current(access)
-        client = self._client(("read", access, group), lambda: SparkReader(group, client=client_config(access)), fresh)
-        assert isinstance(client, SparkReader)
-        return client
+        return self._client(("read", access, group), lambda: SparkReader(group, client=client_config(access)), fresh)
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
         """Return the producer of a group and cluster, with separate connections; timeouts are arguments of each send."""
@@ -126,7 +125,7 @@ class Worker:
         access = current(options.access)
         self._made += 1
         name = f"spark-{self.pid}-{self._made}"  # two producers of one group on shared connections would be an error
-        client = self._client(
+        return self._client(
             ("write", access, options.group, options.retries),
             lambda: Producer(
                 options.group,
@@ -137,8 +136,6 @@ class Worker:
             ),
             fresh,
         )
-        assert isinstance(client, Producer)
-        return client
 
     @contextmanager
     def using(self, client: Client) -> Iterator[None]:
@@ -179,7 +176,8 @@ class Worker:
             except BaseException:
                 logger.exception("the loop of Spark's worker was interrupted and goes on")
 
-    def _client(self, key: object, make: Any, fresh: bool) -> Client:
+    def _client(self, key: object, make: Callable[[], C], fresh: bool) -> C:
+        """Return the client of ``key``, which tells its kind, or one that ``make`` returns."""
         with self._lock:
             if fresh and (old := self._clients.pop(key, None)) is not None:
                 with suppress(RocketMQError):
@@ -189,7 +187,7 @@ class Worker:
             if kept is None:
                 kept = self._clients[key] = _Kept(self.run(_started(make)))
             kept.used = monotonic()
-            return kept.client
+            return cast("C", kept.client)
 
     def _close_unused(self, wanted: object) -> None:
         """Close the clients that were unused for ``IDLE`` seconds, and the longest unused ones beyond ``MOST``, on the loop.
@@ -205,8 +203,8 @@ class Worker:
                 self.start(_stopped(self._clients.pop(key).client))
 
 
-async def _started(make: Any) -> Client:
-    client: Client = make()
+async def _started(make: Callable[[], C]) -> C:
+    client = make()
     await client.start()
     return client
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,26 +27,26 @@ _TO_THE_RIGHT: Final = frozenset(
 
 def picture(figures: Figures, controls: Controls, height: int) -> RenderableType:
     """Return the view, cut to ``height`` lines or the fewest that it can have; end scrolling at the last row."""
-    rows = {table: controls.orders[table].sorted(getattr(figures, table), table) for table in TABLES}
-    room = _room({table: max(len(rows[table]), 1) for table in TABLES}, max(height - BESIDE_ROWS, LEAST * len(TABLES)))
-    parts: list[RenderableType] = [_state(figures, controls)]
-    for table in TABLES:
-        begin = min(controls.scrolled[table], max(len(rows[table]) - room[table], 0))
-        controls.scrolled[table] = begin
-        some = rows[table][begin : begin + room[table]]
-        parts.append(_title(table, figures, controls, begin, len(some), len(rows[table])))
-        parts.append(_table(table, some, controls))
-    parts.append(_keys(controls))
-    return Group(*parts)
+    lines = max(height - BESIDE_ROWS, LEAST * len(TABLES))
+    return Group(*_parts(figures, controls, lines), _keys(controls))
 
 
 def whole(figures: Figures, controls: Controls) -> RenderableType:
     """Return all rows, for a file or a pipe."""
-    parts: list[RenderableType] = [_state(figures, controls)]
+    return Group(*_parts(figures, controls, sys.maxsize))
+
+
+def _parts(figures: Figures, controls: Controls, lines: int) -> Iterator[RenderableType]:
+    """Yield the line of state, then title and table of each table, with up to ``lines`` rows in all."""
+    rows = {table: controls.orders[table].sorted(getattr(figures, table), table) for table in TABLES}
+    room = _room({table: max(len(rows[table]), 1) for table in TABLES}, lines)
+    yield _state(figures, controls)
     for table in TABLES:
-        rows: Sequence[Any] = controls.orders[table].sorted(getattr(figures, table), table)
-        parts += [_title(table, figures, controls, 0, len(rows), len(rows)), _table(table, rows, controls)]
-    return Group(*parts)
+        begin = min(controls.scrolled[table], max(len(rows[table]) - room[table], 0))
+        controls.scrolled[table] = begin
+        some = rows[table][begin : begin + room[table]]
+        yield _title(table, figures, controls, begin, len(some), len(rows[table]))
+        yield _table(table, some, controls)
 
 
 def _room(wanted: dict[str, int], lines: int) -> dict[str, int]:

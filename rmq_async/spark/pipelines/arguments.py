@@ -18,14 +18,13 @@ from rmq_async._threads import ThreadPool
 from rmq_async.admin import Admin
 from rmq_async.errors import BrokerNotFoundError, ConfigError
 from rmq_async.spark.connection import Access, client_config
-from rmq_async.spark.options import OPTIONS, Use, read_options
+from rmq_async.spark.options import BY_NAME, Use, read_options
 from rmq_async.spark.renewal import current
 from rmq_protocol.constants import MASTER_ID
 
 T = TypeVar("T")
 
 _SUBJECTS: Final = frozenset({"topic", "subscribe", "subscribepattern", "assign"})
-_USES: Final = {name.lower(): option.uses for option in OPTIONS for name in (option.name, *option.aliases)}
 
 
 def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[str, str]:
@@ -33,7 +32,8 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 
     The options of ``over`` that are not None replace or join them.
     """
-    fitting = {name: value for name, value in options.items() if use in _USES.get(name.lower(), (use,))}
+    others = {name for name, option in BY_NAME.items() if use not in option.uses}
+    fitting = {name: value for name, value in options.items() if name.lower() not in others}
     chosen = {name: str(value) for name, value in over.items() if value is not None}
     lower = {name.lower() for name in chosen}
     return {name: value for name, value in fitting.items() if name.lower() not in lower} | chosen
