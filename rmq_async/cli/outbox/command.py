@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -55,16 +56,24 @@ def _database_url(database: str | None) -> str:
     return found
 
 
-def _with_table(database: str | None, table: str, work: Callable[[Store], Awaitable[int]]) -> int:
-    """Run ``work`` on the table and return its exit code."""
-    url = _database_url(database)
-    from .database import connected
+def _table_command(work: Callable[..., Awaitable[int]]) -> Callable[..., int]:
+    """Add the options of a table to a coroutine function that returns an exit code, and make a command of it.
 
-    async def on_table() -> int:
-        async with connected(url, table) as (_, store):
-            return await work(store)
+    The function gets the store of the table, the output, and the values of the command's own options and arguments by name.
+    """
 
-    return run(on_table())
+    @wraps(work)
+    def call(*, database: str | None, table: str, as_json: bool, **given: Any) -> int:
+        url = _database_url(database)
+        from .database import connected
+
+        async def on_table() -> int:
+            async with connected(url, table) as (_, store):
+                return await work(store, Output(as_json=as_json), **given)
+
+        return run(on_table())
+
+    return _table_options(json_option(call))
 
 
 @click.group(invoke_without_command=True, short_help="Relay the messages of an outbox, and look after its table.")
@@ -80,23 +89,17 @@ def outbox(context: click.Context) -> int:
 
 @outbox.command(short_help="Print how many messages are pending, sent and failed.")
 @seconds_option("--fail-above", help="Exit code 1 if a message is pending for longer.")
-@_table_options
-@json_option
-def status(fail_above: float | None, database: str | None, table: str, as_json: bool) -> int:
+@_table_command
+async def status(store: Store, output: Output, fail_above: float | None) -> int:
     """Print how many messages are pending and since when, how many are sent and not purged, and how many have failed for good."""
-    output = Output(as_json=as_json)
+    from .report import print_status
 
-    async def work(store: Store) -> int:
-        from .report import print_status
-
-        found = await store.status()
-        print_status(output, found)
-        if fail_above is None or found.oldest_age <= fail_above:
-            return 0
-        output.trouble(f"outbox: a message is pending for {found.oldest_age:,.1f} s, the limit is {fail_above:g} s")
-        return FAILED
-
-    return _with_table(database, table, work)
+    found = await store.status()
+    print_status(output, found)
+    if fail_above is None or found.oldest_age <= fail_above:
+        return 0
+    output.trouble(f"outbox: a message is pending for {found.oldest_age:,.1f} s, the limit is {fail_above:g} s")
+    return FAILED
 
 
 @outbox.command(short_help="Send what is pending, until SIGTERM or Ctrl-C.")
@@ -130,55 +133,45 @@ def relay(options: RelayOptions) -> int:
     return rmq_async.run(run_relay(url, options, client, Output(as_json=options.as_json)))
 
 
+def _check_chosen(context: click.Context, _: click.Parameter, ids: tuple[int, ...]) -> tuple[int, ...]:
+    if ids and context.params["all_failed"]:
+        raise click.UsageError("give IDs of rows or --all-failed, not both")
+    if not ids and not context.params["all_failed"]:
+        raise click.UsageError("no rows to retry are named: give their IDs or --all-failed")
+    return ids
+
+
 @outbox.command(short_help="Send messages again that have failed.")
-@click.argument("ids", nargs=-1, type=click.IntRange(1, _LARGEST_ID), metavar="[ID]...")
-@click.option("--all-failed", is_flag=True, help="All that have failed for good.")
-@_table_options
-@json_option
-def retry(ids: tuple[int, ...], all_failed: bool, database: str | None, table: str, as_json: bool) -> int:
+@click.argument("ids", nargs=-1, type=click.IntRange(1, _LARGEST_ID), metavar="[ID]...", callback=_check_chosen)
+@click.option("--all-failed", is_flag=True, is_eager=True, help="All that have failed for good.")  # IDs are checked after it
+@_table_command
+async def retry(store: Store, output: Output, ids: tuple[int, ...], all_failed: bool) -> int:
     """Make messages due now: the rows with these IDs, or with --all-failed all that have failed for good.
 
     A row with an ID must be pending or have failed for good. Exit code 1 if one is neither: it is not in the table, sent, or being
     sent.
     """
-    if bool(ids) == all_failed:
-        raise click.UsageError(
-            "give IDs of rows or --all-failed, not both"
-            if ids
-            else "no rows to retry are named: give their IDs or --all-failed"
-        )
-    output = Output(as_json=as_json)
     chosen = sorted(set(ids))
-
-    async def work(store: Store) -> int:
-        count = await store.retry(None if all_failed else chosen)
-        output.record({"retried": count})
-        output.line(f"{count:,} due again")
-        if all_failed or count == len(chosen):
-            return 0
-        output.trouble(
-            f"outbox: {len(chosen) - count:,} of {len(chosen):,} rows stay as they are: missing, sent already, or being sent"
-        )
-        return FAILED
-
-    return _with_table(database, table, work)
+    count = await store.retry(None if all_failed else chosen)
+    output.record({"retried": count})
+    output.line(f"{count:,} due again")
+    if all_failed or count == len(chosen):
+        return 0
+    output.trouble(
+        f"outbox: {len(chosen) - count:,} of {len(chosen):,} rows stay as they are: missing, sent already, or being sent"
+    )
+    return FAILED
 
 
 @outbox.command(short_help="Delete messages that were sent long ago.")
 @click.option("--older-than", type=AGE, required=True, help="Such as 7d, 12h, 30m or 90s: time since they were sent or failed.")
 @click.option("--failed", is_flag=True, help="Delete FAILED messages instead of SENT ones; they are lost.")
-@_table_options
-@json_option
-def purge(older_than: float, failed: bool, database: str | None, table: str, as_json: bool) -> int:
+@_table_command
+async def purge(store: Store, output: Output, older_than: float, failed: bool) -> int:
     """Delete messages that were sent or, with --failed, failed for good longer than --older-than ago, a thousand in a transaction.
     There is no confirmation.
     """
-    output = Output(as_json=as_json)
-
-    async def work(store: Store) -> int:
-        count = await store.purge(older_than, failed=failed)
-        output.record({"purged": count})
-        output.line(f"{count:,} deleted")
-        return 0
-
-    return _with_table(database, table, work)
+    count = await store.purge(older_than, failed=failed)
+    output.record({"purged": count})
+    output.line(f"{count:,} deleted")
+    return 0

@@ -116,18 +116,15 @@ class Arrivals:
         """
         until = monotonic() + PATIENCE
         while True:
-            found: int | None = None
-            trouble: RocketMQError | None = None
             try:
                 found = self.count()
+                if found is None or found >= expected or monotonic() >= until:
+                    return found
             except RocketMQError as error:
-                trouble = error
-            if monotonic() >= until or (trouble is None and (found is None or found >= expected)):
-                break
+                if monotonic() >= until:
+                    logger.warning("the growth of the topics is not known: %s", printable(error))
+                    return None
             sleep(0.05)
-        if trouble is not None:
-            logger.warning("the growth of the topics is not known: %s", printable(trouble))
-        return found
 
     async def _ends(self, admin: Admin) -> int | None:
         total = 0
