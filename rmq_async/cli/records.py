@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import sys
-from base64 import b64decode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from zlib import crc32
@@ -147,7 +146,7 @@ def _body(record: _Record) -> bytes:
         return record.body.encode()
     assert record.body_base64 is not None
     try:
-        return b64decode(record.body_base64, validate=True)
+        return base64.b64decode(record.body_base64, validate=True)
     except ValueError as error:
         raise ValueError(f"body_base64 is not Base64: {error}; encode it as rmq pull --json does") from None
 

@@ -158,18 +158,11 @@ def _flat(option: str, data: Any) -> dict[MessageQueue, Any]:
     return found
 
 
-class KafkaFormError(ConfigError):
-    """An option names queues of ``topic`` as Kafka's partitions, by number alone."""
-
-    def __init__(self, message: str = "", *, topic: str = "", **details: Any) -> None:
-        super().__init__(message, **details)
-        self.topic = topic
-
-
-def _kafkas(option: str, topic: str, example: Mapping[str, Any]) -> KafkaFormError:
+def _kafkas(option: str, topic: str, example: Mapping[str, Any]) -> ConfigError:
+    """Return the error of an option that names queues of ``topic`` as Kafka's partitions, by number alone."""
     given = dict(itertools.islice(example.items(), 3))
     text = f"option {option}: {printable(topic)}: a queue is named by its broker too, as each broker numbers its own; write"
-    return KafkaFormError(f"{text} {printable(json.dumps(given))} with the names of your brokers", topic=topic)
+    return ConfigError(f"{text} {printable(json.dumps(given))} with the names of your brokers")
 
 
 def _object(option: str, data: Any) -> dict[str, Any]:

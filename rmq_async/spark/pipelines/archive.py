@@ -66,10 +66,7 @@ class ArchiveSummary:
     compacted: int
     seconds: float
     offsets: Mapping[str, tuple[int, int]]
-
-    @property
-    def failed(self) -> bool:
-        return False
+    failed: bool = False
 
 
 def archive(

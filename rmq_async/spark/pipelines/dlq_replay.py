@@ -72,10 +72,7 @@ class Replayed:
     no_target: int = 0
     topics: Mapping[str, int] = field(default_factory=dict)
     missing_topics: tuple[str, ...] = ()
-
-    @property
-    def failed(self) -> bool:
-        return False
+    failed: bool = False
 
 
 def replay_dead_letters(
