@@ -408,7 +408,7 @@ def test_idle_query_of_spark_and_one_that_fails(
         query.stop()
         listener.close()
     (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR and record.name == LOG]
-    assert message.startswith(f"query {failing.id} ended with an error: topic {topic}-absent not found")
+    assert message.startswith(f"query {failing.id} ended with an error: topic {topic}-absent was not found")
     assert "\tat " not in message
     assert "Traceback" not in message
     assert "not to be seen" not in caplog.text

@@ -181,7 +181,9 @@ class TestQueuesComeAndGo:
         planner.begin()
         with (
             worker_of_its_own(),
-            pytest.raises(RocketMQError, match=r"topic u not found|u/broker-a/0: the queue is gone; offsets 0 to 2 were to be"),
+            pytest.raises(
+                RocketMQError, match=r"topic u was not found|u/broker-a/0: the queue is gone; offsets 0 to 2 were to be"
+            ),
         ):
             planner.partitions()
 
