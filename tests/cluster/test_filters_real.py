@@ -93,7 +93,7 @@ async def test_start_names_condition_broker_and_place(feature_cluster: RealClust
     consumer.subscribe(topic, print, sql="a > 'x'")
     with pytest.raises(ConfigError) as failed:
         await consumer.start()
-    assert f"broker broker-a cannot read the sql filter \"a > 'x'\" of topic {topic}" in str(failed.value)
+    assert f"broker broker-a cannot parse the sql filter \"a > 'x'\" of topic {topic}" in str(failed.value)
     assert "cannot be compared" in str(failed.value)
     assert failed.value.code == 23
 

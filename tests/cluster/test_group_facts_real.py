@@ -61,7 +61,7 @@ async def test_member_of_a_group_that_the_broker_may_not_create_does_not_start(
         try:
             await asked(admin, address, RequestCode.UPDATE_BROKER_CONFIG, b"autoCreateSubscriptionGroup=false\n")
             with pytest.raises(
-                SubscriptionGroupNotExistError, match=f"group {group} is not there, and the broker creates none"
+                SubscriptionGroupNotExistError, match=f"group {group} does not exist, and the broker does not create it"
             ):
                 await member.start()
             await admin.create_group(group)

@@ -54,8 +54,8 @@ def test_every_difference_is_a_conflict_with_both_sides() -> None:
         SubscriptionConflict("C", "a", "SQL92: a"),
         SubscriptionConflict("E", None, "e"),
     )
-    taken, same = "members miss messages", "all members need the same"
-    assert str(found[0]) == f"this member is CLUSTERING, another one BROADCASTING; {taken}; {same} model"
+    taken, same = "members miss messages", "give all members the same"
+    assert str(found[0]) == f"this member is CLUSTERING, another one is BROADCASTING; {taken}; {same} model"
     texts = [
         "topic A: this member subscribes to 'x', another one to nothing",
         "topic B: this member subscribes to '*', another one to 'y || z'",
@@ -76,7 +76,7 @@ def test_pull_consumer_with_the_name_of_a_group_is_a_conflict() -> None:
     by_offset = ConsumerConnection(consume_type="CONSUME_ACTIVELY", message_model="CLUSTERING")
     (found,) = compare(member(build_subscription("T")), by_offset)
     assert (found.topic, found.theirs) == (BY_OFFSET, "a PullConsumer, or a pull consumer of Java")
-    assert "members leave queues to it which it may not read; members miss messages; give it a group of its own" in str(found)
+    assert "members leave queues to it which it may not read; members miss messages; give it a separate group" in str(found)
     subscribed = ConsumerConnection(
         consume_type="CONSUME_ACTIVELY", message_model="CLUSTERING", subscription_table={"T": build_subscription("T")}
     )  # Java's lite pull consumer that shares the queues

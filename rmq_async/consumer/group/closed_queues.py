@@ -1,8 +1,8 @@
-"""Queues that brokers put messages into and that no member can read, by the routes in use and by the settings of the group.
+"""Finds queues that brokers write to and no member can read, from the routes in use and the settings of the group.
 
-An operator has taken the permission to read from a topic or a broker; a topic has fewer queues to read than to write; or the
-group has more retry queues than its retry topic: a broker puts failed messages into any of ``retryQueueNums`` queues, and creates
-the topic only once.
+There are three causes. An operator has removed the read permission of a topic or a broker. A topic has fewer read queues than
+write queues. Or the group has more retry queues than its retry topic, because a broker puts failed messages into any of
+``retryQueueNums`` queues but creates the topic only once.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from .settings import GroupLimits, settings_in_table
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 60.0
-"""Seconds between two looks at the settings of the group."""
+"""Seconds between two checks of the group's settings."""
 SPACING: Final = 1.0
-"""Seconds between two looks at least: one requests the route of the retry topic, and a changed route asks for the next."""
+"""Minimum seconds between two checks. A check requests the route of the retry topic, and a changed route triggers a check."""
 OLD_EVERY: Final = 1800.0
-"""The same for brokers before 5.0, which return the settings of all groups only."""
+"""Seconds between two checks at a broker before version 5.0, which can only return the settings of all groups."""
 MOST_COUNTED: Final = 64
-"""Retry queues of one broker beyond the retry topic that are asked for the number of their messages."""
+"""Maximum number of unreadable retry queues at one broker whose messages are counted."""
 
 
 class Closed(NamedTuple):
     """Queues of a topic (name on the wire) at a broker that no member can read.
 
     Attributes:
-        numbers: Their ids.
-        perm: The permission in the route; None where reading is permitted, and the topic has fewer queues to read than to
-            write.
+        numbers: The ids of the queues.
+        perm: The permission in the route. None if reading is permitted, but the topic has fewer read queues than write queues.
     """
 
     topic: str
@@ -53,7 +52,7 @@ class Closed(NamedTuple):
 
 
 def closed_brokers(topic: str, route: TopicRouteData) -> list[Closed]:
-    """Return the queues of a route that take messages, and cannot be read. Permissions do not count for a static topic."""
+    """Return the queues of a route that can be written but not read. Permissions do not apply to a static topic."""
     if route.topic_queue_mapping_by_broker:
         return []
     found: list[Closed] = []
@@ -71,7 +70,8 @@ class ClosedQueues:
     """The closed queues of a member's topics (names on the wire).
 
     Args:
-        group: Its name on the wire.
+        topics: Names of the topics on the wire.
+        group: Name of the group on the wire.
 
     Attributes:
         limits: The settings of the group; None for a member that reads no retry topic.
@@ -84,17 +84,17 @@ class ClosedQueues:
         self._group = group
         self.limits: GroupLimits | None = None
         self._tables: dict[str, tuple[float, SubscriptionGroupConfig]] = {}
-        """Broker -> monotonic time at which it was asked for the settings of all groups, and the settings of this group."""
+        """By broker: the monotonic time of the last request for the settings of all groups, and the settings of this group."""
         self._problems: dict[tuple[str, str, ProblemCode], Problem] = {}
         self._grown = asyncio.Event()
         """An event that is set when the route of the retry topic has changed."""
 
     def problems(self) -> list[Problem]:
-        """Return the problems of the last looks. It may be called from any thread."""
+        """Return the problems that the last checks found. May be called from any thread."""
         return [*self._problems.copy().values()]
 
     async def run(self) -> None:
-        """Look at once, and at the settings of the group each LOOK_EVERY seconds and after changes; never returns."""
+        """Check now, and then every LOOK_EVERY seconds and after changes of the retry topic's route. Never return."""
         while True:
             self.look()
             if self.limits is not None:
@@ -112,11 +112,11 @@ class ClosedQueues:
             self._grown.set()
 
     def has(self, queue: MessageQueue) -> bool:
-        """Return whether a queue is at a broker where its topic cannot be read. It may be called from any thread."""
+        """Return whether a queue is at a broker where its topic cannot be read. May be called from any thread."""
         return (queue.topic, queue.broker_name, ProblemCode.UNREADABLE_TOPIC) in self._problems
 
     def look(self) -> None:
-        """Look at the routes in use; log what has changed."""
+        """Check the routes in use, and log changes."""
         routes = [self._instance.routes.cached(topic) for topic in self._topics]
         found = [closed for route in routes if route is not None for closed in closed_brokers(route.topic, route.data)]
         self._note(ProblemCode.UNREADABLE_TOPIC, {(each.topic, each.broker): self._text(each) for each in found})
@@ -125,7 +125,7 @@ class ClosedQueues:
         topic, queues = self._instance.names.shown(closed.topic), _listed(closed.numbers)
         if closed.perm is None:
             return (
-                f"topic {topic} has fewer queues to read than to write on broker {closed.broker}: messages in {queues} reach no "
+                f"topic {topic} has fewer read queues than write queues on broker {closed.broker}: messages in {queues} reach no "
                 "member; give it as many read queues as write queues"
             )
         return (
@@ -140,7 +140,9 @@ class ClosedQueues:
             return
 
         async def look(broker: str) -> str | None:
-            """Return the text of the gap at a broker, "" without one; None if the broker does not answer."""
+            """Return a message about missing queues at a broker, or "" if none are missing. Return None if the broker does not
+            respond.
+            """
             settings = await limits.settings(broker, topic) or await self._old_settings(broker, topic)
             if settings is None:
                 return None
@@ -166,22 +168,23 @@ class ClosedQueues:
         self._note(code, gaps)
 
     async def _old_settings(self, broker: str, topic: str) -> SubscriptionGroupConfig | None:
-        """Return the settings at a broker that cannot return the settings of a single group; ask for all at intervals of
-        OLD_EVERY, until the group is among them at each look.
+        """Return the settings at a broker that cannot return the settings of a single group.
+
+        The settings of all groups are requested every OLD_EVERY seconds; until they contain the group, at each check.
         """
         known, now = self._tables.get(broker), machine.monotonic()
         if known is not None and now - known[0] < OLD_EVERY:
             return known[1]
         found = await settings_in_table(self._instance, self._group, broker, topic, self._instance.config.request_timeout)
-        if found is not None:  # else the broker has not answered, or has not made the group yet
+        if found is not None:  # else the broker has not responded, or has not created the group yet
             self._tables[broker] = now, found
         return found
 
     def _no_retry_queue(self, broker: str) -> str:
         group = self._instance.names.display_name(self._group)
         return (
-            f"group {group} has no retry queue on broker {broker}, which drops the messages that fail, and answers that they are "
-            f"stored; create_group(retry_queue_nums=1) or rmq group create {group} --retry-queues 1 gives it one"
+            f"group {group} has no retry queue on broker {broker}, so the broker drops messages that fail, although it reports "
+            f"that they are stored; create_group(retry_queue_nums=1) or rmq group create {group} --retry-queues 1 adds one"
         )
 
     async def _retry_text(self, topic: str, broker: str, numbers: range) -> str:
@@ -191,18 +194,18 @@ class ClosedQueues:
             for number in counted:
                 queue = MessageQueue(topic, broker, number)
                 count += await max_offset(self._instance, queue, any_replica=False, timeout=timeout)
-            messages = f"{count} failed messages, and those to come,"
+            messages = f"{count} failed messages, and all further ones,"
         except RocketMQError:
             messages = "failed messages"
         group = self._instance.names.display_name(self._group)
         return (
             f"group {group} has {numbers.stop} retry queues on broker {broker}, and its retry topic has {numbers.start}: "
             f"{messages} in {_listed(numbers)} reach no member; create_group(retry_queue_nums={numbers.stop}) or rmq group "
-            f"create {group} --retry-queues {numbers.stop} makes the topic grow"
+            f"create {group} --retry-queues {numbers.stop} adds the missing queues"
         )
 
     def _note(self, code: ProblemCode, texts: dict[tuple[str, str], str]) -> None:
-        """Replace the problems of a code; log each new text, and each end of a problem."""
+        """Replace the problems of a code. Log each new or changed problem, and the end of each problem."""
         for (topic, broker), text in texts.items():
             known = self._problems.get((topic, broker, code))
             if known is None or known.text != text:
@@ -215,7 +218,7 @@ class ClosedQueues:
 
 
 def _readable(instance: ClientInstance, topic: str, broker: str) -> int:
-    """Return the number of queues to read that the route in use has at a broker."""
+    """Return the number of read queues at a broker in the route in use."""
     route = instance.routes.cached(topic)
     numbers = [] if route is None else [each.read_queue_nums for each in route.data.queue_datas if each.broker_name == broker]
     return max(numbers, default=0)

@@ -1,21 +1,21 @@
-"""Commits: the watermark of each held queue goes to its broker, which keeps it as the group's offset."""
+"""Commits. The watermark of each held queue is sent to its broker, which keeps it as the group's offset."""
 
-# Each ``commit_interval`` the queues whose watermark has moved are committed; brokers answer each commit, and each queue has
-# one in flight at most. Each broker has rounds of its own, as those of a silent one take long. All held queues are committed once
-# per ``rebalance_interval``: brokers accept offsets from any client, and otherwise a stale offset of a former owner would stay. A
-# commit without a response may reach its broker after a later one, over a connection that was blocked: for a minute its queue is
-# committed in each round.
+# Every ``commit_interval``, the queues whose watermark has moved are committed. Brokers respond to each commit, and each queue
+# has at most one commit in flight. Each broker has separate rounds, because a round at a silent broker takes long. Once per
+# ``rebalance_interval``, all held queues are committed: brokers accept offsets from any client, and otherwise a stale offset of a
+# former owner would stay. A commit without a response may still be in a blocked connection and reach its broker after a later
+# commit, so its queue is committed in each round for a minute.
 #
-# A broker's confirmation is worth no more than its process. The replicas of 5.5.0 do not copy offsets in time, so a new master
-# knows none, and a broker that has crashed lacks those of its last seconds. Both are reached over another connection than the
-# one that has confirmed an offset: after that, the next round commits the queue again, and the last commit of a queue that was
-# read is always sent.
+# The confirmation of a broker holds only as long as the broker's process. The replicas of 5.5.0 do not copy offsets in time, so a
+# new master has no offsets, and a broker that has crashed lacks the offsets of its last seconds. Both are reached over a new
+# connection. So if the connection is not the one that confirmed an offset, the next round commits the queue again. The last
+# commit of a queue that was read is always sent.
 #
-# Behind another connection may also be a store that has lost messages which this member has handled, and has others at their
-# offsets. Its watermark is committed only when a look has shown that it has these, or this member has gone back (``make_sure``):
-# else the next member would begin above what is stored since. A member that is given a queue for a moment, while a broker lists the
-# members one by one, knows nothing of a loss: of a queue that it has not read it sends a last commit only to a master that has no
-# offset of the group.
+# Behind a new connection, there may also be a store that has lost messages which this member has handled, and has other messages
+# at their offsets. The watermark is committed only after a check has found the handled messages, or this member has moved back
+# (``make_sure``). Otherwise the next member would begin above the messages that were stored since the loss. A member that holds a
+# queue only for a moment, while a broker lists the members one by one, knows nothing of a loss. For a queue that it has not read,
+# it therefore sends a last commit only to a master that has no offset of the group.
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ logger = logging.getLogger(__name__)
 AT_ONCE: Final = 16
 """Maximum number of commits in flight to one broker."""
 GAP: Final = 5.0
-"""Seconds without a turn of the loop after which the locks are confirmed before the next commit."""
+"""Seconds for which the event loop may be blocked. After a longer block, the locks are confirmed before the next commit."""
 
 
 DOUBT: Final = 60.0
-"""Seconds for which a commit without an answer may still reach its broker."""
+"""Seconds for which a commit without a response may still reach its broker."""
 LOOK_TIME: Final = 3.0
-"""Maximum seconds for which a round waits for the look at a queue before its commit; the next round waits again."""
+"""Maximum seconds for which a round waits for the check of a queue before its commit. The next round waits again."""
 ROUTE_TIME: Final = 1.0
-"""Maximum seconds for the look whether a queue's broker has another master, before the queue's last commit."""
+"""Maximum seconds to find out whether a queue's broker has a new master, before the last commit of the queue."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
 
 
 class Doubts:
-    """The queues with a commit that had no answer, for DOUBT seconds.
+    """The queues with a commit that had no response in the last DOUBT seconds.
 
-    They outlast the queue's stay with this member and the stop of the consumer: this member may read the queue again, while the
-    commit is still under way.
+    An entry is kept when the queue leaves this member, and after the consumer stops: this member may read the queue again while the
+    commit is still in flight.
     """
 
     __slots__ = ("_since",)
@@ -86,6 +86,7 @@ class Commits:
         group: Name of the group on the wire.
         held: Returns the queues to commit.
         owns: Returns whether this member may still write the offset of a queue.
+        doubts: The queues with commits that had no response.
     """
 
     def __init__(
@@ -103,20 +104,20 @@ class Commits:
         self.count = 0
         """Number of offsets that brokers have confirmed."""
         self._errors: dict[str, str] = {}
-        """Broker name -> an error of its last round, or of the one under way; only of brokers with one."""
+        """By broker name: an error of the last or current round. Brokers without an error have no entry."""
         self._doubts = doubts
         self.spawn: Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
         self._looks: dict[HeldQueue, asyncio.Future[bool | RocketMQError]] = {}
-        """Looks that are under way before commits, with what they will have found: whether they have ended, or an error."""
+        """Running checks of queues before their commits. The result of a future is whether the check has ended, or an error."""
         self.is_sure: Callable[[HeldQueue], bool] = _sure
-        """Returns whether a queue has what this member has read, by the present connection to its broker, as far as it is known."""
+        """Returns whether a check over the current connection to the broker has found the messages that this member has read."""
         self.make_sure: Callable[[HeldQueue, float], Awaitable[None]] = _made_sure
-        """Looks at a queue until it is sure, and moves it if messages are lost; the second argument: seconds in which an end below
-        its offset is looked up, at most. Raises the errors of the requests."""
+        """Checks a queue until it is sure, and moves the queue if messages are lost. The second argument is the maximum number of
+        seconds for the checks of an end below the queue's offset. Raises the errors of the requests."""
 
     @property
     def error(self) -> str | None:
-        """An error of the last round at some broker; None where no broker's last round had one. From any thread."""
+        """An error of the last round at some broker; None if no broker has one. May be read from any thread."""
         return next(iter([*self._errors.values()]), None)
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
@@ -125,7 +126,7 @@ class Commits:
         Args:
             interval: Seconds between two rounds.
             full_interval: Seconds between two rounds that commit all queues.
-            after_gap: Awaited where the loop was blocked for longer than GAP.
+            after_gap: Awaited after the loop was blocked for longer than GAP.
         """
         first_full, full_at = machine.monotonic() + full_interval, dict[str, float]()
         under_way: set[str] = set()
@@ -149,7 +150,7 @@ class Commits:
             if late > GAP:
                 logger.warning(
                     "the event loop did not run for %.1f s, because a function blocked it or the process was suspended: the locks "
-                    "of the queues are confirmed before the next commit; run what blocks in a thread",
+                    "of the queues are confirmed before the next commit; run blocking code in a thread",
                     late,
                 )
                 await after_gap()
@@ -165,11 +166,12 @@ class Commits:
     async def round(
         self, brokers: Iterable[str] | None = None, *, wait: bool = False, failures: list[RocketMQError] | None = None
     ) -> None:
-        """Commit the owned queues of ``brokers``, None for all, whose watermark is not confirmed: it has moved, an older commit
-        may still arrive, or the broker may be another process than at the confirmation.
+        """Commit the owned queues whose watermark is not confirmed: it has moved, an older commit may still arrive, or another
+        process may have taken the place of the broker since the confirmation.
 
         Args:
-            wait: As for ``commit``.
+            brokers: The brokers of the queues; None for all brokers.
+            wait: The argument of ``commit``.
             failures: A list that receives the errors.
         """
         by_broker = self._by_broker()
@@ -192,7 +194,7 @@ class Commits:
         """Make a round at one broker.
 
         Args:
-            full: True commits all owned queues.
+            full: Whether to commit all owned queues.
         """
         due = [each for each in queues if self._may(each) and (full or not self._is_confirmed(each))]
         was_failing, failed = broker in self._errors, 0
@@ -220,7 +222,7 @@ class Commits:
             )
 
     def _by_broker(self) -> Mapping[str, list[HeldQueue]]:
-        """Return the held queues by broker, and forget errors of other brokers."""
+        """Return the held queues by broker, and remove the errors of brokers that have no held queue."""
         found = defaultdict[str, list[HeldQueue]](list)
         for held in self._held():
             found[self._instance.routes.broker_of(held.queue)].append(held)
@@ -229,20 +231,18 @@ class Commits:
         return found
 
     async def now(self) -> None:
-        """Commit the queues whose watermark is not confirmed. Raise the first error, after all requests."""
+        """Commit the queues whose watermark is not confirmed. Raise the first error after all requests have ended."""
         failures: list[RocketMQError] = []
         await self.round(wait=True, failures=failures)
         if failures:
             raise failures[0]
 
     async def commit(self, held: HeldQueue, *, wait: bool = False) -> None:
-        """Commit one queue; return when its broker has answered.
-
-        Raise the error of the request.
+        """Commit one queue; return when its broker has responded. The error of the request propagates.
 
         Args:
-            wait: True waits for a commit in flight, and commits the watermark unless that is done; False makes no commit while
-                one is in flight.
+            wait: If a commit is in flight, True waits for it and then commits the watermark if that is still necessary; False
+                does nothing.
         """
         if held.committing.locked() and not wait:
             return
@@ -253,9 +253,9 @@ class Commits:
                 await self._send(held)
 
     async def _look(self, held: HeldQueue, limit: float | None) -> bool:
-        """Look at a queue; return whether the look has ended.
+        """Check a queue; return whether the check has ended.
 
-        After ``limit`` seconds (None: no limit) return False: the look continues, and the next call waits for it.
+        Return False after ``limit`` seconds (None for no limit). The check then continues, and the next call waits for it.
         """
         look = self._looks.get(held)
         if look is None:
@@ -282,7 +282,7 @@ class Commits:
             look.set_result(False)
 
     async def _send(self, held: HeldQueue) -> bool:
-        """Commit the watermark; return False without a commit if the queue has left this member during the wait."""
+        """Commit the watermark. Return False, without a commit, if the queue has left this member meanwhile."""
         if not self._may(held):
             return False
         offset, connection = held.progress.watermark, self.connection(held)
@@ -303,14 +303,14 @@ class Commits:
         return held.is_owned and self._owns(held.queue)
 
     def _is_confirmed(self, held: HeldQueue) -> bool:
-        """Return whether the watermark is committed at the present master, as far as this member can know."""
+        """Return whether the watermark is committed at the current master, as far as this member can know."""
         if held.committed != held.progress.watermark or held.queue in self._doubts:
             return False
         return not self._instance.is_replaced(self._instance.routes.broker_of(held.queue), held.confirmed_by)
 
     async def _is_left_alone(self, held: HeldQueue) -> bool:
-        """Return whether nothing was read of a queue whose present master has an offset of the group, that no late commit of this
-        member replaces.
+        """Return whether to send no last commit: nothing was read of the queue, the current master has an offset of the group,
+        and no late commit of this member can replace that offset.
         """
         if held.queue in self._doubts or not held.progress.next == held.begun == held.committed:
             return False
@@ -324,13 +324,16 @@ class Commits:
         return self._instance.open_connection(self._instance.routes.broker_of(held.queue), any_replica=False)
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Commit a queue that is given up or moved, also if its watermark is confirmed. If nothing was read of it, only a master
-        without an offset of the group gets one.
+        """Commit a queue that is being given up or moved, even if its watermark is already confirmed. If nothing was read of the
+        queue, commit only to a master that has no offset of the group.
 
-        Repeat the commit after an error: the broker may have no master at the moment.
+        The commit is repeated after errors, because the broker may have no master for a while.
+
+        Args:
+            deadline: Returns the monotonic time at which to give up. The time may change while this method waits.
 
         Returns:
-            Whether a broker has confirmed the watermark by ``deadline()``, a monotonic time, which may come nearer meanwhile.
+            Whether a broker has confirmed the watermark by ``deadline()``, or no commit was necessary.
         """
         routes = self._instance.routes
         await routes.renew(held.queue.topic, min(deadline(), machine.monotonic() + ROUTE_TIME))
@@ -347,36 +350,38 @@ class Commits:
                         await self.make_sure(held, left / 2)
                     async with held.committing:
                         sent = await self._send(held)
-            except RocketMQError as error:  # a RequestTimeoutError, which is a TimeoutError too, among them
+            except RocketMQError as error:  # before TimeoutError, because a RequestTimeoutError is both
                 if isinstance(error, TopicNotExistError) and _is_unread_retry(held):
-                    return True  # a new master that has not copied the topic yet
+                    return True  # the master is new and has not copied the topic yet
                 if not failed:
                     text = printable(error, 500)
                     logger.warning("the last offset of %s was not committed; trying again: %s", held.shown, text)
                 failed = True
                 await asyncio.sleep(min(pauses.next(), max(deadline() - machine.monotonic(), 0.0)))
             except TimeoutError:
-                continue  # a stop may have begun meanwhile, which leaves more time
+                continue  # a stop that has begun meanwhile may have moved the deadline
         return True
 
     def report_last(self, held: HeldQueue) -> None:
-        """Log that ``commit_last`` failed: as an error, unless another member may have the queue."""
+        """Log that ``commit_last`` failed. The level is ERROR, or WARNING if another member may have the queue."""
         offset, shown = held.progress.watermark, held.shown
         if held.state is QueueState.LOST:
             logger.warning(
-                "the last offset %d of %s was not committed, because the lock was lost before: messages below it may be "
-                "repeated, which handlers must allow for", offset, shown,
+                "the last offset %d of %s was not committed, because the lock was lost before; messages below it may be "
+                "repeated, so handlers must be idempotent", offset, shown,
             )  # fmt: skip
             return
         logger.error(
-            "the last offset %d of %s was not committed in time: the next member begins at an older one, or, if a new master knows "
-            "none of the group, where start_from says. When the broker has a master, compare rmq group lag, and move the group by "
-            "rmq group reset; raise stop_timeout if an election takes longer", offset, shown,
+            "the last offset %d of %s was not committed in time; the next member begins at an older offset or, if a new master "
+            "has no offset of the group, at start_from. When the broker has a master, compare the output of rmq group lag, and "
+            "move the group with rmq group reset; raise stop_timeout if an election takes longer", offset, shown,
         )  # fmt: skip
 
 
 def _is_unread_retry(held: HeldQueue) -> bool:
-    """Return whether nothing was read of a retry queue, where each member begins with the first message without an offset, too."""
+    """Return whether a queue belongs to a retry topic and nothing was read of it. Without an offset, a member begins there with the
+    first message, too.
+    """
     return not held.progress.watermark and held.queue.topic.startswith(RETRY_TOPIC_PREFIX)
 
 
@@ -385,4 +390,4 @@ def _sure(held: HeldQueue) -> bool:
 
 
 async def _made_sure(held: HeldQueue, patience: float) -> None:
-    """Look at nothing."""
+    """Check nothing. It is the default of ``make_sure``."""

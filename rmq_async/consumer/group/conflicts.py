@@ -1,15 +1,16 @@
-"""Compares a member's subscriptions, mode and client id with the other members: new conflicts are logged, recent ones are
+"""Compares a member's subscriptions, mode and client id with the other members. New conflicts are logged, and recent conflicts are
 kept.
 
-Brokers list a member once for each of its connections, with the address from which they see it. An entry with this member's id that
-is none of its connections may be a former one, which a broker that has not noticed the end of it lists for up to 130 s: 120 s
-without a heartbeat, and up to 10 s until the broker looks. So an entry counts once it has been listed for longer, or at once where
-its process answers: a broker passes a request for running information (307) on to one of the connections with the id. One that is
-answered, and did not come to this process, was answered by another one; one that comes here, with a mark that this process has not
-made, is another one's.
+Brokers list a member once for each of its connections, with the address from which they see the connection. An entry with this
+member's id that matches none of its connections may be a former connection. A broker that has not noticed the end of a connection
+lists it for up to 130 s: 120 s without a heartbeat, and up to 10 s until the broker checks. So an entry counts only after it has
+been listed for longer, or at once if its process responds. To find that out, the member sends a request for running information
+(307), which the broker forwards to one of the connections with the id. If the request is answered but did not arrive at this
+process, another process has answered it. If a request arrives here with a mark that this process has not made, another process
+has sent it.
 
-Where a broker sees this member's own connection under another address, behind NAT, no entry can be assigned. Then it counts if for
-130 s there are more entries than connections, while these stay the same.
+Behind NAT, a broker may see this member's own connection under another address, so entries cannot be matched. Then a conflict
+counts if there have been more entries than connections for 130 s, while the connections stayed the same.
 """
 
 from __future__ import annotations
@@ -36,32 +37,34 @@ logger = logging.getLogger(__name__)
 LISTED_FOR: Final = 130.0
 """Seconds for which a broker may list a connection after its end."""
 ANSWERED_FOR: Final = 75.0
-"""Seconds between two answers of a broker beyond which the times before do not count: it may have been paused, or this process."""
+"""Maximum seconds between two responses of a broker. After a longer gap, earlier times do not count, because the broker or this
+process may have been paused."""
 CONFIRMED_AFTER: Final = 15.0
 CONFIRMED_WITHIN: Final = 45.0
-"""Seconds from the look that finds an entry listed for too long to the look that confirms it: a broker that was paused meanwhile
-lists it until it looks for itself."""
+"""Minimum and maximum seconds from the check that finds an entry listed for too long to the check that confirms it. A broker that
+was paused meanwhile lists the entry until its own next check."""
 ASKED_EVERY: Final = 60.0
-"""Seconds between two requests that look for an answer of another process."""
+"""Minimum seconds between two requests by which this member looks for another process."""
 MARK: Final = "rmqAsyncMark"
-"""The header field with the mark of the process that asks."""
+"""The header field with the mark of the requesting process."""
 ANY: Final = ""
-"""The address of an entry that may as well be one of this member's."""
+"""The address of an entry that cannot be distinguished from this member's own connections."""
 UNTIL_NEXT: Final = 0.0
 LOOK_EVERY: Final = 60.0
-"""Mean seconds between two looks, which are repeated because a broker knows the subscriptions of the newest heartbeat only."""
+"""Mean seconds between two checks. Checks are repeated because a broker keeps only the subscriptions of the last heartbeat."""
 SPACING: Final = 5.0
-"""Seconds between two looks at least."""
+"""Minimum seconds between two checks."""
 
 
 class _Listed:
     """The entries of one broker with this member's id.
 
     Attributes:
-        at: Time of the newest answer.
-        strangers: Address -> time since which it is listed.
-        long_at: Time at which an address was first listed for too long; None if none is.
-        is_sure: True if some of them were still listed at a later look.
+        at: Time of the last response.
+        ours: This member's own connections at the last response.
+        strangers: The addresses of other entries, with the times since which they have been listed.
+        long_at: Time at which an address was first found listed for too long; None if there is none.
+        is_sure: Whether such an address was still listed at a later check.
     """
 
     def __init__(self) -> None:
@@ -70,14 +73,20 @@ class _Listed:
         self.is_sure = False
         self.ours: tuple[Connection, ...] = ()
         self.former: dict[str, None] = {}
-        """Addresses of this member's own connections that have ended, and are listed."""
+        """Addresses of this member's own connections that have ended but are still listed."""
         self.strangers: dict[str, float] = {}
 
     def update(self, places: Collection[str], others: Iterable[str], ours: tuple[Connection, ...], now: float) -> bool:
-        """Take an answer: all entries with the id, and entries that are not of ``ours``, this member's connections.
+        """Note a response of the broker.
+
+        Args:
+            places: The addresses of all entries with the id.
+            others: The addresses of entries that do not belong to ``ours``.
+            ours: This member's connections.
+            now: The current monotonic time.
 
         Returns:
-            Whether one of them is surely none of this member's, past ones included.
+            Whether an entry certainly belongs to none of this member's current and former connections.
         """
         known = dict.fromkeys([*self.former, *[each.local_address for each in self.ours]])
         self.former = {each: None for each in known if each in places}
@@ -88,11 +97,11 @@ class _Listed:
         return any(place != ANY and place not in self.former for place in self.strangers)
 
     def long(self) -> list[str]:
-        """Return the strangers that were listed for too long at the newest answer."""
+        """Return the strangers that had been listed for too long at the last response."""
         return [place for place, since in self.strangers.items() if self.at - since > LISTED_FOR]
 
     def confirm(self) -> None:
-        """Note, after an answer, whether strangers have been listed for too long at two looks in a row."""
+        """Note, after a response, whether strangers were listed for too long at two checks in a row."""
         if not self.long():
             self.long_at, self.is_sure = None, False
         elif self.long_at is None or (not self.is_sure and self.at - self.long_at > CONFIRMED_WITHIN):
@@ -101,18 +110,18 @@ class _Listed:
             self.is_sure = True
 
     def due(self) -> float | None:
-        """Return the time of the next answer that matters; None without strangers, and once they are sure."""
+        """Return the time at which the next response matters. Return None if there are no strangers, or they are sure."""
         if not self.strangers or self.is_sure:
             return None
         return self.long_at + CONFIRMED_AFTER if self.long_at is not None else min(self.strangers.values()) + LISTED_FOR
 
 
 class Namesakes:
-    """Other processes with this member's client id.
+    """Finds other processes with this member's client id.
 
     Args:
         ours: The heartbeat of this member.
-        wake: Asks for a look soon.
+        wake: Requests a check soon.
     """
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, wake: Callable[[], object]) -> None:
@@ -120,17 +129,17 @@ class Namesakes:
         self._ours = ours
         self._wake = wake
         self._mark = ""
-        """A text that no other process has; empty until the first request with it."""
+        """A string that is unique to this process; "" until the first request that carries it."""
         self._came_here = False
         self._listed: dict[str, _Listed] = {}
         self._met_at: float | None = None
-        """When another process has answered or asked last; None where none is listed any more."""
+        """Monotonic time at which another process last responded or sent a request; None if none is listed any longer."""
         self._asked_at: float | None = None
         self._reported = False
 
     @property
     def found(self) -> str | None:
-        """A text about another process with the id; None if there is none. It may be read from any thread."""
+        """A message about another process with the id; None if there is none. May be read from any thread."""
         sure = [
             place for broker, listed in [*self._listed.items()] if listed.is_sure for place in _shown(broker, listed.long())
         ]
@@ -139,17 +148,17 @@ class Namesakes:
         places = sure or [place for broker, listed in [*self._listed.items()] for place in _shown(broker, [*listed.strangers])]
         where = f" ({', '.join(places[:3])})" if places else ""
         return (
-            f"client id {self._instance.client_id} of group {self._ours.group_name} is used by another process too{where}: "
-            f"{self._effect}; give each process an instance_name of its own, or leave it out"
+            f"client id {self._instance.client_id} of group {self._ours.group_name} is also used by another process{where}: "
+            f"{self._effect}; give each process its own instance_name, or leave out instance_name"
         )
 
     @property
     def due(self) -> float | None:
-        """The monotonic time at which an entry has been listed for long enough, or for longer; None if there is none."""
+        """The monotonic time at which the next check can find a conflict; None if there is no such time."""
         return min([due for listed in self._listed.values() if (due := listed.due()) is not None], default=None)
 
     def heard(self, command: RemotingCommand) -> None:
-        """Take note of a request of a broker: it may have the mark of this process, or of another process with the id."""
+        """Note a request of a broker if it carries the mark of this process, or of another process with the id."""
         mark = (command.ext_fields or {}).get(MARK)
         if mark == self._mark:
             self._came_here = True
@@ -158,11 +167,12 @@ class Namesakes:
             self._wake()
 
     async def look(self, view: GroupView, *, joined: bool, ask: bool = True) -> None:
-        """Compare what brokers list with this member's connections.
+        """Compare the entries that brokers list with this member's connections.
 
         Args:
-            joined: Whether its heartbeats name the group.
-            ask: Whether entries that are surely not its own are asked.
+            view: The group as the brokers see it.
+            joined: Whether the heartbeats of this client name the group.
+            ask: Whether to send a request if an entry certainly does not belong to this member.
         """
         now = machine.monotonic()
         self._listed = {
@@ -181,7 +191,9 @@ class Namesakes:
             logger.warning("%s", text)
 
     def _compare(self, broker: str, places: Collection[str], now: float, *, joined: bool) -> bool:
-        """Update what a broker lists; return whether an entry is surely none of this member's connections, past ones included."""
+        """Update the entries of a broker. Return whether an entry certainly belongs to none of this member's current and former
+        connections.
+        """
         listed = self._listed.setdefault(broker, _Listed())
         ours = self._connections(broker) if joined else ()
         own = {connection.local_address for connection in ours}
@@ -192,7 +204,9 @@ class Namesakes:
         return listed.update(places, others, ours, now)
 
     async def _ask(self, brokers: Iterable[str], now: float) -> None:
-        """Ask at brokers, one after the other, for an answer of another process, at most once in ASKED_EVERY seconds."""
+        """Send the request to the brokers, one after the other, until another process responds. Do so at most every ASKED_EVERY
+        seconds.
+        """
         if self._asked_at is not None and now - self._asked_at < ASKED_EVERY:
             return
         self._asked_at = now
@@ -207,7 +221,7 @@ class Namesakes:
         return tuple([connection for connection in found if connection is not None])
 
     async def _is_answered(self, broker: str) -> bool:
-        """Ask for the running information of this member; return whether another process has answered."""
+        """Request the running information of this member. Return whether another process has responded."""
         self._came_here = False
         self._mark = self._mark or f"{machine.entropy.getrandbits(64):016x}"
         fields: dict[str, str | None] = {
@@ -242,8 +256,8 @@ class Conflicts:
 
     Args:
         ours: The subscriptions in the heartbeats of this client.
-        kept_for: Seconds for which a conflict counts after it was last seen; UNTIL_NEXT: until the next comparison.
-        spread: Share by which the times between two looks differ.
+        kept_for: Seconds for which a conflict counts after it was last seen; UNTIL_NEXT until the next comparison.
+        spread: Maximum share by which the time between two checks is varied at random.
     """
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, kept_for: float = UNTIL_NEXT, spread: float = 0.0) -> None:
@@ -252,18 +266,22 @@ class Conflicts:
         self._kept_for = kept_for
         self._spread = spread
         self._seen: dict[SubscriptionConflict, float] = {}
-        """Conflict -> monotonic time at which it was seen last."""
+        """The conflicts, with the monotonic time at which each was last seen."""
         self._woken = asyncio.Event()
         self.namesakes = Namesakes(instance, ours, self._woken.set)
 
     @property
     def found(self) -> list[SubscriptionConflict]:
-        """The conflicts that count now. It may be read from any thread."""
+        """The conflicts that count now. May be read from any thread."""
         since = machine.monotonic() - self._kept_for
         return [conflict for conflict, at in [*self._seen.items()] if not self._kept_for or at > since]
 
     async def look_first(self, on_conflict: str) -> None:
-        """Compare before the member joins. If ``on_conflict`` is "raise", raises SubscriptionConflictError for a conflict."""
+        """Check before the member joins.
+
+        Raises:
+            SubscriptionConflictError: For a conflict, if ``on_conflict`` is "raise".
+        """
         strict = on_conflict == "raise"
         await self.look(joined=False, ask=strict)
         if self._seen and strict:
@@ -271,8 +289,11 @@ class Conflicts:
         self._check_id(on_conflict)
 
     async def look_joined(self, on_conflict: str) -> None:
-        """Look for another process with the client id when the member has joined: one that starts at the same time has not been
-        listed before. If ``on_conflict`` is "raise", raises SubscriptionConflictError.
+        """Check for another process with the client id after the member has joined. A process that starts at the same time was not
+        listed before.
+
+        Raises:
+            SubscriptionConflictError: If there is another process, and ``on_conflict`` is "raise".
         """
         if on_conflict == "raise":
             await self.look()
@@ -283,17 +304,17 @@ class Conflicts:
             raise SubscriptionConflictError(text)
 
     def wake(self) -> None:
-        """Ask for a look soon."""
+        """Request a check soon."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Look periodically; never returns."""
+        """Check periodically. Never return."""
         while True:
             await self.wait()
             await self.look()
 
     async def wait(self) -> None:
-        """Wait until the next look is due."""
+        """Wait until the next check is due."""
         began = machine.monotonic()
         spread = machine.random.uniform(-self._spread, self._spread) if self._spread else 0.0
         until = began + LOOK_EVERY * (1 + spread)
@@ -307,13 +328,11 @@ class Conflicts:
         self._woken.clear()
 
     async def look(self, *, joined: bool = True, ask: bool = True) -> None:
-        """Compare with the other members.
-
-        If ``listed_by`` of the view is empty, the known conflicts stay.
+        """Compare this member with the other members. If no broker lists this client, the known conflicts stay.
 
         Args:
-            joined: As for ``group_view``.
-            ask: As for ``Namesakes.look``.
+            joined: Whether this client is a member; see ``group_view``.
+            ask: Whether to send requests for another process with the id; see ``Namesakes.look``.
         """
         view = await group_view(self._instance, self._ours, self._instance.config.request_timeout, joined=joined)
         await self.namesakes.look(view, joined=joined, ask=ask)

@@ -1,24 +1,26 @@
-"""Takes queues over from other members, by locks at the brokers and the committed offsets.
+"""Takes over queues from other members, with locks at the brokers and the committed offsets.
 
-Other members are asked which queues they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
+In some cases, other members are asked which queues they hold (GET_CONSUMER_RUNNING_INFO, 307, which a broker relays).
 """
 
-# A member may not know yet that a queue belongs to another one: the broker's notice was lost, or notices are switched off for
-# the group, and the member reads the list of members only after its ``rebalance_interval``. Until then it renews its locks, and
-# the lock of a crashed member stays for a minute too, so the two look the same. So the members are asked before a lock is
-# seized or a queue is read without its lock, and when a lock was granted late. They are not asked at other times, because the
-# relay blocks a thread of the broker.
+# A member may not know yet that a queue now belongs to another member: the notification of the broker was lost, or notifications
+# are switched off for the group, and the member reads the member list only after its ``rebalance_interval``. Until then it renews
+# its locks. The lock of a crashed member also stays for a minute, so the two cases look the same. Therefore the members are asked
+# before a lock is seized or a queue is read without its lock, and when a lock was granted late. They are not asked at other
+# times, because the relay blocks a thread of the broker.
 
-# Members compute their shares alone, and nothing on the wire says when a former owner has finished. So each held queue is
-# locked at its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``), a queue of an ordered
-# topic under the group's own name. A member that gives a queue up drains it, commits, and unlocks it; the next owner asks for
-# the lock every 100 ms (after 2 s every 500 ms), then reads the committed offset, and pulls. The lock of a member that has
-# crashed stays for 60 s: members that have seen the crashed one in the list free its locks after ``handover_timeout`` and 2 s,
-# and a queue whose lock is not granted 2 s later is taken without it. No queue is taken without its lock while another member
-# says that it holds the queue: that member does not know the new share yet. A lock that is granted only after 2 s does not
-# prove that the queue is free: the lock of a crashed member may just have expired, while another member, which took the queue
-# without its lock, still drains it. So the other members are asked in this case, too. To keep the order, a queue of an ordered
-# topic is never taken without its lock, even if that takes 60 s after a crash.
+# Members compute their shares independently, and the protocol does not tell when a former owner has finished. So each held queue
+# is locked at its broker (LOCK_BATCH_MQ, 41) under a name that only handovers use (``handover_group``); a queue of an ordered
+# topic is locked under the group's own name. A member that gives up a queue drains it, commits, and unlocks it. The next owner
+# requests the lock every 100 ms (every 500 ms after 2 s), then reads the committed offset and pulls.
+#
+# The lock of a crashed member stays for 60 s. Members that have seen the crashed member in the list free its locks after
+# ``handover_timeout`` plus 2 s. If a lock is still not granted 2 s later, the queue is taken without it. No queue is taken
+# without its lock while another member reports that it holds the queue, because that member does not know the new share yet.
+#
+# A lock that is granted only after 2 s does not prove that the queue is free: the lock of a crashed member may just have expired,
+# while another member, which took the queue without its lock, still drains it. So the other members are asked in this case, too. To
+# keep the order, a queue of an ordered topic is never taken without its lock, even if that takes 60 s after a crash.
 
 from __future__ import annotations
 
@@ -47,38 +49,39 @@ from .positions import start_offset
 logger = logging.getLogger(__name__)
 
 ANSWER_TIME: Final = 3.0
-"""Seconds for all answers together: the takeover of other queues waits meanwhile."""
+"""Maximum seconds for all responses together, because the takeover of other queues waits meanwhile."""
 ASKED_AT_ONCE: Final = 8
 ASK_EVERY: Final = 0.1
 ASK_LATER_EVERY: Final = 0.5
-"""Seconds between two requests for locks if all of them are wanted for longer than ASK_LATER_AFTER: brokers log each
-refusal."""
+"""Seconds between two requests for locks if all of them have been wanted for longer than ASK_LATER_AFTER. The interval is longer
+because brokers log each refusal."""
 ASK_LATER_AFTER: Final = 2.0
 OFFSET_PAUSE: Final = 1.0
-"""Seconds from a failed request for the committed offset of a queue to the next one."""
+"""Seconds after a failed request for the committed offset of a queue before the next request."""
 OFFSET_PATIENCE: Final = 5.0
-"""Seconds for which a queue with messages and without an offset is left to its former owner. A new master knows no locks and no
-offsets, so the next owner has the lock at once, while the former one may still be about to commit there."""
+"""Seconds for which a queue that has messages but no offset is left to its former owner. A new master has no locks and no
+offsets, so the next owner gets the lock at once, while the former owner may still be about to commit."""
 LOOK_PATIENCE: Final = 10.0
-"""Seconds for which a queue is not read while the broker gives no answer to the look at it."""
+"""Seconds for which a queue is not read if the broker does not respond to the check before the first pull."""
 CRASH_MARGIN: Final = 2.0
 FREED_WITHIN: Final = 2.0
-"""Seconds after ``handover_timeout`` and CRASH_MARGIN after which a queue is read without its lock. A member that has joined
-after a crash does not know the crashed member; in this time the others free the lock."""
+"""Seconds, after ``handover_timeout`` and CRASH_MARGIN, after which a queue is read without its lock. A member that joined after a
+crash does not know the crashed member; during this time, other members free the lock."""
 ASK_HOLDERS_EVERY: Final = 5.0
-"""Seconds between two questions to the other members about queues that were not unlocked in time."""
+"""Seconds between two requests to the other members about queues that were not unlocked in time."""
 DOUBTED_FOR: Final = 60.0
-"""Seconds for which a queue whose lock was granted late is left to another member that says that it holds the queue."""
+"""Seconds for which a queue whose lock was granted late is left to another member that reports that it holds the queue."""
 ASK_DOUBTED_EVERY: Final = 1.0
 DOUBT_TIME: Final = 1.0
-"""Seconds for the answers about queues whose locks were granted late: a silent member does not delay the handover further."""
+"""Maximum seconds for the responses about queues whose locks were granted late, so that a silent member does not delay the handover
+further."""
 SILENT_LIMIT: Final = 20.0
-"""Seconds for which a queue that was not unlocked in time is left to members that do not answer: by then, with the default
-``rebalance_interval``, they have read the list of members again, and given the queue up."""
+"""Seconds for which a queue that was not unlocked in time is left to members that do not respond. By then, with the default
+``rebalance_interval``, these members have read the member list again and given up the queue."""
 AT_ONCE: Final = 16
 Open = Callable[[MessageQueue, int, int | None, FirstLook | None], None]
-"""A function that takes a queue that is this member's now, its start offset, its stored position, and what a look before the
-first pull has found; None without the latter two."""
+"""A function that is called with a queue that now belongs to this member, the start offset, the stored position or None, and the
+result of the check before the first pull or None."""
 
 
 class Holders(NamedTuple):
@@ -86,7 +89,7 @@ class Holders(NamedTuple):
 
     Attributes:
         held: Queues that another member holds or drains.
-        silent: Members that did not answer.
+        silent: Client ids of members that did not respond.
     """
 
     held: frozenset[MessageQueue]
@@ -96,13 +99,14 @@ class Holders(NamedTuple):
 async def find_holders(
     instance: ClientInstance, group: str, queues: Iterable[MessageQueue], members: Iterable[str], within: float = ANSWER_TIME
 ) -> Holders:
-    """Ask each member which of ``queues`` it holds, through one broker of the queues after another until the member answers.
+    """Ask each member which of ``queues`` it holds. The brokers of the queues are tried one after another until the member
+    responds.
 
-    Raises no error.
+    Errors are not raised; they make a member silent.
 
     Args:
         members: Client ids of the members.
-        within: Seconds for all answers; a member that has not answered by then, or cannot be asked, is silent.
+        within: Maximum seconds for all responses. A member that has not responded by then, or cannot be asked, is silent.
     """
     wanted = frozenset(queues)
     deadline = machine.monotonic() + within
@@ -132,13 +136,14 @@ NO_HOLDERS: Final = Holders(frozenset(), frozenset())
 
 
 class Takeover:
-    """The queues of this member's share that it does not hold yet.
+    """Takes over the queues of this member's share that it does not hold yet.
 
     Args:
         group: Name of the group on the wire.
-        patience: Seconds that a former owner has for unlocking a queue, to which CRASH_MARGIN is added.
+        locks: The locks of this member.
+        patience: Seconds that a former owner has to unlock a queue; CRASH_MARGIN is added.
         open: Called with a queue, its start offset, the committed offset or None, and the result of ``look``.
-        departed: Returns the client ids of former members, and the monotonic times at which they left the list.
+        departed: Returns the client ids of former members, with the monotonic times at which they left the member list.
     """
 
     def __init__(
@@ -157,35 +162,36 @@ class Takeover:
         self._open = open
         self._departed = departed
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
-        """Return the start offset of a queue, and the committed offset or None."""
+        """Returns the start offset of a queue, and the committed offset or None."""
         self.look: Callable[[MessageQueue, int], Awaitable[FirstLook | None]] = _no_look
-        """Looks at a queue with a committed offset before it is read, so that messages which are stored from then on are not
-        passed over where the queue ends below that offset."""
+        """Checks a queue with a committed offset before it is read. If the queue ends below that offset, messages that are stored
+        from then on are not skipped."""
         self._looking: dict[MessageQueue, float] = {}
-        """Queue that was looked at without an answer -> monotonic time of the first look."""
+        """Queues whose check had no response, with the monotonic time of the first check."""
         self.is_refused = False
-        """Whether a broker has refused a lock at the last request: another member may have the queue."""
+        """Whether a broker refused a lock at the last request, because another member may have the queue."""
         self._waiting: dict[MessageQueue, float] = {}
-        """Queue whose lock is wanted -> monotonic time since which it is wanted."""
+        """Queues whose lock is wanted, with the monotonic time since which it is wanted."""
         self._ready: dict[MessageQueue, float] = {}
-        """Queue that is taken and whose offset is wanted -> monotonic time of the next request for the offset."""
+        """Queues that are taken and whose offset is wanted, with the monotonic time of the next request for the offset."""
         self._late: dict[MessageQueue, tuple[float, float]] = {}
-        """Queue that was not unlocked in time -> monotonic times of the first and of the next question to the other members."""
+        """Queues that were not unlocked in time, with the monotonic times of the first and of the next request to the other
+        members."""
         self._doubted: dict[MessageQueue, tuple[float, float]] = {}
-        """Queue that this member has locked and another one holds -> monotonic times since which that is known, and of the next
-        question about it."""
+        """Queues that this member has locked although another member holds them, with the monotonic times since which that is known
+        and of the next request about it."""
         self.holders: Callable[[Iterable[MessageQueue], float], Awaitable[Holders]] = _no_other
-        """Asks the other members which of these queues they hold. The second argument: seconds to wait for answers, at most."""
+        """Asks the other members which of these queues they hold. The second argument is the maximum number of seconds to wait."""
         self.is_shared: Callable[[], bool] = lambda: False
-        """Returns whether other members may have had queues a moment ago."""
+        """Returns whether other members have queues, or had some a moment ago."""
         self._without: dict[MessageQueue, float] = {}
-        """Queue of this member for which the broker has no offset -> monotonic time since which that is known."""
+        """Queues of this member for which the broker has no offset, with the monotonic time since which that is known."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         """An event that is set while there is no queue to take over."""
         self.idle.set()
         self.errors: dict[MessageQueue, str] = {}
-        """Queue -> why its offset is not known yet."""
+        """Queues whose offset is not known yet, with the error of the last request."""
 
     def __contains__(self, queue: object) -> bool:
         return queue in self._waiting or queue in self._ready
@@ -195,9 +201,9 @@ class Takeover:
         return frozenset((*self._waiting, *self._ready))
 
     def locked_out(self) -> dict[MessageQueue, float]:
-        """Return the ordered queues whose locks are not granted yet, and the seconds for which they are wanted.
+        """Return the ordered queues whose locks are not granted yet, with the seconds for which the locks have been wanted.
 
-        It may be called from any thread.
+        May be called from any thread.
         """
         now = machine.monotonic()
         return {queue: now - since for queue, since in [*self._waiting.items()] if self._locks.is_ordered(queue)}
@@ -214,7 +220,7 @@ class Takeover:
     def unwant(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Remove queues that are no longer in the share.
 
-        Return the queues whose locks may have been requested, which the caller must unlock: a request may be in flight.
+        Return the queues whose locks may have been requested. The caller must unlock them, because a request may be in flight.
         """
         removed = []
         for queue in queues:
@@ -228,26 +234,25 @@ class Takeover:
         return removed
 
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Wait for the time that a member has to unlock its queues.
+        """Unlock the queues of a member that has left the list, except ordered queues, after the time that it has to do so itself.
 
-        Then unlock the queues of a member that has left the list, except ordered queues, unless a broker lists it again or does
-        not answer.
+        Do nothing if a broker lists the member again or does not respond.
         """
-        # Members that have joined since do not know that member. They would have to take its queues without locks, and could
-        # not hand them over before its locks end.
+        # Members that have joined since do not know that member. They would have to take its queues without locks, and could not
+        # hand them over before its locks expire.
         await asyncio.sleep(self._patience)
         for left in await self._gone(queues):
             if left == client_id:
                 await self._locks.unlock_for(client_id, queues)
 
     def lose(self, queue: MessageQueue) -> None:
-        """Request the lock of a queue again if it was lost before the queue's offset was known."""
+        """Request the lock of a queue again if the lock was lost before the offset of the queue was known."""
         if self._ready.pop(queue, None) is not None:
             self._forget_offset(queue)
             self._waiting[queue] = machine.monotonic()
 
     async def run(self) -> None:
-        """Take queues over; never returns."""
+        """Take over queues. Never return."""
         while True:
             if not self._waiting and not self._ready:
                 self._wake.clear()
@@ -259,7 +264,7 @@ class Takeover:
                 await asyncio.sleep(max(began + self._pause() - machine.monotonic(), ASK_EVERY / 10))
 
     def _forget_offset(self, queue: MessageQueue) -> None:
-        """Remove what was noted while the offset of a queue was requested."""
+        """Remove the notes about a queue whose offset was being requested."""
         for noted in (self._without, self._looking, self.errors):
             noted.pop(queue, None)
 
@@ -268,7 +273,7 @@ class Takeover:
             self.idle.set()
 
     def _pause(self) -> float:
-        """Return the seconds from one round of requests to the next."""
+        """Return the seconds between two rounds of requests."""
         if self._ready:
             return ASK_EVERY
         newest = max(self._waiting.values(), default=0.0)
@@ -283,11 +288,11 @@ class Takeover:
         now = machine.monotonic()
         dropped = []
         doubtful = []
-        for queue in sorted(granted):  # sets of names have another order in each process
+        for queue in sorted(granted):  # the iteration order of a set differs between processes
             self._late.pop(queue, None)
             since = self._waiting.get(queue)
             if since is None:
-                dropped.append(queue)  # not wanted any more since this round began
+                dropped.append(queue)  # no longer wanted since this round began
             elif now - since >= ASK_LATER_AFTER and not self._locks.is_ordered(queue):
                 doubtful.append(queue)
             else:
@@ -308,7 +313,9 @@ class Takeover:
             await self._take_late(late)
 
     def _is_refused(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether brokers have refused the locks of some of ``queues``, not failed to answer."""
+        """Return whether brokers have refused the lock of at least one of ``queues``. A broker that did not respond does not
+        count as a refusal.
+        """
         if not queues:
             return False
         errors, broker_of = self._locks.errors_of(queues), self._instance.routes.broker_of
@@ -316,11 +323,11 @@ class Takeover:
         return any(broker_of(queue) not in failed for queue in queues)
 
     def _forget_doubts(self, granted: Collection[MessageQueue]) -> None:
-        """Remove the doubts about queues whose locks are not granted now."""
+        """Remove the entries of ``_doubted`` whose locks are not granted now."""
         self._doubted = {queue: times for queue, times in self._doubted.items() if queue in granted}
 
     def _begin(self, queue: MessageQueue) -> None:
-        """Note that this member has a queue, whose offset is requested next."""
+        """Note that this member has taken a queue. Its offset is requested next."""
         del self._waiting[queue]
         self._doubted.pop(queue, None)
         self._ready[queue] = machine.monotonic()
@@ -328,7 +335,7 @@ class Takeover:
     async def _take_granted(self, queues: list[MessageQueue]) -> None:
         """Take queues whose locks were granted late.
 
-        Leave queues that another member says it holds, for up to DOUBTED_FOR seconds.
+        Leave queues to another member that reports that it holds them, for up to DOUBTED_FOR seconds.
         """
         now = machine.monotonic()
         asked = [queue for queue in queues if now >= self._doubted.get(queue, (0.0, 0.0))[1]]
@@ -336,7 +343,7 @@ class Takeover:
         now = machine.monotonic()
         for queue in asked:
             if queue not in self._waiting:
-                continue  # not wanted any more
+                continue  # no longer wanted
             since, _ = self._doubted.get(queue, (now, now))
             if queue not in found.held or now - since >= DOUBTED_FOR:
                 self._begin(queue)
@@ -344,11 +351,13 @@ class Takeover:
                 self._doubted[queue] = since, now + ASK_DOUBTED_EVERY
 
     async def _take_late(self, late: list[MessageQueue]) -> None:
-        """Seize the locks of queues that were not unlocked in time, or, FREED_WITHIN seconds later, take the queues without
-        them. Leave out queues that another member holds, or may hold.
+        """Seize the locks of queues that were not unlocked in time. FREED_WITHIN seconds later, take the queues without their
+        locks.
+
+        Leave out queues that another member holds or may hold.
         """
-        # Another member may read a queue without its lock, because it joined after the owner had left and cannot free the lock.
-        # So the other members are also asked before a lock is seized.
+        # A member that joined after the owner had left cannot free the lock, and may read the queue without it. So the other
+        # members are also asked before a lock is seized.
         held, unsure = await self._elsewhere(late)
         free = [queue for queue in late if queue not in held]
         seized = await self._locks.seize(free, await self._gone(free))
@@ -357,7 +366,7 @@ class Takeover:
         for queue in late:
             if queue not in seized and self._waiting.get(queue, 0.0) > patient:
                 continue
-            if queue in elsewhere or (since := self._waiting.pop(queue, None)) is None:  # or not wanted any more
+            if queue in elsewhere or (since := self._waiting.pop(queue, None)) is None:  # None: no longer wanted
                 continue
             self._late.pop(queue, None)
             self._ready[queue] = machine.monotonic()
@@ -365,15 +374,15 @@ class Takeover:
                 self._locks.assume([queue])
             how = "a member that is gone" if queue in seized else "another client, and is read without its lock"
             late_by = machine.monotonic() - since
-            logger.warning("queue %s is taken over %.1f s late: it was locked by %s", queue, late_by, how)
+            logger.warning("queue %s is taken over %.1f s late, because it was locked by %s", queue, late_by, how)
         await self._locks.unlock(sorted(seized - self._ready.keys()))
 
     async def _gone(self, queues: Iterable[MessageQueue]) -> list[str]:
         """Return the former members that have had the time to unlock their queues, and that no broker of ``queues`` lists.
 
-        A broker that does not answer counts as listing all of them.
+        A broker that does not respond counts as listing all former members.
         """
-        # A member that has left and joined again may have its former client id: so the brokers are asked anew.
+        # A member that has left and joined again may have the same client id, so the brokers are asked again.
         before = machine.monotonic() - self._patience
         departed = [client_id for client_id, since in self._departed().items() if since <= before]
         topics = {self._instance.routes.broker_of(queue): queue.topic for queue in sorted(queues)}
@@ -395,8 +404,9 @@ class Takeover:
         return self._late[queue][1] if queue in self._late else 0.0
 
     async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Return the queues of ``late`` that other members hold, and queues that may be held by members which do not answer: for
-        SILENT_LIMIT seconds, all of them.
+        """Return two sets: the queues of ``late`` that other members hold, and the queues that a silent member may hold.
+
+        The second set has all queues of ``late`` for SILENT_LIMIT seconds, if there is a silent member.
         """
         found = await self.holders(late, ANSWER_TIME)
         now = machine.monotonic()
@@ -432,10 +442,10 @@ class Takeover:
         await for_each([queue for queue, at in self._ready.items() if at <= now], read, at_once=AT_ONCE)
 
     async def _first_look(self, queue: MessageQueue, offset: int) -> FirstLook | None:
-        """Look at a queue before it is read.
+        """Check a queue before it is read.
 
-        Return None if the broker does not give it to read, or cannot be connected to, and LOOK_PATIENCE after the first error:
-        the first pull meets the error then. Raise the others.
+        Return None if the broker refuses the check or cannot be connected to, and LOOK_PATIENCE seconds after the first error. The
+        first pull then fails with the same error. Other errors propagate.
         """
         now = machine.monotonic()
         since = self._looking.setdefault(queue, now)
@@ -450,13 +460,16 @@ class Takeover:
             ):
                 raise
             shown = self._instance.names.shown_queue(queue)
-            logger.debug("no look at %s before its first pull: %s", shown, printable(error, 300))
+            logger.debug("%s could not be checked before its first pull: %s", shown, printable(error, 300))
             return None
 
     async def _may_be_early(self, queue: MessageQueue, first: int) -> bool:
-        """Return whether a former owner may still commit a queue without an offset, which is read from ``first`` on otherwise.
+        """Return whether to wait for a former owner, who may still commit an offset for a queue without one.
 
-        Raise the errors of the request.
+        The error of the request propagates.
+
+        Args:
+            first: The offset at which this member begins if there is no committed offset.
         """
         now = machine.monotonic()
         if not self.is_shared() or now - self._without.setdefault(queue, now) >= OFFSET_PATIENCE:
@@ -465,9 +478,9 @@ class Takeover:
 
 
 async def _no_other(_: Iterable[MessageQueue], within: float) -> Holders:
-    """Return the holders of a group without other members: none."""
+    """Return that no other member holds a queue. It is the default of ``holders``."""
     return NO_HOLDERS
 
 
 async def _no_look(queue: MessageQueue, offset: int) -> None:
-    """Look at nothing."""
+    """Check nothing. It is the default of ``look``."""

@@ -1,7 +1,7 @@
-"""The locks of one member: queues of ordered topics under the group's own name, all others under ``handover_group``."""
+"""The locks of one member. Queues of ordered topics are locked under the group's own name, all others under ``handover_group``."""
 
-# Orderly members of Java's client lock under the group's name, so an ordered queue has one owner at a time in a group of both
-# clients. Such a queue is never read without its lock: a member that has crashed keeps it for up to 60 s.
+# Orderly Java members lock under the group's name, so an ordered queue has one owner at a time in a group with members of both
+# clients. Such a queue is never read without its lock, which a crashed member keeps for up to 60 s.
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ...errors import RocketMQError
 from .queue_locks import QueueLocks, handover_group
 
 RENEWED_WITHIN: Final = 25.0
-"""Seconds after which a lock that was not renewed is late."""
+"""Seconds after which the renewal of a lock is late."""
 
 
 class MemberLocks:
-    """The locks of a member's queues, ordered ones among them.
+    """The locks of a member's queues. Methods without a docstring do the same as the methods of QueueLocks.
 
     Args:
         group: Name of the group on the wire.
-        ordered: Names of the ordered topics on the wire. Methods without a docstring do the same as in QueueLocks.
+        ordered: Names of the ordered topics on the wire.
     """
 
     def __init__(self, instance: ClientInstance, group: str, ordered: Collection[str] = ()) -> None:
@@ -38,7 +38,7 @@ class MemberLocks:
         return queue.topic in self._ordered
 
     def locked_at(self, queue: MessageQueue) -> float | None:
-        """Return the monotonic time of the last request that was granted the lock of ``queue``; None without it."""
+        """Return the monotonic time of the last successful request for the lock of ``queue``. Return None if it is not held."""
         return self._of(queue).held.get(queue)
 
     @property
@@ -46,8 +46,8 @@ class MemberLocks:
         return self.handover.assumed
 
     def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
-        """Return broker name -> error of the last failed request for locks of such queues as ``queues``, ordered or not, at
-        their brokers. It may be called from any thread.
+        """Return, by broker name, the error of the last failed request for locks of the kind (ordered or not) that ``queues`` have
+        there. May be called from any thread.
         """
         listed = tuple(queues)
         ordered = [queue for queue in listed if queue.topic in self._ordered]
@@ -55,7 +55,7 @@ class MemberLocks:
 
     @property
     def are_late(self) -> bool:
-        """Whether the renewal of some lock is late, so that the lock may end while a call runs."""
+        """Whether the renewal of some lock is late, so that the lock may expire while a call runs."""
         now = machine.monotonic()
         return any(now - since > RENEWED_WITHIN for locks in (self.handover, self.own) for since in locks.held.values())
 
@@ -109,15 +109,15 @@ class MemberLocks:
             await self.own.unlock_all(but)
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
-        """Seize queues as ``QueueLocks.seize`` does, except ordered ones, whose locks stay with their client."""
+        """Seize queues as ``QueueLocks.seize`` does. Locks of ordered queues are not seized."""
         return await self.handover.seize(self._unordered(queues), client_ids)
 
     async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Unlock queues as ``QueueLocks.unlock_for`` does, except ordered ones, which stay locked."""
+        """Unlock queues as ``QueueLocks.unlock_for`` does. Ordered queues stay locked."""
         await self.handover.unlock_for(client_id, self._unordered(queues))
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """Take queues as ``QueueLocks.assume`` does, except ordered ones."""
+        """Take queues as ``QueueLocks.assume`` does. Ordered queues are left out."""
         self.handover.assume(self._unordered(queues))
 
     def _of(self, queue: MessageQueue) -> QueueLocks:
@@ -129,7 +129,7 @@ class MemberLocks:
     async def _each(
         self, queues: Iterable[MessageQueue], act: Callable[[QueueLocks, Collection[MessageQueue]], Awaitable[None]]
     ) -> None:
-        """Call ``act`` with the ordered and with the other queues, concurrently."""
+        """Call ``act`` concurrently with the ordered queues and with the other queues."""
         listed = tuple(queues)
         if not self._ordered:
             await act(self.handover, listed)

@@ -1,18 +1,18 @@
-"""The offset at which a group starts in a queue: the committed one.
+"""Determines the offset at which a group starts to read a queue.
 
-``start_from`` for a group without any committed offset for the topic; the first message of a queue that is new to the group.
+It is the committed offset, if there is one. Otherwise it is ``start_from`` for a group that has no committed offset for the topic
+at all, or the first message of a queue that is new to the group.
 """
 
-# A queue with a committed offset starts there. A group without any committed offset for a topic starts at ``start_from``, which
-# is looked up before the first heartbeat and stored at once, so that messages sent after ``start()`` has returned are
-# delivered. In a topic for which the group has offsets, a queue without one is new and starts at its first message; so does the
-# retry topic.
+# ``start_from`` is looked up before the first heartbeat and stored at once, so messages that are sent after ``start()`` has
+# returned are delivered. If the group has offsets for a topic, a queue of the topic without an offset is new and starts at its
+# first message. Queues of the retry topic also start at their first message.
 #
-# A start that fails half-way leaves some positions stored, and the next start must not take the other queues for new ones, or
-# it would replay all of their messages. So the first queue of each broker is stored last: a broker has its queue 0 from the
-# beginning, so if only other queues of a topic are stored, the start was not finished. This does not work for a topic with one
-# queue on each broker, nor for a broker before 5.0 that answers 0 for a queue without an offset: there requests that fail are
-# repeated, and if that does not help, such queues start at their first message.
+# A start that fails half-way leaves some positions stored. The next start must not treat the other queues as new, because it
+# would replay all their messages. So the first queue of each broker is stored last: a broker has its queue 0 from the beginning,
+# so if only other queues of a topic are stored, the start was not finished. This does not work for a topic with one queue on each
+# broker, nor for a broker before version 5.0 that returns 0 for a queue without an offset. There, failed requests are repeated;
+# if that does not help, such queues start at their first message.
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
 UNANSWERED: Final = (ConnectError, ConnectionLostError, RequestTimeoutError, SystemBusyError, FlowControlError)
-"""Errors of brokers that do not answer, or with nothing but that they are busy."""
+"""Errors of brokers that do not respond, or only respond that they are busy."""
 MOST_NAMED: Final = 16
-"""Queues that one line of the log names."""
+"""Maximum number of queues that a log message names."""
 T = TypeVar("T")
 StartFrom = Literal["latest", "earliest"] | datetime
 
@@ -55,12 +55,15 @@ StartFrom = Literal["latest", "earliest"] | datetime
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Return the offsets at which a group starts in the ``queues`` (all of one topic) whose first offsets are still to be
-    stored (``_unfinished``).
+    """Return the offsets at which a group starts in those of the ``queues`` whose first offsets must still be stored
+    (``_unfinished``).
 
-    Leave out the queues of brokers that do not answer, if others have offsets of the group, or ``start_from`` is "earliest":
-    such a queue starts at the group's offset when its broker answers, or at its first message. Raise the other errors of
-    requests.
+    Queues of brokers that do not respond are left out if other queues have offsets of the group or ``start_from`` is "earliest".
+    When the broker responds, such a queue starts at the group's offset, or at its first message. Other errors of requests
+    propagate.
+
+    Args:
+        queues: Queues of one topic.
     """
     committed, silent = await from_brokers(queues, lambda queue: committed_offset(instance, group, queue, any_replica=False))
     stored = frozenset(queue for queue, offset in committed.items() if offset is not None)
@@ -81,8 +84,9 @@ async def first_positions(
 async def from_brokers(
     queues: Sequence[MessageQueue], ask: Callable[[MessageQueue], Awaitable[T]]
 ) -> tuple[dict[MessageQueue, T], dict[str, RocketMQError]]:
-    """Return what ``ask`` returns for each queue, without queues at brokers that do not answer or stay busy, and the errors of
-    these brokers. Raise the other errors of ``ask``.
+    """Return the results of ``ask`` by queue, and the errors of brokers that do not respond or are busy, by broker name.
+
+    Queues of brokers with such an error have no result. Other errors of ``ask`` propagate.
     """
     found: dict[MessageQueue, T] = {}
     silent: dict[str, RocketMQError] = {}
@@ -103,10 +107,11 @@ def warn_of_silent(instance: ClientInstance, topic: str, silent: Mapping[str, Ro
     """Log that a member starts without the queues of some brokers.
 
     Args:
-        topic: Name on the wire.
+        topic: Name of the topic on the wire.
+        silent: The errors by broker name.
     """
     logger.warning(
-        "the queues of topic %s at brokers that do not answer are read when they do: %s",
+        "the queues of topic %s at brokers that do not respond are read as soon as the brokers respond: %s",
         printable(instance.names.display_name(topic)),
         printable("; ".join(f"{broker}: {error}" for broker, error in sorted(silent.items())), 500),
     )
@@ -119,7 +124,7 @@ def _warn(
     unfinished: Collection[MessageQueue],
     start_from: StartFrom,
 ) -> None:
-    """Log where queues without an offset start, in a group that has offsets on other queues of their topic."""
+    """Log where queues without an offset start, for a group that has offsets for other queues of their topic."""
     for where, queues in (
         (f"start_from={start_from!s}", [queue for queue in without if queue in unfinished]),
         ("their first message", [queue for queue in without if queue not in unfinished]),
@@ -127,25 +132,27 @@ def _warn(
         if queues:
             names = ", ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in queues[:MOST_NAMED])
             logger.warning(
-                "group %s has offsets in topic %s, but none of %d of its queues (%s), which start at %s: they are new, an earlier "
-                "start did not end, or the broker has a new master that did not copy the group's offsets; then messages are %s",
+                "group %s has offsets in topic %s, but none for %d of its queues (%s), which start at %s: they are new, an earlier "
+                "start did not finish, or the broker has a new master that did not copy the group's offsets; in the latter case, "
+                "messages are %s",
                 printable(instance.names.display_name(group)), printable(instance.names.display_name(queues[0].topic)),
                 len(queues), printable(names) + (", ..." if len(queues) > MOST_NAMED else ""), where,
-                "repeated" if where == "their first message" or start_from == "earliest" else "passed over or repeated",
+                "repeated" if where == "their first message" or start_from == "earliest" else "skipped or repeated",
             )  # fmt: skip
 
 
 async def store_positions(instance: ClientInstance, group: str, positions: dict[MessageQueue, int]) -> None:
-    """Commit the first positions of a topic, the first queue of each broker last.
+    """Commit the first positions of a topic. The first queue of each broker is committed last.
 
-    Temporary errors are retried for ``request_timeout``, and then raised; others are raised at once. A commit that a broker has
-    confirmed but does not show is repeated as long, and then logged: where two members start at the same time, the first commit
-    of one can replace that of the other (``client.first_commits``).
+    Requests with temporary errors are repeated for ``request_timeout``, and then the error is raised; other errors are raised at
+    once. If a broker has confirmed a commit but does not return the offset, the commit is repeated for the same time, and then
+    this is logged. That can happen if two members start at the same time, because the first commit of one can replace the first
+    commit of the other (``client.first_commits``).
     """
     deadline = machine.monotonic() + instance.config.request_timeout
 
     async def store(queue: MessageQueue) -> bool:
-        """Commit the offset of a queue; return whether the broker shows it."""
+        """Commit the offset of a queue; return whether the broker returns it afterwards."""
         await _repeat(lambda: commit_offset(instance, group, queue, positions[queue]), deadline)
         offset = await _repeat(lambda: committed_offset(instance, group, queue, any_replica=False), deadline)
         return offset is not None and offset >= positions[queue]
@@ -159,8 +166,8 @@ async def store_positions(instance: ClientInstance, group: str, positions: dict[
             if queues and machine.monotonic() + pause > deadline:
                 brokers = printable(", ".join(sorted({queue.broker_name for queue in queues})))
                 logger.warning(
-                    "group %s: brokers %s confirmed the first offsets of %d queues and do not return them; until the next "
-                    "commit, a member that takes one of these queues over reads it from its first message on",
+                    "group %s: brokers %s confirmed the first offsets of %d queues but do not return them; until the next "
+                    "commit, a member that takes over one of these queues reads it from its first message on",
                     printable(instance.names.display_name(group)), brokers, len(queues),
                 )  # fmt: skip
                 return
@@ -173,7 +180,7 @@ async def store_positions(instance: ClientInstance, group: str, positions: dict[
 
 
 async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
-    """Await the request, again after each error that may pass, until ``deadline``. Raise the last error."""
+    """Await the request. Repeat it after temporary errors until ``deadline``, then raise the last error."""
     pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
     while True:
         try:
@@ -186,8 +193,8 @@ async def _repeat(request: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 
 def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue]) -> list[MessageQueue]:
-    """Return the queues whose first offsets are still to be stored: all for a group without offsets, for another group the queues
-    that a start which failed half-way has left.
+    """Return the queues whose first offsets must still be stored. For a group without offsets, these are all queues; for another
+    group, they are the queues that an unfinished start left over.
     """
     last = _first_queues(queues)
     if not stored.intersection(last):
@@ -197,7 +204,7 @@ def _unfinished(queues: Sequence[MessageQueue], stored: frozenset[MessageQueue])
 
 
 def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Return the queue with the lowest number of each broker."""
+    """Return the queue with the lowest id of each broker."""
     first: dict[str, MessageQueue] = {}
     for queue in sorted(queues):
         first.setdefault(queue.broker_name, queue)
@@ -205,9 +212,9 @@ def _first_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 
 
 async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue) -> tuple[int, int | None]:
-    """Return the offset at which a member takes the queue over, and the committed offset or None.
+    """Return the offset at which a member that takes over the queue begins, and the committed offset or None.
 
-    Raise the errors of the requests.
+    The errors of the requests propagate.
     """
     committed = await committed_offset(instance, group, queue, any_replica=False)
     if committed is not None:
@@ -216,14 +223,13 @@ async def start_offset(instance: ClientInstance, group: str, queue: MessageQueue
 
 
 async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -> int:
-    """Return ``to`` if it is an offset of the queue or the queue's end.
+    """Return the offset for a position. The errors of the requests propagate.
 
-    Otherwise the offset that "earliest", "latest" or an aware datetime stands for.
-
-    Raises the errors of the requests, too.
+    Args:
+        to: An offset of the queue or its end, "earliest", "latest" or an aware datetime.
 
     Raises:
-        ConfigError: For anything else.
+        ConfigError: For any other value.
     """
     if to == "earliest":
         return await min_offset(instance, queue, any_replica=False)
@@ -236,7 +242,5 @@ async def offset_at(instance: ClientInstance, queue: MessageQueue, to: object) -
     low = await min_offset(instance, queue, any_replica=False)
     high = await max_offset(instance, queue, any_replica=False)
     if not low <= to <= high:
-        raise ConfigError(
-            f"offset {to} is outside {instance.names.shown_queue(queue)}, whose offsets are {low} to {high}; give one of these"
-        )
+        raise ConfigError(f"offset {to} is outside {instance.names.shown_queue(queue)}; give an offset from {low} to {high}")
     return int(to)

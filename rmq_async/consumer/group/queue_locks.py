@@ -1,17 +1,15 @@
-"""Locks queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42): at most one client of a group has the lock of a
-queue.
-"""
+"""Locks queues at their brokers (LOCK_BATCH_MQ 41, UNLOCK_BATCH_MQ 42). At most one client of a group has the lock of a queue."""
 
-# A broker keeps locks by the group string of the request, in memory, for 60 s from the last request of their client, and checks
+# A broker keeps locks in memory by the group string of the request, for 60 s after the last request of their client. It checks
 # neither members nor group configs (observed on 5.5.0 and 4.9.7). Java's orderly consumers lock under their group. A handover
-# locks under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of 5.x
-# turns every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right
-# to subscribe with the group, which each member has; a name with a suffix would need another right.
+# locks under ``%RETRY%<group>`` instead, for two reasons. While the group has any lock under its plain name, a broker of version
+# 5.x turns every send to ``%RETRY%<group>`` into a dead letter. And the ACL of 5.x removes this prefix before it checks the right
+# to subscribe with the group, which each member has; a name with a suffix would require another right.
 #
-# A new master, or a restarted one, knows no lock, and grants any. So a lock is in doubt once the master is reached over another
-# connection than that of the grant, until it is requested there. While there is no master, no member can get a lock: each
-# time when all name servers say so counts as a renewal. A member that is separated from them or from the master learns nothing
-# of the kind, and lets go in time.
+# A new or restarted master has no locks, and grants any. So a lock is in doubt when the master is reached over another connection
+# than the one that granted the lock, until the lock has been requested over the new connection. While a broker has no master, no
+# member can get a lock there, so each time all name servers confirm this, it counts as a renewal. A member that cannot reach the
+# name servers or the master gets no such confirmation, and its locks expire in time.
 
 from __future__ import annotations
 
@@ -45,15 +43,16 @@ MAX_ADDRESSES: Final = 1024
 
 
 def handover_group(group: str) -> str:
-    """Return the name under which the members of ``group`` lock the queues that they hand over."""
+    """Return the name under which the members of ``group`` lock their queues for handovers."""
     return RETRY_TOPIC_PREFIX + group
 
 
 class QueueLocks:
-    """The locks of one client under one group string, which is sent as it is.
+    """The locks of one client under one group string, which is sent unchanged.
 
-    No method raises for a broker that refuses or does not answer: no lock is granted, and ``errors`` keeps the error. Requests
-    to one broker leave one after the other, since a broker may handle two of one connection in either order.
+    No method raises an error if a broker refuses a request or does not respond. The lock is then not granted, and ``errors``
+    keeps the error. Requests to a broker are sent one after the other, because a broker may handle two requests of one connection
+    in either order.
     """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
@@ -61,62 +60,62 @@ class QueueLocks:
         self._group = group
         self._states: dict[MessageQueue, LockState] = {}
         self._granted_by: dict[str, Connection] = {}
-        """Broker name -> connection over which it has granted or renewed locks last."""
+        """By broker name: the connection over which the broker last granted or renewed locks."""
         self._errors: dict[str, RocketMQError] = {}
         self._addresses: dict[str, str] = {}
-        """Broker name -> address that answered last, for unlocks while no name server knows the broker."""
+        """By broker name: the last address that responded, for unlocks while no name server knows the broker."""
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
-        """Broker name -> the lock of the requests to it, and the number of requests that hold it or wait for it."""
+        """By broker name: the asyncio.Lock for requests to the broker, and the number of requests that hold it or wait for it."""
 
     def __repr__(self) -> str:
         return f"<QueueLocks of {printable(self._group)}: {len(self.held)} held, {len(self.assumed)} assumed>"
 
     @property
     def held(self) -> Mapping[MessageQueue, float]:
-        """Queue -> monotonic time at which the last request that obtained or renewed the queue's lock was sent."""
+        """The held queues, with the monotonic time at which the last request that obtained or renewed the lock was sent."""
         return {queue: state.taken_at for queue, state in self._states.items() if state.is_held}
 
     @property
     def assumed(self) -> frozenset[MessageQueue]:
-        """Queues that were taken with ``assume`` and whose locks were not granted since."""
+        """Queues that were taken with ``assume`` and whose locks have not been granted since."""
         return frozenset(queue for queue, state in self._states.items() if state.hold is Hold.ASSUMED)
 
     @property
     def errors(self) -> Mapping[str, RocketMQError]:
-        """Broker name -> the error of the last failed request to it, until a lock or unlock for this client succeeds there.
+        """By broker name: the error of the last failed request. It is removed when a lock or unlock for this client succeeds there.
 
-        Of at most MAX_ERRORS brokers.
+        At most MAX_ERRORS brokers have an entry.
         """
         return MappingProxyType(self._errors)
 
     def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
-        """Return ``errors`` of the brokers that have ``queues``. It may be called from any thread."""
+        """Return the ``errors`` of the brokers that have ``queues``. May be called from any thread."""
         brokers = {self._instance.routes.broker_of(queue) for queue in queues}
         return {broker: error for broker, error in [*self._errors.items()] if broker in brokers}
 
     @property
     def owes(self) -> bool:
-        """Whether a broker has not confirmed the unlock of a queue; ``unlock_owed`` repeats it."""
+        """Whether a broker has not confirmed an unlock, so that ``unlock_owed`` must repeat it."""
         return any(state.owed_since is not None for state in self._states.values())
 
     def owns(self, queue: MessageQueue) -> bool:
-        """Return whether this client may still write offsets of ``queue``: it is locked and renewed in time, or assumed."""
+        """Return whether this client may still write offsets of ``queue``: its lock was renewed in time, or it is assumed."""
         state = self._states.get(queue)
         return state is not None and state.owns(machine.monotonic())
 
     def is_sure(self, queue: MessageQueue) -> bool:
-        """Return whether ``owns``, and the same broker process as at the grant serves the lock, as far as this client knows."""
+        """Return whether ``owns`` is true and, as far as this client knows, the broker process that granted the lock still runs."""
         state = self._states.get(queue)
         return state is not None and state.hold is not Hold.DOUBTED and state.owns(machine.monotonic())
 
     @property
     def is_masterless(self) -> bool:
-        """Whether a broker that has granted locks has no master now: a new one must be noticed soon."""
+        """Whether a broker that has granted locks has no master now, so that a new master must be noticed soon."""
         return any(self._instance.routes.address_of(broker_name) is None for broker_name in self._granted_by)
 
     def doubt_replaced(self) -> frozenset[str]:
-        """Find brokers that may be another process than at the grant of their locks; return the brokers with locks to request
-        there.
+        """Put in doubt the locks of brokers whose process may have been replaced since the grant. Return the brokers with locks in
+        doubt, where they must be requested again.
         """
         for broker_name, known in [*self._granted_by.items()]:
             if self._instance.is_replaced(broker_name, known):
@@ -125,7 +124,7 @@ class QueueLocks:
         return frozenset(broker_of(queue) for queue, state in self._states.items() if state.hold is Hold.DOUBTED)
 
     def unreached(self) -> list[str]:
-        """Return the addresses of masters that have granted locks, or of their successors, without an open connection."""
+        """Return the addresses of masters of brokers that have granted locks, if there is no open connection to them."""
         found = [self._instance.routes.address_of(broker_name) for broker_name in self._granted_by]
         return [address for address in found if address is not None and address not in self._instance.pool.open]
 
@@ -139,7 +138,7 @@ class QueueLocks:
         return self._states.setdefault(queue, LockState())
 
     async def lock(self, queues: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
-        """Request locks, or renew them; return the queues that are locked for this client now."""
+        """Request or renew locks; return the queues that are now locked for this client."""
         granted: set[MessageQueue] = set()
 
         async def ask(broker_name: str, asked: Collection[MessageQueue]) -> None:
@@ -149,12 +148,12 @@ class QueueLocks:
         return frozenset(granted)
 
     async def seize(self, queues: Iterable[MessageQueue], client_ids: Iterable[str]) -> frozenset[MessageQueue]:
-        """Unlock queues in the name of clients that have left the group, and lock them; return the queues whose locks were
-        granted.
+        """Unlock queues in the name of clients that have left the group, and lock them for this client. Return the queues whose
+        locks were granted.
 
-        A client that has crashed keeps its locks for up to 60 s, and a queue that is assumed during that time cannot be handed
-        over: each next owner would wait again. Brokers accept any client id in an UNLOCK_BATCH_MQ. To be used only for queues
-        whose owner has had the time to unlock them.
+        A crashed client keeps its locks for up to 60 s, and a queue that is assumed during that time cannot be handed over, because
+        each next owner would wait again. Brokers accept any client id in an UNLOCK_BATCH_MQ. Call this only for queues whose owner
+        has had the time to unlock them.
         """
         wanted = tuple(queues)
         for client_id in client_ids:
@@ -162,7 +161,7 @@ class QueueLocks:
         return await self.lock(wanted)
 
     async def unlock_for(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Unlock queues in the name of a client that has left the group; locks of other clients stay."""
+        """Unlock queues in the name of a client that has left the group. Locks of other clients stay."""
 
         async def unlock(broker_name: str, asked: Collection[MessageQueue]) -> None:
             async with self._turn(broker_name):
@@ -175,20 +174,20 @@ class QueueLocks:
         await self._for_each_broker(queues, unlock)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """Take queues without their locks: a client that has crashed may keep them for up to 60 s.
+        """Take queues without their locks, because a crashed client may keep the locks for up to 60 s.
 
-        ``renew`` requests the locks.
+        ``renew`` requests the locks later.
         """
         now = machine.monotonic()
         for queue in queues:
             self._state(queue).assume(now)
 
     async def renew(self) -> frozenset[MessageQueue]:
-        """Renew all locks and request the locks of assumed queues; return the queues lost since the last call.
+        """Renew all locks and request the locks of assumed queues. Return the queues lost since the last call.
 
-        A lock is lost when its broker refuses it, or 55 s after the last request that obtained or renewed the lock, or the last
-        time when the broker certainly had no master. An assumed queue is lost when its lock is refused after 60 s: a running
-        client has it.
+        A lock is lost when its broker refuses it. It is also lost 55 s after the last request that obtained or renewed it, or 55
+        s after the last time at which the broker certainly had no master. An assumed queue is lost when its lock is refused after
+        60 s, because a running client must have the lock then.
         """
         self._drop_ended()
 
@@ -203,19 +202,18 @@ class QueueLocks:
         return frozenset([queue for queue, state in self._states.items() if state.take_lost()])
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Unlock queues, after the answers to requests in flight.
+        """Unlock queues, after the responses to requests in flight.
 
-        Send no request for queues whose brokers cannot have a lock of this client.
-
-        A broker that does not answer keeps the lock for up to 60 s.
+        No request is sent for queues whose brokers cannot have a lock of this client. A broker that does not respond keeps the lock
+        for up to 60 s.
         """
-        # Owed from now on, until a broker confirms it: the call may be cancelled.
+        # The unlocks are owed from now on until brokers confirm them, because this call may be cancelled.
         now = machine.monotonic()
         to_unlock = [queue for queue in queues if (state := self._states.get(queue)) is not None and state.release(now)]
         await self._for_each_broker(to_unlock, self._unlock)
 
     async def unlock_owed(self) -> None:
-        """Repeat, once, the unlocks that brokers have not confirmed, except unlocks of locks that have expired there."""
+        """Repeat once the unlocks that brokers have not confirmed, except for locks that have expired."""
         now = machine.monotonic()
         owed = [queue for queue, state in self._states.items() if state.owes(now)]
 
@@ -225,7 +223,7 @@ class QueueLocks:
         await self._for_each_broker(owed, unlock)
 
     def leave(self, queues: Iterable[MessageQueue]) -> None:
-        """Remove locks without a request: brokers keep them for up to 60 s."""
+        """Forget locks without a request. Brokers keep them for up to 60 s."""
         for queue in queues:
             self._states.pop(queue, None)
 
@@ -249,13 +247,13 @@ class QueueLocks:
     async def _lock(
         self, broker_name: str, queues: Collection[MessageQueue], *, renews: bool = False
     ) -> frozenset[MessageQueue]:
-        """Request locks at one broker; return the granted ones.
+        """Request locks at one broker; return the queues whose locks were granted.
 
         Args:
-            renews: Leaves out queues that are unlocked by then.
+            renews: Whether to leave out queues that are no longer taken when the request is sent.
         """
         async with self._turn(broker_name):
-            if renews:  # decided in this turn: unlocks may have waited before it
+            if renews:  # checked here, because unlocks may have been sent while this request waited for its turn
                 queues = [queue for queue in queues if self._state(queue).is_taken]
             if not queues:
                 return frozenset()
@@ -279,8 +277,10 @@ class QueueLocks:
             return kept
 
     def _note_grant(self, broker_name: str, before: Connection | None, asked: frozenset[MessageQueue]) -> None:
-        """Note the connection over which a broker has answered: ``before``, the connection before the request, unless there is
-        another one by now.
+        """Note the connection over which a broker has responded.
+
+        Args:
+            before: The connection before the request. It is noted unless there is another connection by now.
         """
         connection = self._instance.open_connection(broker_name, any_replica=False)
         if self._granted_by.get(broker_name, connection) is not connection:
@@ -295,9 +295,9 @@ class QueueLocks:
     def _take_answer(
         self, asked: frozenset[MessageQueue], granted: frozenset[MessageQueue], sent: float
     ) -> frozenset[MessageQueue]:
-        """Note the answer to a request for locks.
+        """Note the response to a request for locks.
 
-        Return the granted queues, except queues that were unlocked since it began: their unlocks follow.
+        Return the granted queues, except queues that have been unlocked since the request began and whose unlocks follow.
         """
         for queue in asked - granted:
             self._state(queue).refuse(sent)
@@ -306,7 +306,7 @@ class QueueLocks:
     async def _unlock(self, broker_name: str, queues: Collection[MessageQueue], *, owed: bool = False) -> None:
         async with self._turn(broker_name):
             if owed and not (queues := [queue for queue in queues if self._state(queue).owed_since is not None]):
-                return  # their locks were requested again before this turn
+                return  # the locks were requested again while this unlock waited for its turn
             now = machine.monotonic()
             self._forget_expired(now)
             for queue in queues:
@@ -315,7 +315,7 @@ class QueueLocks:
             try:
                 try:
                     await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
-                except ConnectionLostError:  # on a new connection it may succeed
+                except ConnectionLostError:  # the request may succeed over a new connection
                     await self._ask(broker_name, queues, RequestCode.UNLOCK_BATCH_MQ, body)
             except RocketMQError as error:
                 self._keep(broker_name, error)
@@ -339,8 +339,8 @@ class QueueLocks:
         if broker_name not in self._errors:
             text = printable(error, 500)
             logger.warning(
-                "a request for locks of group %s failed at broker %s; check that it runs, and that this user may subscribe with "
-                "the group: %s", printable(self._group), broker_name, text,
+                "a request for locks of group %s failed at broker %s; check that the broker runs, and that this user may subscribe "
+                "with the group: %s", printable(self._group), broker_name, text,
             )  # fmt: skip
             while len(self._errors) >= MAX_ERRORS:
                 del self._errors[next(iter(self._errors))]
@@ -350,7 +350,7 @@ class QueueLocks:
         self, queues: Iterable[MessageQueue], act: Callable[[str, Collection[MessageQueue]], Awaitable[None]]
     ) -> None:
         by_broker: dict[str, dict[MessageQueue, None]] = defaultdict(dict)
-        for queue in sorted(queues):  # the order of a set differs from process to process
+        for queue in sorted(queues):  # the iteration order of a set differs between processes
             by_broker[self._instance.routes.broker_of(queue)][queue] = None
 
         async def at(broker_name: str) -> None:
@@ -367,8 +367,8 @@ class QueueLocks:
         command = RemotingCommand(code=code, body=body)
         former = self._addresses.get(broker_name)
         if code == RequestCode.UNLOCK_BATCH_MQ and former is not None and self._instance.routes.address_of(broker_name) is None:
-            # A name server that has restarted may not name a broker that runs, and whose locks keep other members waiting.
-            # An unlock names broker and client, so if another broker has the address by now, it changes nothing there.
+            # A restarted name server may not know a broker that runs and whose locks keep other members waiting. An unlock names
+            # the broker and the client, so it has no effect if another broker has the address by now.
             response, address = await self._instance.pool.request(former, command, timeout), former
         else:
             response, address = await self._instance.ask_broker(broker_name, topic, command, timeout)

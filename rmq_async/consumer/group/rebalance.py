@@ -1,19 +1,18 @@
-"""Rounds in which a member looks at the group and computes its share of the queues from the brokers' lists of members; and queues
-that are missing in their topic's route.
+"""Rebalance rounds, in which a member computes its share of the queues from the member lists of the brokers; and the queues that
+are missing from the route of their topic.
 """
 
-# Each member computes its share alone. The lists of two brokers differ for as long as one of them has not seen a heartbeat or
-# the end of a connection; a client with two connections is listed twice. While members disagree, ``handover`` decides which of
+# Each member computes its share independently. The lists of two brokers differ as long as one of them has not seen a heartbeat or
+# the end of a connection. A client with two connections is listed twice. While members disagree, ``handover`` decides which of
 # them reads a queue.
 
-# The routes look the same when name servers have forgotten a broker, when the broker is down, and when an operator has taken
-# queues away. So brokers that can be reached are asked for the number of unread messages, and a queue is reported for NAMED_FOR
-# seconds at most.
+# Routes look the same if name servers have forgotten a broker, if the broker is down, and if an operator has removed queues. So the
+# number of unread messages is requested from brokers that can be reached, and a queue is reported for at most NAMED_FOR seconds.
 
-# A round begins after ``rebalance_interval``, at a notice of a broker, at a change of a route, and 1 s after an incomplete
-# round; at most one begins per second. It asks each broker of the topics for its list of members once. A member keeps its
-# queues of a topic whose brokers do not answer. It keeps them for 120 s if the brokers answer and do not list it: a broker that
-# has restarted lists it again after its next heartbeat.
+# A round begins every ``rebalance_interval``, after a notification of a broker, after a change of a route, and 1 s after an
+# incomplete round, but at most once per second. It requests the member list of each broker of the topics once. A member keeps its
+# queues of a topic whose brokers do not respond. If brokers respond but do not list the member, it keeps them for 120 s, because
+# a broker that has restarted lists the member again after its next heartbeat.
 
 from __future__ import annotations
 
@@ -40,32 +39,31 @@ from .positions import start_offset
 logger = logging.getLogger(__name__)
 
 NAMED_FOR: Final = 3600.0
-"""Seconds for which a queue is reported as missing, at most."""
+"""Maximum seconds for which a queue is reported as missing."""
 MOST_NAMED: Final = 1024
 SOUGHT_FOR: Final = 120.0
-"""Seconds for which the routes of missing queues are asked for often: a broker that restarts is usually back by then."""
+"""Seconds for which the routes of missing queues are requested often. A broker that restarts is usually back by then."""
 FIRST_PAUSE: Final = 0.05
 COUNT_EVERY: Final = 20.0
-"""Seconds between two looks at the offsets of missing queues; fewer at first, because a member commits the last offset of a
-queue a moment after it has seen that the queue is gone."""
+"""Maximum seconds between two requests for the offsets of missing queues. The first intervals are shorter, because a member commits
+the last offset of a queue a moment after it has seen that the queue is gone."""
 LONGEST_REQUEST: Final = 1.0
 SPACING: Final = 1.0
 """Minimum seconds from the beginning of one round to the beginning of the next."""
 LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows, or from whose route queues have left
-lately."""
+"""Seconds between two requests for the route of a topic that no name server knows, or whose route has lost queues lately."""
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
-"""Seconds after which a member that no broker lists gives its queues up; brokers forget a silent client after as long."""
+"""Seconds after which a member that no broker lists gives up its queues. Brokers remove a silent client after the same time."""
 Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
-"""A function that takes the share of each topic after a round."""
+"""A function that is called after a round with the share of each topic."""
 
 
 def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
-    """Return the client ids of all lists, sorted, and whether all lists are equal but for their order.
+    """Return the sorted client ids of all lists, and whether all lists have the same ids.
 
-    An id occurs as often as in the list in which it occurs most often.
+    An id occurs in the result as often as in the list in which it occurs most often.
     """
     counts = [Counter(each) for each in lists]
     merged: Counter[str] = Counter()
@@ -79,15 +77,16 @@ def share_of(
 ) -> frozenset[MessageQueue]:
     """Return the queues of ``client_id``.
 
-    If ``members`` lists it more than once, it gets the shares of all its places: ``allocate`` finds only the first one, and no
-    member would read the other shares.
-
-    Raise the errors of ``allocate``; TypeError if its result is not iterable, or has an unhashable item; ValueError if the
-    result has other items than the given queues.
+    If ``members`` has the id more than once, it gets the shares of all these entries, because ``allocate`` finds only the first
+    entry and no member would read the other shares.
 
     Args:
         queues: All queues, sorted.
-        members: Client ids of all members, sorted.
+        members: The client ids of all members, sorted.
+
+    Raises:
+        TypeError: If the result of ``allocate`` is not iterable, or has an unhashable item.
+        ValueError: If the result has an item that is not in ``queues``. Errors of ``allocate`` also propagate.
     """
     found = set(allocate(client_id, queues, members))
     first = members.index(client_id) if client_id in members else 0
@@ -99,16 +98,16 @@ def share_of(
         found.update(allocate(client_id, queues, others))
     if strange := found.difference(queues):
         text = ", ".join(sorted(map(shown, strange))[:3])
-        raise ValueError(f"allocate must return queues out of the given ones, not {text}")
+        raise ValueError(f"allocate must return only queues that it was given, not {text}")
     return frozenset(found)
 
 
 class Missing(NamedTuple):
-    """Queues of one topic and broker that left the route at the same time.
+    """Queues of one topic and broker that disappeared from the route at the same time.
 
     Attributes:
         age: Seconds since that time.
-        unread: Number of their messages that the group has not read; None if it is not known.
+        unread: Number of messages in these queues that the group has not read; None if it is not known.
     """
 
     queues: tuple[MessageQueue, ...]
@@ -117,25 +116,26 @@ class Missing(NamedTuple):
 
 
 class MissingQueues:
-    """The queues that the routes have named since the start of this member, and do not name now, up to MOST_NAMED.
+    """The queues that the routes named since the start of this member but do not name now, up to MOST_NAMED queues.
 
     Args:
-        group: Its name on the wire.
+        group: Name of the group on the wire.
     """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self._instance = instance
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
-        """Return the offset of a queue's next message to read, and the committed offset or None."""
+        """Returns the offset of the next message to read in a queue, and the committed offset or None."""
         self._known: dict[str, frozenset[MessageQueue]] = {}
         self._since: dict[MessageQueue, float] = {}
         self._unread: dict[MessageQueue, int] = {}
         self._wake = asyncio.Event()
         self.left: Callable[[Iterable[MessageQueue]], object] = _nothing
-        """A function that is called with the queues, perhaps none, that have left their topic's route since the last look."""
+        """A function that is called with the queues that have disappeared from a route since the last call of ``look``. There may
+        be none."""
 
     def look(self, topic: str, queues: Iterable[MessageQueue]) -> None:
-        """Compare the queues that a topic's route names now with the queues at the last look."""
+        """Compare the queues that a topic's route names now with the queues at the last call."""
         now, present = machine.monotonic(), frozenset(queues)
         for queue, since in [*self._since.items()]:
             if queue in present or now - since >= NAMED_FOR:
@@ -150,7 +150,7 @@ class MissingQueues:
         self._known[topic] = present
 
     async def run(self) -> None:
-        """Count unread messages while queues are missing; never returns."""
+        """Count unread messages while queues are missing. Never return."""
         while True:
             await self._wake.wait()
             pauses = Backoff(FIRST_PAUSE, COUNT_EVERY)
@@ -170,7 +170,7 @@ class MissingQueues:
         return tuple(dict.fromkeys(queue.topic for queue, at in self._since.items() if at >= since))
 
     def found(self) -> list[Missing]:
-        """Return the missing queues that have a message to read. It may be called from any thread."""
+        """Return the missing queues that have, or may have, unread messages. May be called from any thread."""
         now, unread = machine.monotonic(), self._unread.copy()
         groups: defaultdict[tuple[str, str, float, bool], list[MessageQueue]] = defaultdict(list)
         for queue, since in list(self._since.items()):
@@ -197,17 +197,19 @@ class MissingQueues:
             self._unread[queue] = unread
 
 
-# A member that starts while a name server has lost its routes must not wait for the next poll, because the other members do not
-# read its share any more. When a broker is back, all queues are distributed again, and a queue that one member gives up is not
-# read until the next owner knows the route, too.
+# Missing routes are requested before the next poll for two reasons. A member that starts while a name server has lost its routes
+# must not wait for the poll, because the other members no longer read its share. And when a broker is back, all queues are
+# distributed again, and a queue that one member gives up is not read until its next owner knows the route, too.
 
 
 class Rebalance:
-    """The rounds in which a member computes its share.
+    """Computes the share of a member in rounds.
 
     Args:
-        topics: Names on the wire, the retry topic included.
-        apply: Called with topic -> share after each round, for the topics whose share is known.
+        group: Name of the group on the wire.
+        topics: Names of the topics on the wire, including the retry topic.
+        allocate: The strategy of the user.
+        apply: Called after each round with the shares by topic, for the topics whose share is known.
     """
 
     def __init__(
@@ -235,43 +237,45 @@ class Rebalance:
         self.listed_twice: Callable[[], object] = _nothing
         """A function that is called when a broker lists the id of this client more than once."""
         self.departed: dict[str, float] = {}
-        """Client id that is no longer listed -> monotonic time at which it was missing first; the newest MOST_DEPARTED ones.
+        """The last MOST_DEPARTED client ids that are no longer listed, with the monotonic time at which each was first missing.
         Crashed clients may still have locks."""
         self.count = 0
         """Number of rounds, including rounds that changed nothing."""
         self.problem: str | None = None
-        """The reason why a share of the last round is unknown or uncertain; None if all are certain."""
+        """The reason why a share of the last round is unknown or uncertain; None if all shares are certain."""
 
     @property
     def others(self) -> list[str]:
-        """The client ids of the other members, as in the brokers' last lists."""
+        """The client ids of the other members according to the last lists of the brokers."""
         return sorted(self._members - {self._instance.client_id})
 
     def was_shared(self, seconds: float) -> bool:
-        """Return whether there are other members, or were at some time in the last ``seconds``."""
+        """Return whether there are other members, or were at any time in the last ``seconds``."""
         since = machine.monotonic() - seconds
         return bool(self.others) or any(left >= since for left in self.departed.values())
 
     def trigger(self) -> None:
-        """Ask for a round soon."""
+        """Request a round soon."""
         self._wake.set()
 
     async def run(self, interval: float) -> None:
-        """Start rounds, the first one at once; never returns."""
+        """Run rounds, the first one at once. Never return."""
         while True:
             began = machine.monotonic()
             self._wake.clear()
             try:
                 balanced = await self.round()
             except Exception:
-                logger.exception("a rebalance round of group %s failed; the next one is within %s s", self._group, SPACING)
+                logger.exception(
+                    "a rebalance round of group %s failed; the next round begins within %s s", self._group, SPACING
+                )
                 balanced = False
             await asyncio.sleep(max(began + SPACING - machine.monotonic(), 0.0))
             if balanced:
                 await self._wait(began + interval)
 
     async def _wait(self, until: float) -> None:
-        """Wait for ``trigger``, until the monotonic time ``until`` at most, and request missing routes meanwhile."""
+        """Wait for ``trigger``, at most until the monotonic time ``until``. Request missing routes meanwhile."""
         while (left := until - machine.monotonic()) > 0 and not self._wake.is_set():
             try:
                 async with asyncio.timeout(min(left, LOOK_UP_EVERY) if self._sought() else left):
@@ -285,8 +289,9 @@ class Rebalance:
         return (*self._unknown, *self.missing.topics())
 
     async def round(self) -> bool:
-        """Compute the shares, call ``apply``, and return whether the next round can wait for its interval: False if for some
-        topic no broker lists the members, or the lists differ or lack this member.
+        """Compute the shares, and call ``apply``. Return whether the next round can wait for its interval.
+
+        Return False if, for some topic, no broker returns a list of members, or the lists differ or do not have this member.
         """
         instance = self._instance
         self.count += 1
@@ -327,7 +332,7 @@ class Rebalance:
             self.listed_twice()
         listed = {member for members in lists for member in members}
         if not listed:
-            return  # no broker has answered, or one has restarted and lists its members soon
+            return  # no broker has responded, or one has restarted and will list its members soon
         for client_id in sorted(self._members - listed):
             self.departed[client_id] = machine.monotonic()
             self.left(client_id, self._former_share(client_id, queues))
@@ -341,14 +346,14 @@ class Rebalance:
         members = sorted(self._members)
         try:
             return [queue for found in queues.values() for queue in share_of(client_id, found, members, self._allocate)]
-        except Exception:  # noqa: BLE001 - a function of the user; the round reports it
+        except Exception:  # noqa: BLE001 - a function of the user; the round reports its error
             return []
 
     async def _lists(self, brokers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        """Return the client ids of the members by broker name, without brokers that do not answer.
+        """Return the client ids of the members by broker name. Brokers that do not respond have no entry.
 
         Args:
-            brokers: Names by topic.
+            brokers: Broker names by topic.
         """
         topics = {broker_name: topic for topic, names in brokers.items() for broker_name in names}
         lists: dict[str, tuple[str, ...]] = {}
@@ -365,7 +370,7 @@ class Rebalance:
     def _share(
         self, topic: str, queues: tuple[MessageQueue, ...], answers: list[tuple[str, ...]]
     ) -> tuple[frozenset[MessageQueue] | None, bool, str | None]:
-        """Return the share (None: the member keeps its queues), whether it is certain, and the reason if it is not (else None)."""
+        """Return the share (None if the member keeps its queues), whether the share is certain, and the reason if it is not."""
         if not queues:
             return frozenset(), True, None
         if not answers:
@@ -394,4 +399,4 @@ class Rebalance:
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: the default of ``Rebalance.left``."""
+    """Do nothing. It is the default of the callbacks."""

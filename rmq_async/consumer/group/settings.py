@@ -1,4 +1,6 @@
-"""The setting ``retryMaxTimes`` of a group: the number of retries after which its brokers dead-letter a message that fails."""
+"""Requests for the settings of a group at brokers, such as ``retryMaxTimes``, the number of retries after which brokers
+dead-letter a message.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ from ...errors import RocketMQError, SubscriptionGroupNotExistError
 logger = logging.getLogger(__name__)
 
 KEPT: Final = 60.0
-"""Seconds for which an answer, or the lack of one, is kept before the broker is asked again."""
+"""Seconds for which a response, or the lack of a response, is kept before the broker is asked again."""
 LONGEST: Final = 1.0
-"""Maximum seconds for the answer: a message that failed waits for it."""
+"""Maximum seconds for the response, because a message that failed waits for it."""
 
 
 async def settings_at(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> SubscriptionGroupConfig | None:
-    """Return the settings of a group at a broker; None if the broker does not return them."""
+    """Return the settings of a group at a broker. Return None if the broker does not return them."""
     settings, _ = await _ask(instance, group, broker, topic, timeout)
     return settings
 
@@ -40,10 +42,10 @@ async def joined_settings(
     """Return the settings as ``settings_at`` does, for a member that has sent its first heartbeat.
 
     Raises:
-        SubscriptionGroupNotExistError: For a broker without the group, which may not create it then.
+        SubscriptionGroupNotExistError: If the broker does not have the group. It is then not configured to create the group.
     """
     settings, missing = await _ask(instance, group, broker, topic, timeout)
-    if missing is not None:  # the broker may be reading the heartbeat
+    if missing is not None:  # the broker may not have handled the heartbeat yet
         await instance.heartbeats.wait_answer(missing.address or "", timeout)
         settings, missing = await _ask(instance, group, broker, topic, timeout)
         if missing is not None:
@@ -54,11 +56,15 @@ async def joined_settings(
 def missing_group(
     instance: ClientInstance, group: str, error: SubscriptionGroupNotExistError
 ) -> SubscriptionGroupNotExistError:
-    """Return the error of a start in a group that a broker does not have; ``error`` is the broker's error."""
+    """Return the error of a start in a group that a broker does not have.
+
+    Args:
+        error: The error of the request to the broker.
+    """
     name, remark = instance.names.display_name(group), without_faq(error.remark).rstrip(".! ")
     text = (
-        f"{remark}; group {name} is not there, and the broker creates none: create it (Admin.create_group, rmq group create), or "
-        "set autoCreateSubscriptionGroup=true"
+        f"{remark}; group {name} does not exist, and the broker does not create it; create it (Admin.create_group, rmq group "
+        "create), or set autoCreateSubscriptionGroup=true"
     )
     return SubscriptionGroupNotExistError(text, request=error.request, broker=error.broker, address=error.address)
 
@@ -66,9 +72,8 @@ def missing_group(
 async def _ask(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> tuple[SubscriptionGroupConfig | None, SubscriptionGroupNotExistError | None]:
-    """Return the settings, or the error with which a broker says that it does not have the group.
-
-    Neither after another answer or error.
+    """Return the settings, or the error with which the broker reports that it does not have the group. Both are None after any
+    other response or error.
     """
     header, code = GetSubscriptionGroupConfigRequestHeader(group=group), RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
     command = request_of(header)
@@ -85,7 +90,7 @@ async def _ask(
 async def settings_in_table(
     instance: ClientInstance, group: str, broker: str, topic: str, timeout: float
 ) -> SubscriptionGroupConfig | None:
-    """Return the settings as ``settings_at`` does, from the table of all groups: brokers before 5.0 have no request for a
+    """Return the settings as ``settings_at`` does, from the table of all groups. Brokers before version 5.0 have no request for a
     single group.
     """
     command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -100,7 +105,7 @@ async def settings_in_table(
 
 
 class GroupLimits:
-    """The settings of a group by broker, requested when they are needed.
+    """The settings of a group at its brokers, requested when they are needed and kept for KEPT seconds.
 
     Args:
         group: Name of the group on the wire.
@@ -110,12 +115,11 @@ class GroupLimits:
         self._instance = instance
         self._group = group
         self._known: dict[str, tuple[float, SubscriptionGroupConfig | None]] = {}
-        """Broker -> monotonic time at which it was asked last, and the last known settings."""
+        """By broker: the monotonic time of the last request, and the last known settings."""
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, broker: str, topic: str) -> int | None:
-        """Return the maximum number of retries at a broker, the last known number if it does not answer; None if no number is
-        known.
+        """Return the maximum number of retries at a broker. If the broker does not respond, return the last known number, or None.
 
         Args:
             topic: Name on the wire of a topic that the broker has.
@@ -124,8 +128,8 @@ class GroupLimits:
         return None if settings is None else max(settings.retry_max_times, 0)
 
     async def settings(self, broker: str, topic: str) -> SubscriptionGroupConfig | None:
-        """Return the settings at a broker, as ``of`` does the limit."""
-        async with self._asking[broker]:  # messages that fail together share the answer
+        """Return the settings at a broker. If the broker does not respond, return the last known settings, or None."""
+        async with self._asking[broker]:  # messages that fail together share one request
             known, now = self._known.get(broker), machine.monotonic()
             if known is not None and now - known[0] < KEPT:
                 return known[1]

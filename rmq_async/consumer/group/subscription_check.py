@@ -1,15 +1,15 @@
-"""Checks whether all members of a group have the same subscriptions, as RocketMQ demands.
-
-Brokers are asked whether they read and apply SQL conditions.
+"""Checks whether all members of a group have the same subscriptions, as RocketMQ requires, and whether brokers can apply SQL
+conditions.
 """
 
-# No other request shows that before the first pull: a broker accepts a heartbeat with a condition that it cannot read, and
-# delivers every message to a pull with such a condition (observed on 5.5.0); a broker that does not filter refuses each pull.
+# CHECK_CLIENT_CONFIG is the only request that checks a condition before the first pull. A broker accepts a heartbeat with a
+# condition that it cannot parse, and delivers every message to a pull with such a condition (observed on 5.5.0). A broker that
+# does not filter refuses each pull.
 
-# A broker keeps one table of subscriptions for each group. The newest version of a topic's subscription filters for all
-# members, and each heartbeat removes topics that it does not contain. So different subscriptions of another member appear in
-# the table that GET_CONSUMER_CONNECTION_LIST (203) returns. A topic to which only one of two members subscribes is in the
-# table, or missing, only until the other one's next heartbeat, so the check is repeated.
+# A broker keeps one table of subscriptions for each group. The latest version of a topic's subscription filters for all members,
+# and each heartbeat removes topics that it does not contain. So different subscriptions of another member appear in the table
+# that GET_CONSUMER_CONNECTION_LIST (203) returns. If only one of two members subscribes to a topic, the topic is in the table, or
+# missing from it, only until the next heartbeat of the other member, so the check is repeated.
 
 from __future__ import annotations
 
@@ -37,23 +37,25 @@ logger = logging.getLogger(__name__)
 AT_ONCE: Final = 16
 _OFF: Final = "does not support consumer to filter message"
 MODEL: Final = ""
-"""``topic`` of a conflict between broadcasting and clustering, which concerns the whole group."""
+"""``topic`` of a conflict between broadcasting and clustering members, which affects the whole group."""
 MODE: Final = "\x00mode"
 """``topic`` of a conflict between members that pull and members that pop."""
 BY_OFFSET: Final = "\x00offset"
-"""``topic`` of a conflict with a client that is listed as a member and reads queues of its own choice."""
+"""``topic`` of a conflict with a client that is listed as a member but reads queues by offset."""
 TAKEN: Final = "members miss messages"
 
 
 async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
-    """Ask each broker of the subscription's topic whether it can filter by the condition; none if the topic does not exist yet.
+    """Check at each broker of the subscription's topic whether it can filter by the condition. Does nothing if the topic does not
+    exist yet.
 
     Args:
-        group: Its name on the wire.
+        group: Name of the group on the wire.
+        subscription: A subscription with a condition.
 
     Raises:
-        ConfigError: For a condition that a broker cannot read, and for a broker that does not filter by properties, and passes
-            on the errors of the requests, errors of brokers that do not answer only if no broker does.
+        ConfigError: For a condition that a broker cannot parse, and for a broker that does not filter by properties.
+        RocketMQError: If a broker returns another error, or no broker responds.
     """
     topic, timeout = subscription.topic, instance.config.request_timeout
     try:
@@ -75,7 +77,7 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
         error = broker_error(response.code, response.remark, request="CHECK_CLIENT_CONFIG", broker=broker_name, address=address)
         condition = f"the sql filter {shown(subscription.sub_string)} of topic {instance.names.shown(topic)}"
         if response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-            text = f"broker {broker_name} cannot read {condition}, correct it: {printable(response.remark, 500)}"
+            text = f"broker {broker_name} cannot parse {condition}; correct it: {printable(response.remark, 500)}"
         elif _OFF in (response.remark or ""):
             text = (
                 f"broker {broker_name} does not filter by properties, so {condition} cannot work: set enablePropertyFilter=true in "
@@ -94,7 +96,7 @@ async def check_filter(instance: ClientInstance, group: str, subscription: Subsc
         raise silent.popitem()[1]
     if silent:
         logger.warning(
-            "whether the sql filter of topic %s works at brokers that do not answer is not known: %s",
+            "the sql filter of topic %s could not be checked at brokers that do not respond: %s",
             printable(instance.names.display_name(topic)), printable("; ".join(map(str, silent.values())), 500),
         )  # fmt: skip
 
@@ -103,10 +105,10 @@ class SubscriptionConflict(NamedTuple):
     """A difference between two members.
 
     Attributes:
-        topic: Name of a topic, MODEL, MODE or BY_OFFSET.
-        ours: This member's expression, behind its type unless that is TAG; None if it does not subscribe to the topic. For
-            MODEL and MODE its model or mode, for BY_OFFSET its kind of client.
-        theirs: The same of the other member.
+        topic: Name of a topic, or MODEL, MODE or BY_OFFSET.
+        ours: This member's expression, preceded by its type unless the type is TAG; None if this member does not subscribe to the
+            topic. For MODEL and MODE, the model or mode of this member; for BY_OFFSET, its kind of client.
+        theirs: The corresponding value of the other member.
     """
 
     topic: str
@@ -115,31 +117,32 @@ class SubscriptionConflict(NamedTuple):
 
     def __str__(self) -> str:
         if self.topic == MODEL:
-            return f"this member is {self.ours}, another one {self.theirs}; {TAKEN}; all members need the same model"
+            return f"this member is {self.ours}, another one is {self.theirs}; {TAKEN}; give all members the same model"
         if self.topic == MODE:
             return (
-                f"this member has {self.ours}, another one {self.theirs}: they repeat each other's messages; all members need "
+                f"this member has {self.ours}, another one has {self.theirs}; they repeat each other's messages; give all members "
                 "the same mode"
             )
         if self.topic == BY_OFFSET:
             return (
                 f"{self.theirs} has this group's name: brokers list it as a member, so members leave queues to it which it may not "
-                f"read; {TAKEN}; give it a group of its own"
+                f"read; {TAKEN}; give it a separate group"
             )
         ours, theirs = (repr(printable(each)) if each is not None else "nothing" for each in (self.ours, self.theirs))
         subscriptions = f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}"
-        return f"{subscriptions}; {TAKEN}; all members need the same subscriptions"
+        return f"{subscriptions}; {TAKEN}; give all members the same subscriptions"
 
 
 class GroupView(NamedTuple):
     """A group as its brokers see it.
 
     Attributes:
-        members: Client id -> addresses "ip:port" from which brokers see the client connected.
-        listed_by: Addresses of the brokers that list this client; ``conflicts`` are the conflicts found at these brokers,
-            because others may not have had this client's heartbeat. For a client that has not joined, see ``group_view``.
-        unanswered: Addresses of the brokers that did not answer, or with something else than a list.
-        own: Broker -> those addresses of this client; without the brokers that did not answer.
+        members: By client id: the addresses "ip:port" from which brokers see the client connected.
+        listed_by: Addresses of the brokers that list this client. For a client that has not joined, see ``group_view``.
+        conflicts: The conflicts at these brokers. Other brokers may not have received this client's heartbeat.
+        unanswered: Addresses of the brokers that did not return a list.
+        own: By broker address: the addresses from which the broker sees this client connected. Brokers that did not return a list
+            have no entry.
     """
 
     members: Mapping[str, frozenset[str]]
@@ -149,17 +152,20 @@ class GroupView(NamedTuple):
     own: Mapping[str, frozenset[str]]
 
     def hosts(self, client_id: str) -> frozenset[str]:
-        """Return the IPs from which brokers see a client id connected: several if two machines use the id, among other causes."""
+        """Return the IP addresses from which brokers see a client id connected. One cause of several addresses is that two machines
+        use the id.
+        """
         return frozenset(address.rpartition(":")[0] for address in self.members.get(client_id, ()))
 
 
 def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[SubscriptionConflict, ...]:
     """Return the differences between this member's heartbeat and a broker's table of the group, sorted by topic.
 
-    Expressions for the same tags are equal, however they are written; versions are not compared. A table without topics is no
-    difference: brokers list the first member before they store its subscriptions, and hold none of a Java client that reports
-    "unchanged" to a broker which was restarted. With the type of a client that pulls by offset it is that client's: it subscribes
-    to nothing (observed on 5.5.0 and 4.9.7).
+    Expressions for the same tags are equal even if they are written differently. Versions are not compared. A table without
+    topics is not a difference: brokers list the first member before they store its subscriptions, and have no subscriptions of a
+    Java client that reports "unchanged" to a restarted broker. The exception is a table without topics that has the type of a
+    client that reads by offset. Such a client subscribes to nothing, and the table is reported as BY_OFFSET (observed on 5.5.0
+    and 4.9.7).
     """
     own = {each.topic: each for each in ours.subscription_data_set}
     found = [SubscriptionConflict(MODEL, ours.message_model, theirs.message_model)] * (
@@ -179,16 +185,14 @@ def compare(ours: ConsumerData, theirs: ConsumerConnection) -> tuple[Subscriptio
 
 
 async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: float, *, joined: bool = True) -> GroupView:
-    """Return the group as the masters of all topics in use see it.
-
-    Raises no error for brokers that do not answer.
+    """Return the group as the masters of all topics in use see it. Brokers that do not respond cause no error.
 
     Args:
         ours: The subscriptions in the heartbeats of this client.
-        timeout: Seconds for each broker.
-        joined: Whether this client is a member. Before it has joined, ``listed_by`` and ``conflicts`` are of all brokers that
-            list any member: a broker's table has the newest subscription of each topic, which after the join is this client's
-            own.
+        timeout: Maximum seconds for each broker.
+        joined: Whether this client is a member. If it is not, ``listed_by`` and ``conflicts`` include all brokers that list any
+            member: the table of a broker has the latest subscription of each topic, so after the join it would have this client's
+            own subscriptions.
     """
     addresses = tuple(instance.routes.master_addresses())
     answers = await for_each(addresses, partial(_ask, instance, ours.group_name, timeout=timeout))
@@ -212,7 +216,7 @@ async def group_view(instance: ClientInstance, ours: ConsumerData, timeout: floa
 
 
 async def _ask(instance: ClientInstance, group: str, address: str, *, timeout: float) -> ConsumerConnection | None:
-    """Return the broker's members and table of the group; None if it does not answer with them."""
+    """Return the members and the subscription table of the group at a broker. Return None if the broker does not return them."""
     command = RemotingCommand(code=RequestCode.GET_CONSUMER_CONNECTION_LIST, ext_fields={"consumerGroup": group})
     try:
         response = await instance.pool.request(address, command, timeout)
@@ -240,7 +244,9 @@ def _shown(instance: ClientInstance, conflicts: Iterable[SubscriptionConflict]) 
 
 
 def _wanted(subscription: SubscriptionData) -> tuple[str, frozenset[str] | str]:
-    """Return the type, and the set of tags (empty: all), or for another type than TAG the expression itself."""
+    """Return the type of a subscription and its set of tags (empty for all tags). For a type other than TAG, return the type and
+    the expression.
+    """
     kind = subscription.expression_type or TAG
     if kind != TAG:
         return kind, subscription.sub_string

@@ -1,9 +1,9 @@
 """The queues that this member holds, from the takeover to the release or the loss.
 
-A queue that is assigned is pulled when ``on_assigned`` has ended. A queue that leaves this member is drained: its pulls end,
-the messages after the last one with a call or an outcome are dropped, ``on_revoked`` is called, running handlers and
-``on_revoked`` get ``handover_timeout`` to end, the watermark is committed, the lock is released, and ``on_released`` is called.
-If a call of an ordered queue does not end, its message stays uncommitted, and the lock is kept.
+An assigned queue is pulled after ``on_assigned`` has ended. A queue that leaves this member is drained in these steps: its pulls
+end; the messages after the last message with a call or an outcome are dropped; ``on_revoked`` is called; running handlers and
+``on_revoked`` have ``handover_timeout`` to end; the watermark is committed; the lock is released; ``on_released`` is called. If a
+call of an ordered queue does not end, its message stays uncommitted and the lock is kept.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .pulls import Pulling
 logger = logging.getLogger(__name__)
 
 COMMIT_TIME: Final = 3.0
-"""Seconds for the last commit of a queue after its drain, at least; more where ``handover_timeout`` or a stop leaves more: the
-broker may be without a master."""
+"""Minimum seconds for the last commit of a queue after its drain, because the broker may have no master. The commit has more time
+if ``handover_timeout`` or a stop allows it."""
 UNLOCK_RESERVE: Final = 0.4
-"""Seconds of a stop that its last commits leave to the unlocks."""
+"""Seconds at the end of a stop that are reserved for unlocks after the last commits."""
 RESET_TIME: Final = 10.0
-"""Seconds for which a reset waits for running handlers; Java's ``MQClientInstance.resetOffset`` sleeps as long."""
+"""Seconds for which a reset waits for running handlers. Java's ``MQClientInstance.resetOffset`` sleeps for the same time."""
 SETTLE_TIME: Final = 2.0
-"""Maximum seconds for cancelled calls to end, and for giving messages back, when the wait for handlers is over."""
+"""Maximum seconds for cancelled calls to end, and for giving back messages, after the wait for handlers."""
 UNLOCK_TIME: Final = 3.0
 LOOK_EVERY: Final = 5.0
 GATHER_TIME: Final = 0.05
@@ -54,7 +54,7 @@ class Pauses:
 
     Attributes:
         all: Whether everything is paused.
-        topics: Topics (on the wire) that are paused with all their queues, also queues that the member takes later.
+        topics: Names on the wire of topics that are paused with all their queues, including queues that the member takes later.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,11 @@ class Pauses:
         return self.all or held.paused or held.queue.topic in self.topics
 
     def among(self, subscriptions: Mapping[str, Subscription]) -> frozenset[Subscription]:
-        """Return the subscriptions, by topic on the wire, whose topics are paused with all their queues."""
+        """Return the subscriptions whose topics are paused with all their queues.
+
+        Args:
+            subscriptions: Subscriptions by topic on the wire.
+        """
         return frozenset([each for topic, each in subscriptions.items() if self.all or topic in self.topics])
 
     def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue]) -> None:
@@ -81,7 +85,7 @@ class Pauses:
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
-    """Cancel the coroutine calls of a queue that are in their handlers; return the tasks of its coroutine calls.
+    """Cancel the coroutine calls of a queue whose handlers run. Return the tasks of all its coroutine calls.
 
     Calls in threads continue.
     """
@@ -93,15 +97,15 @@ def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
 
 
 async def cancel_calls(held: HeldQueue, timeout: float) -> None:
-    """Cancel the coroutine calls of a queue, and wait for their ends, up to ``timeout`` seconds."""
+    """Cancel the coroutine calls of a queue, and wait up to ``timeout`` seconds until they have ended."""
     tasks = request_cancel(held)
-    await asyncio.sleep(0)  # calls that had not made their first step have ended
+    await asyncio.sleep(0)  # after this, calls that had not made their first step have ended
     if tasks:
         await asyncio.wait(tasks, timeout=timeout)
 
 
 async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection[MessageExt], timeout: float) -> None:
-    """Give back unsettled messages that a settled one follows, for up to ``timeout`` seconds; other messages stay
+    """Give back unsettled messages that are followed by a settled message, within ``timeout`` seconds. Other messages stay
     uncommitted.
     """
     passed = [message for message in left if held.progress.settled_above(message.queue_offset)]
@@ -114,8 +118,8 @@ async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection
                 await held.changed.wait()
     except TimeoutError:
         logger.warning(
-            "%d messages of %s were not given back within %.1f s, and settled ones behind them are delivered again; look "
-            "for errors of the broker, and for a stop raise stop_timeout",
+            "%d messages of %s were not given back within %.1f s, so settled messages after them are delivered again; look "
+            "for errors of the broker, and during a stop, raise stop_timeout",
             len(held.returning),
             held.shown,
             timeout,
@@ -124,17 +128,17 @@ async def give_back_passed(outcomes: Outcomes, held: HeldQueue, left: Collection
 
 
 def warn_running(held: HeldQueue) -> None:
-    """Log that calls of a queue run on after its drain."""
+    """Log that calls of a queue continue after its drain."""
     logger.warning(
-        "calls of %d messages of %s run on after the handover, and the messages may be delivered again; raise "
-        "handover_timeout, and for a stop stop_timeout",
+        "calls of %d messages of %s continue after the handover, and the messages may be delivered again; raise "
+        "handover_timeout, or during a stop, stop_timeout",
         len(held.running),
         held.shown,
     )
 
 
 class Assignment:
-    """The queues that this member holds, and its share: the queues that it is to hold.
+    """The queues that this member holds, and its share, which are the queues that it should hold.
 
     Args:
         subscriptions: Subscriptions by topic on the wire, without the retry topic.
@@ -164,19 +168,19 @@ class Assignment:
         self.takeover: Takeover
         self.locks: MemberLocks
         self.released: Callable[[], None]
-        """Called when a queue has left this member."""
+        """A function that is called when a queue has left this member."""
         self.callbacks = AssignmentCallbacks({}, 0.0, Context(), supervisor.once, self.callback_limit)
         self._arriving: list[HeldQueue] = []
-        """Queues that were taken over, and that no call of ``on_assigned`` has named yet."""
+        """Queues that were taken over and have not been passed to ``on_assigned`` yet."""
         self.begun = asyncio.Event()
-        """Set while no queue waits for ``on_assigned``."""
+        """An event that is set while no queue waits for ``on_assigned``."""
         self.begun.set()
         self._announcing = 0
         self.held: dict[MessageQueue, HeldQueue] = {}
         self.leaving: dict[HeldQueue, None] = {}
-        """Queues that are being drained, and lost ones with running calls."""
+        """Queues that are being drained, and lost queues with running calls."""
         self._unfinished: list[HeldQueue] = []
-        """Ordered queues that a stop has ended before their calls."""
+        """Ordered queues that were forgotten, for example by a stop, before their calls had ended."""
         self._pulls: dict[HeldQueue, asyncio.Task[None]] = {}
         self._drains: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._shares: dict[str, frozenset[MessageQueue]] = {}
@@ -186,17 +190,17 @@ class Assignment:
         self.closing = False
         self._aborted = False
         self._drain_until = self._end = inf
-        """Monotonic times of a stop: until when queues are drained, and when all is to be over."""
+        """Monotonic times of a stop: the end of the drains, and the end of the stop."""
         self.losses = LostQueues()
         self.rounds = 0
         """Number of changes of the share, counted by topic."""
 
     def owned(self) -> list[HeldQueue]:
-        """Return the queues that this member holds, and the queues that leave it."""
+        """Return the queues that this member holds, and the queues that are leaving it."""
         return [*self.held.values(), *self.leaving]
 
     def apply(self, shares: dict[str, frozenset[MessageQueue]]) -> None:
-        """Start to take and to give up queues so that this member holds ``shares``, topic -> queues."""
+        """Begin to take over and give up queues so that this member holds ``shares``, which has the queues by topic."""
         if self.closing:
             return
         given_up: list[HeldQueue] = []
@@ -214,10 +218,14 @@ class Assignment:
             self.takeover.want(sorted(share - self.held.keys() - leaving))
 
     def open(self, queue: MessageQueue, offset: int, committed: int | None, look: FirstLook | None = None) -> None:
-        """Add a queue that was taken over, and start its pulls unless it is paused, after ``on_assigned`` if there is one.
+        """Add a queue that was taken over. Start its pulls unless it is paused; if ``on_assigned`` is set, start them after its
+        call.
 
         Args:
-            look: What the queue has at its start; None if that is not known.
+            queue: The queue, with names on the wire.
+            offset: The start offset.
+            committed: The committed offset, or None.
+            look: The result of the check at the start offset; None if there was no check.
         """
         shown = self._instance.names.shown_queue(queue)
         offset = self._intake.marks.taken_over(queue, offset, committed)
@@ -228,7 +236,7 @@ class Assignment:
             self._intake.looked(held, look)
         self.held[queue] = held
         logger.info(
-            "%s is read from offset %d on%s", shown, offset, "" if committed is not None else ", the group has none there"
+            "%s is read from offset %d on%s", shown, offset, "" if committed is not None else "; the group has no offset there"
         )
         if "on_assigned" not in self.callbacks:
             self._begin_pulls(held)
@@ -241,7 +249,7 @@ class Assignment:
         self._arriving.append(held)
 
     async def _announce(self) -> None:
-        """Call ``on_assigned`` for queues that are taken over at about the same time, and begin their pulls afterwards."""
+        """Call ``on_assigned`` for queues that were taken over at about the same time, and then begin their pulls."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_TIME):
@@ -263,7 +271,7 @@ class Assignment:
                 self.begun.set()
 
     def _give_up(self, queues: Iterable[HeldQueue]) -> None:
-        """End the pulls of queues and start to drain them, for up to ``handover_timeout`` seconds."""
+        """End the pulls of queues, and begin to drain them for up to ``handover_timeout`` seconds."""
         given_up = [held for held in queues if self.held.pop(held.queue, None) is not None]
         deadline = machine.monotonic() + self.handover_timeout
         for held in given_up:
@@ -277,7 +285,7 @@ class Assignment:
             self._add_drain(f"drain of {held.shown}", self._hand_over(held, deadline, revoked if held.announced else None))
 
     def callback_limit(self, kind: EventKind) -> float:
-        """Return the monotonic time at which a stop ends calls of this kind; ``inf`` before a stop."""
+        """Return the monotonic time at which a stop ends callbacks of this kind. Return ``inf`` before a stop."""
         if self._aborted:
             return 0.0
         return self._drain_until if kind in ("on_assigned", "on_revoked") else self._end
@@ -288,8 +296,10 @@ class Assignment:
         task.add_done_callback(self._drains.discard)
 
     async def pull_again(self, held: HeldQueue) -> None:
-        """End a pull that a broker holds, and pull again: a held pull is not answered for messages that a filter leaves out."""
-        if held.state is QueueState.RUNNING and held in self._pulls:  # in a task: the caller may be cancelled
+        """End a pull that a broker holds, and pull again. A broker does not respond to a held pull when it gets messages that a
+        filter excludes.
+        """
+        if held.state is QueueState.RUNNING and held in self._pulls:  # in a task, because the caller may be cancelled
             await asyncio.shield(self._supervisor.once(f"new pulls of {held.shown}", self._pull_anew(held)))
 
     async def _pull_anew(self, held: HeldQueue) -> None:
@@ -303,13 +313,13 @@ class Assignment:
             self._pulls[held] = self._supervisor.run(f"pulls of {held.shown}", lambda: self._pulling.run(held))
 
     def pause(self, topics: Iterable[str], queues: Iterable[HeldQueue], *, all_queues: bool) -> None:
-        """Pause topics (on the wire) and queues, and if ``all_queues`` everything."""
+        """Pause topics (with names on the wire) and queues. If ``all_queues``, pause everything."""
         self.pauses.pause(topics, queues)
         self.pauses.all |= all_queues
         self._apply_pauses()
 
     def resume(self, topics: Collection[str], queues: Iterable[HeldQueue]) -> None:
-        """End the pauses of topics with all their queues, and of queues."""
+        """End the pauses of queues, and of topics with all their queues."""
         self.pauses.resume(topics, [*queues, *(held for held in self.held.values() if held.queue.topic in topics)])
         self._apply_pauses()
 
@@ -319,8 +329,8 @@ class Assignment:
         self._apply_pauses()
 
     def _apply_pauses(self) -> None:
-        """End the pulls of paused queues, and drop their messages without a call, except failed ones that wait for another
-        attempt. Start the pulls of all other queues.
+        """End the pulls of paused queues, and drop their messages whose call has not begun, except failed messages that wait for
+        another attempt. Start the pulls of all other queues.
         """
         for held in self.held.values():
             if not self.pauses.covers(held):
@@ -332,19 +342,19 @@ class Assignment:
         self.dispatcher.look_again()
 
     def may_begin(self, held: HeldQueue) -> bool:
-        """Return whether calls of an ordered queue may begin: its lock is certainly this member's, it is not paused, and the
-        time of its drain, if any, is not over.
+        """Return whether calls of an ordered queue may begin: this member certainly has its lock, the queue is not paused, and its
+        drain, if any, has not ended.
         """
         return held.is_owned and not held.ends and self.locks.is_sure(held.queue) and not self.pauses.covers(held)
 
     def note_abandoned(self, item: Waiting) -> None:
-        """Keep an abandoned message of an unordered queue that leaves this member, to give it back."""
+        """Keep an abandoned message of an unordered queue that is leaving this member, so that it can be given back."""
         held = item.held
         if held in self.leaving and not held.is_ordered:
             self._abandoned.setdefault(held, []).append(item.message)
 
     async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:
-        """Drain a queue after ``on_revoked``, then call ``on_released``, unless the queue was lost or not announced."""
+        """Drain a queue after ``on_revoked``. Then call ``on_released``, unless the queue was lost or not announced."""
         if revoked is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(deadline, self._drain_until) - machine.monotonic()):
@@ -355,8 +365,9 @@ class Assignment:
                 await released.over.wait()
 
     async def _drain(self, held: HeldQueue, deadline: float) -> bool:
-        """Drain a queue until ``deadline``, commit it and release its lock, except that of an ordered queue whose call still
-        runs at the end of a stop.
+        """Drain a queue until ``deadline``, commit it, and release its lock.
+
+        The lock of an ordered queue is kept if a call still runs at the end of a stop.
 
         Returns:
             False if the queue was lost.
@@ -367,7 +378,7 @@ class Assignment:
             self.dispatcher.hasten(held)
             if not await self._drained(held, deadline):
                 await self._cut_off(held)
-            elif held in self._abandoned:  # by a call with messages of several queues, which another one has cut off
+            elif held in self._abandoned:  # a call with messages of several queues was cut off because of another queue
                 await self._give_back_left(held)
             await self._commit_last(held)
             locked = held.is_ordered and not await self._calls_over(held)
@@ -376,7 +387,7 @@ class Assignment:
             self._forget(held)
         if locked and not lost:
             self.locks.leave([held.queue])
-            logger.warning("a call of %s has not ended: its lock is kept, for up to 60 s; raise stop_timeout", held.shown)
+            logger.warning("a call of %s has not ended, so its lock is kept for up to 60 s; raise stop_timeout", held.shown)
         elif not lost:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds(UNLOCK_TIME, 1.0)):
@@ -388,7 +399,7 @@ class Assignment:
         return not lost
 
     async def _calls_over(self, held: HeldQueue) -> bool:
-        """Wait until no call of an ordered queue runs, and commits; return False if one still runs at the end of a stop."""
+        """Wait until no call of an ordered queue runs, and then commit. Return False if a call still runs at the end of a stop."""
         while held.running or self.dispatcher.is_busy(held):
             left = self._end - machine.monotonic()
             if left <= 0:
@@ -402,7 +413,7 @@ class Assignment:
         return True
 
     async def _commit_last(self, held: HeldQueue) -> None:
-        """Commit a queue after its drain; report a queue that was not committed in time."""
+        """Commit a queue after its drain. Log an error if it was not committed in time."""
         began = machine.monotonic()
 
         def deadline() -> float:
@@ -427,9 +438,7 @@ class Assignment:
             self._unfinished.append(held)
 
     def quiesce(self) -> None:
-        """End the pulls, and drop the messages after the last one with a call or an outcome, at once; running calls
-        continue.
-        """
+        """End the pulls at once, and drop the messages after the last message with a call or an outcome. Running calls continue."""
         self.closing = True
         for held in self.held.values():
             self._quiesce(held)
@@ -441,8 +450,11 @@ class Assignment:
         self._intake.drop_unbegun(held)
 
     async def give_up_all(self, drain_until: float, end: float) -> None:
-        """Give all queues up at the same time: drain them until ``drain_until``, and end commits, unlocks and callbacks at
-        ``end`` (monotonic times).
+        """Give up all queues at the same time.
+
+        Args:
+            drain_until: Monotonic time at which the drains end.
+            end: Monotonic time at which commits, unlocks and callbacks end.
         """
         self.closing = True
         self._drain_until, self._end = drain_until, end
@@ -450,13 +462,13 @@ class Assignment:
         if locked := self.takeover.unwant(sorted(self.takeover.queues)):
             self._supervisor.once("unlock", self.locks.unlock(locked))
         self._give_up([*self.held.values()])
-        if self._drains:  # also drains that a rebalance began
+        if self._drains:  # including drains that a rebalance began
             await asyncio.wait([*self._drains])
         await self.callbacks.idle.wait()
 
     def close(self) -> None:
-        """Forget the queues whose drains have not ended, as a cancelled stop leaves them: no call begins with their messages,
-        and none is given back.
+        """Forget the queues whose drains have not ended, as after a cancelled stop. No call begins with their messages, and no
+        message is given back.
         """
         for held in self.owned():
             if held.is_owned:
@@ -465,11 +477,11 @@ class Assignment:
         self.held.clear()
 
     def running_in_order(self) -> list[MessageQueue]:
-        """Return the ordered queues that this member has forgotten, and whose calls have not ended."""
+        """Return the ordered queues that this member has forgotten although their calls have not ended."""
         return [held.queue for held in self._unfinished if held.running]
 
     def abort(self) -> None:
-        """End the waits for handlers of queues that are given up, now or later."""
+        """End all waits for handlers of queues that are given up, now and later."""
         self._aborted = True
         self._look_at_drains()
 
@@ -479,14 +491,20 @@ class Assignment:
         self.callbacks.look_at_limit()
 
     def _seconds(self, longest: float, part: float) -> float:
-        """Return the seconds for a last step of a drain: ``longest``, in a stop at most the fraction ``part`` of the time left."""
+        """Return the seconds for a last step of a drain: ``longest``, but during a stop at most the fraction ``part`` of the
+        remaining time.
+        """
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
-        """Move a queue to ``offset``: wait up to RESET_TIME seconds for running calls, then cancel the calls of an ordered
-        queue.
+        """Move a queue to ``offset``, and commit it.
 
-        Drop the messages without a call, and commit. A queue that is lost or released meanwhile is not moved.
+        Wait up to RESET_TIME seconds for running calls; after that, cancel the calls if the queue is ordered. Drop the messages
+        whose call has not begun. A queue that is lost or released meanwhile is not moved.
+
+        Args:
+            why: The reason for the log.
+            level: The level of the log message.
         """
         await self._end_pulls(held)
         if held.is_ordered:
@@ -495,7 +513,7 @@ class Assignment:
             self._intake.drop_unbegun(held)
             self.dispatcher.hasten(held)
         if not await self._drained(held, machine.monotonic() + RESET_TIME, retry=False) and held.is_ordered:
-            await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))  # else a key would run twice at a time
+            await cancel_calls(held, self._seconds(SETTLE_TIME, 0.25))  # else two calls of a key could run at the same time
         if not held.is_owned:
             return
         self._intake.withdraw_waiting(held)
@@ -511,8 +529,8 @@ class Assignment:
     def lose(self, queues: Iterable[MessageQueue]) -> None:
         """End the pulls and commits of queues whose locks another member has, or may have.
 
-        Messages without a call are dropped, unless the queue is being drained already. If this member gets the lock back, it
-        reads the queue again when the running calls have ended or were cancelled (``_outlast``).
+        Messages whose call has not begun are dropped, unless the queue is already being drained. If this member gets the lock
+        again, it reads the queue again after the running calls have ended or were cancelled (``_outlast``).
         """
         lost: list[HeldQueue] = []
         for queue in sorted(queues):
@@ -545,9 +563,9 @@ class Assignment:
             request_cancel(held)
 
     async def _outlast(self, held: HeldQueue) -> None:
-        """Wait for the calls of a lost queue, up to ``handover_timeout`` seconds, and then cancel them.
+        """Wait up to ``handover_timeout`` seconds for the calls of a lost queue, and then cancel them.
 
-        The calls of an ordered queue were cancelled at the loss; wait until they have ended or the consumer stops.
+        The calls of an ordered queue were cancelled at the loss. Wait until they have ended or the consumer stops.
         """
         try:
             if held.is_ordered:
@@ -566,11 +584,10 @@ class Assignment:
             await asyncio.wait([pulls])
 
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
-        """Wait until every call of the queue has ended, no message waits for one, and messages without a handler are given
-        back.
+        """Wait until no call of the queue runs, no message waits for a call, and no message is being given back.
 
-        Return True then. Return False at ``deadline``, when a stop leaves no more time, and if no step (by hand) will take the
-        waiting messages.
+        Return True then. Return False at ``deadline``, at the end of a stop's time for drains, and if no step (by hand) will take
+        the waiting messages.
 
         Args:
             retry: Whether failed messages of an ordered queue are handled again during the wait, if they are due in time.
@@ -580,7 +597,7 @@ class Assignment:
             self._outcomes.give_backs.withdraw_delayed(held, until)
             if held.is_ordered:
                 self._intake.withdraw_resting(held, until)
-            if self.pauses.covers(held):  # they begin no calls
+            if self.pauses.covers(held):  # no calls of a paused queue begin, so its waiting messages are withdrawn
                 waiting = self._intake.withdraw_waiting(held)
                 if held in self.leaving and not held.is_ordered:
                     self._abandoned.setdefault(held, []).extend(waiting)
@@ -597,8 +614,8 @@ class Assignment:
     async def _cut_off(self, held: HeldQueue) -> None:
         """Cancel the coroutine calls that have not ended, and give back the messages that the next owner would not pull.
 
-        An unsettled message behind which nothing is settled stays uncommitted: the next owner pulls it. An unsettled message
-        before settled ones is given back, and the watermark passes it. Messages of an ordered queue are not given back here.
+        An unsettled message that no settled message follows stays uncommitted, and the next owner pulls it. An unsettled message
+        before settled messages is given back, and the watermark passes it. Messages of an ordered queue are not given back here.
         """
         held.end_calls()
         waiting = self._intake.withdraw_waiting(held)  # else they would begin in the slots of cancelled calls

@@ -1,11 +1,11 @@
-"""The user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
+"""Calls the user's functions for assigned, revoked, released and lost queues: ``on_assigned``, ``on_revoked``, ``on_released`` and
 ``on_lost``.
 """
 
-# They are called in the order of the events; the next call begins when the last one has ended or was cancelled. Consecutive
-# events of one kind that wait are joined into one call. A call runs as a task of its own, in a copy of the context (of
-# ``contextvars``) in which the consumer was started; a call that exceeds its time is cancelled, and the handover continues,
-# even if the call ignores that.
+# The functions are called in the order of the events. The next call begins when the previous call has ended or was cancelled.
+# Consecutive waiting events of one kind are joined into one call. Each call runs in a separate task, in a copy of the context (of
+# ``contextvars``) in which the consumer was started. A call that exceeds its time is cancelled, and the handover continues even
+# if the call ignores the cancellation.
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ logger = logging.getLogger(__name__)
 
 EventKind = Literal["on_assigned", "on_revoked", "on_released", "on_lost"]
 GRACE: Final = 1.0
-"""Seconds for which the end of a cancelled call is waited for."""
+"""Maximum seconds to wait for the end of a cancelled call."""
 LEAST: Final = 0.05
-"""Seconds that a call has at least, even where less time is left."""
+"""Minimum seconds for a call, even if less time is left."""
 
 
 class Event:
-    """One call of a function, for the queues of one event or of consecutive ones of its kind.
+    """One call of a function, for the queues of one event or of consecutive events of the same kind.
 
     Attributes:
         until: Monotonic time at which the call is cancelled at the latest.
-        over: Set when the call has ended, is no longer waited for, or is not made.
+        over: An event that is set when the call has ended, is no longer waited for, or will not be made.
     """
 
     __slots__ = ("kind", "over", "queues", "until")
@@ -55,11 +55,11 @@ class AssignmentCallbacks:
     """Calls the user's functions for queues that come and go.
 
     Args:
-        functions: Kind -> function, or None.
-        seconds: Maximum time of one call.
-        context: Each call runs in a copy of it.
-        spawn: Starts a task that the end of the consumer cancels.
-        limit: Returns the monotonic time by which a call of that kind is to be over.
+        functions: The function, or None, by kind.
+        seconds: Maximum seconds for one call.
+        context: Each call runs in a copy of this context.
+        spawn: Starts a task that is cancelled at the end of the consumer.
+        limit: Returns the monotonic time by which a call of a kind must have ended.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class AssignmentCallbacks:
         self._waiting: deque[Event] = deque()
         self._running: asyncio.Task[None] | None = None
         self._name = ""
-        """Kind and name of the function that runs, or has run last."""
+        """The kind and name of the function that runs or ran last."""
         self._changed = asyncio.Event()
-        """An event that is set at the end of a call, and where ``limit`` may have come closer."""
+        """An event that is set at the end of a call, and when ``limit`` may have become earlier."""
         self.idle = asyncio.Event()
         """An event that is set while no call runs or waits."""
         self.idle.set()
@@ -91,11 +91,11 @@ class AssignmentCallbacks:
     def add(self, kind: EventKind, queues: Iterable[MessageQueue], until: float = inf) -> Event | None:
         """Schedule a call of the user's function after the earlier calls.
 
-        Join the last waiting call if that is of the same kind.
+        If the last waiting call has the same kind, add the queues to that call instead.
 
         Args:
-            queues: Queues with the names that users see.
-            until: Monotonic time at which the call is cancelled, even if its maximum time is not over.
+            queues: Queues with the user's names.
+            until: Monotonic time at which the call is cancelled, even if it has not reached its maximum time.
 
         Returns:
             The event of the call; None if there is no function of this kind, or no queue.
@@ -118,7 +118,7 @@ class AssignmentCallbacks:
         return task is not None and task is self._running
 
     def name_of(self, task: asyncio.Task[Any]) -> str | None:
-        """Return the name of the function that ``task`` calls; None for another task. From any thread."""
+        """Return the name of the function that ``task`` calls, or None. May be called from any thread."""
         return self._name if task is self._running else None
 
     def look_at_limit(self) -> None:
@@ -154,17 +154,17 @@ class AssignmentCallbacks:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task], timeout=GRACE)
-                state = "" if task.done() else ", and runs on"
+                state = "" if task.done() else ", and continues"
                 took = machine.monotonic() - began
                 text = (
-                    "%s was cancelled after %.1f s%s; the handover goes on: let it return sooner, or raise handover_timeout, and "
-                    "for a stop stop_timeout"
+                    "%s was cancelled after %.1f s%s; the handover continues; let the function return sooner, or raise "
+                    "handover_timeout, or during a stop, stop_timeout"
                 )
                 logger.warning(text, self._name, took, state)
             self._running = None
 
     async def _ended(self, task: asyncio.Task[None], event: Event, began: float) -> None:
-        """Wait for the end of a call, until its time is over."""
+        """Wait until a call has ended or its time is up."""
         while not task.done():
             until = min(began + self._seconds, event.until, self._limit(event.kind))
             left = max(until, began + LEAST) - machine.monotonic()
@@ -185,4 +185,4 @@ async def _called(kind: EventKind, function: AssignmentCallback, queues: frozens
     except Exception:
         shown = ", ".join(str(queue) for queue in sorted(queues)[:10])
         more = f" and {len(queues) - 10} more" if len(queues) > 10 else ""
-        logger.exception("%s %s raised for %s%s; the handover goes on", kind, handler_name(function), shown, more)
+        logger.exception("%s %s raised for %s%s; the handover continues", kind, handler_name(function), shown, more)

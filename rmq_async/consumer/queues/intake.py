@@ -1,5 +1,5 @@
-"""The results of pulls: messages go into the buffer of their subscription, and queues move if a broker does not hold their
-offset.
+"""Handles the results of pulls. Messages go into the buffer of their subscription, and a queue moves if its broker does not have
+its offset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .pulls import Budget
 logger = logging.getLogger(__name__)
 
 CONFIRM_WITHIN: Final = 10.0
-"""Maximum seconds for the commit of a queue that was moved."""
+"""Maximum seconds for the commit of a queue after a move."""
 GO_BACK: Final = "to go back further, seek() to a datetime, or reset the group's offsets to a time (rmq group reset --to)"
 KEEP: Final = "let brokers keep messages for longer (fileReservedTime), or handle them faster"
 
@@ -43,11 +43,11 @@ class Intake:
 
     Args:
         subscriptions: Subscriptions by topic on the wire.
-        orphan: Takes a redelivered message whose topic has no subscription here.
+        orphan: Called with a redelivered message whose topic has no subscription in this consumer.
 
     Attributes:
-        lost: Number of offsets that were skipped because their messages were deleted before they were pulled, and of messages
-            that queues are known to have lost.
+        lost: Number of offsets that were skipped because their messages were deleted before they were pulled, plus the number of
+            messages that queues are known to have lost.
         corrupt: Number of records that could not be read.
     """
 
@@ -77,10 +77,10 @@ class Intake:
         self.marks = ReadMarks()
         self.skips = Skips()
         self.stopped: dict[HeldQueue, str] = {}
-        """Queues that ``out_of_range="stop"`` or ``above_end="stop"`` has stopped, and why."""
+        """Queues that ``out_of_range="stop"`` or ``above_end="stop"`` has stopped, with the reasons."""
 
     def looked(self, held: HeldQueue, look: FirstLook) -> None:
-        """Note what a queue has at its cursor."""
+        """Note the result of a check at the queue's cursor."""
         held.connect(look.connection)
         held.note_answer()
         if look.mark is not None:
@@ -98,9 +98,9 @@ class Intake:
         held.doubt()
 
     async def look(self, held: HeldQueue) -> None:
-        """Look at a queue before a pull: whether it has the messages that were read, or, after a start, where it ends.
+        """Check a queue before a pull: whether it still has the messages that were read or, after a start, where it ends.
 
-        Raise the errors of the requests.
+        The errors of the requests propagate.
         """
         marks, queue, offset = self.marks, held.queue, held.cursor
         self._by_connection(held)
@@ -121,16 +121,17 @@ class Intake:
         return self._instance.open_connection(self._instance.routes.broker_of(held.queue))
 
     def _by_connection(self, held: HeldQueue) -> None:
-        """Note the connection of a look: the store behind another one than before may be another one."""
+        """Note the connection for a check. Behind a new connection, there may be another store."""
         connection = self.connection(held)
         if connection is not held.connection:
             self.doubt(held)
             held.connect(connection)
 
     def is_sure(self, held: HeldQueue) -> bool:
-        """Return whether a queue has what was read, by the present connection, as far as that is known.
+        """Return whether a check over the current connection has found the messages that were read.
 
-        Of a queue of which nothing was read, whether it does not end below its offset. A queue that stops stays where it is.
+        For a queue that was not read, return whether no end below its offset is known. Return True for a stopped queue, which is
+        not moved.
         """
         if held.state is QueueState.STOPPED:
             return True
@@ -140,16 +141,16 @@ class Intake:
         return connection is not None and connection is held.connection and held.queue not in self.marks.doubted
 
     async def make_sure(self, held: HeldQueue, longest: float) -> None:
-        """Look at a queue until it is sure, as before a pull, and move it if it has lost messages.
+        """Check a queue as before a pull until it is sure, and move it if it has lost messages.
 
-        Raise the errors of the requests.
+        The errors of the requests propagate.
 
         Args:
-            longest: Seconds in which an end below its offset is looked up three times, if ``handover_timeout`` is more.
+            longest: Maximum seconds for the three checks of an end below the queue's offset; ``handover_timeout`` is another limit.
         """
         while held.is_owned and not self.is_sure(held):
             async with held.looking:
-                if self.is_sure(held):  # by another look
+                if self.is_sure(held):  # another check has ended meanwhile
                     return
                 self.doubt(held)
                 held.connect(self.connection(held))
@@ -164,9 +165,11 @@ class Intake:
         return held.is_filtered and held.cursor - newest > REACH
 
     def accept(self, held: HeldQueue, result: PullResult) -> bool:
-        """Buffer the messages of an answer and move the cursor behind it, or stop the queue where messages are deleted and
-        ``out_of_range`` is "stop". Return False, and do nothing, if the queue may have other messages than were
-        read: also one that ends below an end that was seen before.
+        """Buffer the messages of a response and move the cursor past it. If messages were deleted and ``out_of_range`` is "stop",
+        stop the queue instead.
+
+        Return False, and buffer nothing, if the queue may have other messages than those that were read. An end below an earlier
+        end is one sign of that.
         """
         if held.end is not None and result.max_offset < held.end:
             self.doubt(held)
@@ -186,7 +189,9 @@ class Intake:
         if result.messages:
             self._note_read(held, result.messages)
         entered = progress.enter_all([message.queue_offset for message in result.messages])
-        fresh = [*compress(result.messages, entered)]  # without messages that come again beside dropped ones
+        fresh = [
+            *compress(result.messages, entered)
+        ]  # without messages that were pulled again only because others were dropped
         if held.cursor < held.repeated_to:
             fresh = held.without_known(fresh)
         if held.subscription is None:
@@ -211,9 +216,8 @@ class Intake:
         self.dispatcher.add(held, subscription, messages)
 
     def _buffer_again(self, held: HeldQueue, messages: list[MessageExt]) -> None:
-        """Buffer messages that are to be delivered again, each for the subscription of the topic that it was sent to.
-
-        Pass messages without a subscription to ``orphan``.
+        """Buffer redelivered messages, each for the subscription of the topic that it was sent to. Pass messages without a
+        subscription to ``orphan``.
         """
         for message in messages:
             topic = original_topic(message.topic, message.properties)
@@ -224,23 +228,27 @@ class Intake:
                 self._buffer(held, subscription, [msgspec.structs.replace(message, topic=subscription.topic)])
 
     async def move(self, held: HeldQueue, result: PullResult | None = None) -> None:
-        """Determine why the broker does not hold the offset of the pull, or whether the queue has other messages now.
+        """Determine why the broker does not have the offset of the pull, or whether the queue now has other messages.
 
-        Then move, stop or leave the queue, or accept the answer. Raise the errors of the requests.
+        Then move, stop or leave the queue, or accept the response. The errors of the requests propagate.
 
         Args:
-            result: The answer to the pull; None before it.
+            result: The response to the pull; None before the pull.
         """
         offset, moved = held.cursor, False
         async with held.looking:
-            if held.cursor == offset:  # else a look before a commit has moved it meanwhile
+            if held.cursor == offset:  # else a check before a commit has moved the queue meanwhile
                 moved = await self._move(held, result, self._config.handover_timeout)
         if moved:
             end = machine.monotonic() + CONFIRM_WITHIN
             await self._commits.commit_last(held, lambda: end)
 
     async def _move(self, held: HeldQueue, result: PullResult | None, patience: float) -> bool:
-        """Do that, with ``patience`` for ``find_move``; return whether the queue was moved, and is to be committed."""
+        """Do the work of ``move``. Return whether the queue was moved and must be committed.
+
+        Args:
+            patience: The argument of ``find_move``.
+        """
         marks, queue, offset = self.marks, held.queue, held.cursor
         illegal, proposed = False, offset
         if result is not None:
@@ -267,7 +275,7 @@ class Intake:
         return False
 
     def _go_on(self, held: HeldQueue, move: Move) -> bool:
-        """Move a queue whose offset was reset, or whose messages are other ones now; return whether it has moved."""
+        """Move a queue whose offset was reset, or which has other messages now. Return whether it has moved."""
         if move.cause in (Cause.BEYOND_END, Cause.LOST_READ):
             return self._after_loss(held, move)
         log = logger.warning if move.cause is Cause.RESET else logger.error
@@ -279,11 +287,11 @@ class Intake:
         return True
 
     def _repeat_filtered(self, held: HeldQueue) -> bool:
-        """Move a queue back behind its newest mark, if a filter has left messages out since: the mark shows nothing of them,
-        and others may be in their place.
+        """Move a queue back to the offset after its last mark if a filter has excluded messages since. The mark does not cover
+        these messages, and other messages may be in their place.
 
         Returns:
-            Whether it did.
+            Whether the queue was moved.
         """
         offset = max(self.marks.newest(held.queue) + 1, held.begun)
         if not held.is_filtered or offset >= held.cursor:
@@ -293,23 +301,23 @@ class Intake:
         return True
 
     def _after_loss(self, held: HeldQueue, move: Move) -> bool:
-        """Move a queue that has lost messages, or stop it, according to ``above_end``; return whether it has moved."""
+        """Move or stop a queue that has lost messages, according to ``above_end``. Return whether it has moved."""
         reached = max(held.cursor, held.progress.next)
         self.marks.cut(held.queue, move.offset)
-        if move.offset >= reached:  # an operator has put the group back below what is lost
+        if move.offset >= reached:  # an operator has moved the group back below the lost messages
             return False
         what = f"it ends at {move.end}, below the group's offset"
-        left_out = "messages stored since the loss and before this member looked are left out"
+        left_out = "messages stored between the loss and this member's check are skipped"
         if move.cause is Cause.LOST_READ:
             what = "it has lost messages that were read"
-            left_out = "messages stored since the loss are handled, and older ones may be repeated"
+            left_out = "messages stored since the loss are handled, and older messages may be repeated"
         policy = self._config.above_end
         if policy == "stop":
-            self._stop(held, f"{held.shown} does not go on at offset {reached}: {what}", "above_end")
+            self._stop(held, f"{held.shown} does not continue at offset {reached}: {what}", "above_end")
             return False
         target = min(move.offset, reached) if policy == "end" else move.first
         if target == move.first:
-            left_out = "all of its messages are handled, also messages that were handled before"
+            left_out = "all its messages are handled, including messages that were handled before"
         lost = max(reached - (reached if move.end is None else move.end), 0)
         self.lost += lost
         text = "%s goes on at offset %d instead of %d: %s (some %d), because %s; %s; %s"
@@ -321,7 +329,7 @@ class Intake:
         return True
 
     def _after_deletion(self, held: HeldQueue, offset: int, low: int, high: int) -> int | None:
-        """Return the next offset of the queue according to ``out_of_range``; None if it stops."""
+        """Return the next offset of the queue according to ``out_of_range``. Return None if the queue stops."""
         policy = self._config.out_of_range
         text = f"offset {offset} of {held.shown} is below its first message at {low}"
         if policy == "stop":
@@ -336,19 +344,19 @@ class Intake:
     def _stop(self, held: HeldQueue, text: str, option: str) -> None:
         held.stop()
         self.stopped[held] = text
-        logger.error("%s; the queue stops, since %s is stop: seek() to an offset that it has, or to a datetime", text, option)
+        logger.error("%s; the queue stops, because %s is stop; seek() to an offset that it has, or to a datetime", text, option)
 
-    # -- room
+    # -- space in the buffer
 
     def drop_unbegun(self, held: HeldQueue) -> None:
-        """Drop the messages without a call above all messages in calls, settled or being given back, except failed ones that wait
-        for another attempt.
+        """Drop waiting messages above all messages that are in calls, settled or being given back. Failed messages that wait for
+        another attempt are kept.
         """
         unsettled = [each.message.queue_offset for each in (*held.running, *held.returning)]
         self._drop(held, max([*unsettled, held.progress.highest_settled]))
 
     def drop_waiting(self, held: HeldQueue) -> None:
-        """Drop the messages without a call, except failed ones that wait for another attempt; they are pulled again.
+        """Drop waiting messages, so that they are pulled again. Failed messages that wait for another attempt are kept.
 
         Messages between them that are settled or in calls are not handled again.
         """
@@ -359,22 +367,24 @@ class Intake:
         if dropped:
             held.withdraw([message.queue_offset for message in dropped], squeezed=self.dispatcher.waits(held))
             self._give(dropped)
-            held.changed.set()  # its pulls may wait until fewer messages wait
+            held.changed.set()  # a pull may wait until fewer messages wait
         return bool(dropped)
 
     def withdraw_waiting(self, held: HeldQueue) -> list[MessageExt]:
-        """Remove all messages of a queue that wait; they stay unsettled."""
+        """Remove and return all waiting messages of a queue. They stay unsettled."""
         dropped = self.dispatcher.drop(held, failed=True)
         self._give(dropped)
         held.changed.set()
         return dropped
 
     def withdraw_resting(self, held: HeldQueue, until: float) -> None:
-        """Remove the messages whose lines wait beyond ``until`` (monotonic); they stay unsettled."""
+        """Remove the messages whose lines rest until after ``until`` (monotonic). They stay unsettled."""
         self._give(self.dispatcher.drop_resting(held, until))
 
     def make_room(self) -> None:
-        """Drop buffered messages of the queue that exceeds its share most, if one does: another queue waits for room."""
+        """Drop buffered messages of the queue that exceeds its share of the buffer most, if any, because another queue waits for
+        space.
+        """
         table = [each for each in self.held().values() if each.is_owned and not each.squeezed]
         if len(table) < 2:
             return
@@ -395,9 +405,9 @@ class Intake:
         is_held = victim.is_caught_up
         if self._drop(victim, messages[kept].queue_offset - 1):
             victim.squeeze(self.dispatcher.waits(victim))
-            if is_held:  # by the broker, until a message comes: its answer would be of no use
+            if is_held:  # the broker holds the pull until a message arrives, and its response would be useless
                 self.spawn(f"pull of {victim.shown}", self.pull_again(victim))
-            victim.changed.set()  # its pulls may wait for room in the span
+            victim.changed.set()  # a pull may wait because of ``max_span``
 
     def _give(self, dropped: list[MessageExt]) -> None:
         if dropped:

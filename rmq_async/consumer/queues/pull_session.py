@@ -1,5 +1,5 @@
-"""The session of a member that pulls, from its start to its stop: its parts and their connections, its tasks, and the order of
-the steps of start and stop.
+"""The session of a member that pulls, from its start to its stop. It creates and connects the parts, runs the tasks, and orders the
+steps of start and stop.
 """
 
 from __future__ import annotations
@@ -47,35 +47,38 @@ logger = logging.getLogger(__name__)
 RENEW_EVERY: Final = 20.0
 """Seconds between two renewals of locks, which live for 60 s (``RebalanceLockManager``)."""
 RENEW_MASTERLESS_EVERY: Final = 1.0
-"""Seconds between two renewals while a broker has no master: a new one grants the locks to any member."""
+"""Seconds between two renewals while a broker has no master, because a new master grants the locks to any member."""
 RENEW_AGAIN_EVERY: Final = 5.0
-"""Seconds between two renewals while a lock was not renewed: a broker that is back must hear of it before the lock ends."""
+"""Seconds between two renewals while the renewal of a lock is late, because a broker that is back must get a request before the
+lock expires."""
 COMMIT_FIRST: Final = 3.0
-"""Seconds for which a renewal waits for commits at brokers that may be other processes than before."""
+"""Maximum seconds for which a renewal waits for commits at brokers whose process may have been replaced."""
 CLAIM_EVERY: Final = 0.5
-"""Seconds between two requests for the locks of queues that are read without them: nothing else keeps another member away."""
+"""Seconds between two requests for the locks of queues that are read without them. Only the lock keeps other members away from
+such a queue."""
 LOOK_AT_ASSUMED_EVERY: Final = 0.05
 FIRST_ASSIGNMENT: Final = 3.0
 """Maximum seconds for which ``start()`` waits until the queues of the first share are read."""
 LAST_STEPS: Final = 1.0
-"""Seconds of a stop that are kept for what follows the drain: handlers that are cancelled, commits and unlocks."""
+"""Seconds at the end of a stop that are reserved for the steps after the drain: cancelling handlers, commits and unlocks."""
 LEFT_LATELY: Final = 60.0
-"""Seconds after which a member that has left commits nothing more."""
+"""Seconds after which a member that has left the group certainly makes no more commits."""
 LEAVE_TIME: Final = 1.0
-"""Seconds for the brokers' answers when the member leaves the group."""
+"""Maximum seconds for the responses of brokers when the member leaves the group."""
 MOST_ORPHANS: Final = 64
-"""Topics without a subscription here that are counted; their names are properties of messages."""
+"""Maximum number of topics without a subscription whose messages are counted. It is bounded because the names come from
+properties of messages."""
 AT_ONCE: Final = 16
 IDLE_LOOK: Final = 0.01
 
 
 class PullSession(MemberSession):
-    """The work of a member that pulls, from its start to its stop.
+    """The session of a member that pulls.
 
     Args:
-        label: The subject of errors.
-        context: Handlers and callbacks run in copies of it.
-        doubts: Doubts of this session and of earlier ones.
+        label: The subject of error messages.
+        context: Handlers and callbacks run in copies of this context.
+        doubts: The doubts of this session and of earlier sessions.
     """
 
     def __init__(
@@ -132,13 +135,13 @@ class PullSession(MemberSession):
         self._assigned = asyncio.Event()
         """An event that is set after the first round."""
         self.was_assigned = False
-        """Whether the reading of all queues of the first share has begun; a queue that a later rebalance waits for changes
-        nothing."""
+        """Whether the member has begun to read all queues of its first share. Once True, it stays True while a later rebalance
+        waits for queues."""
         self.orphans: dict[str, int] = {}
-        """Topic without a subscription here -> number of its messages that were to be delivered again."""
+        """Topics without a subscription in this consumer, with the number of their redelivered messages."""
 
     def _connect_rooms(self, context: Context) -> None:
-        """Give the parts the collaborators that were made after them."""
+        """Connect the parts with other parts that were created after them."""
         instance, config, assignment = self.instance, self.config, self.assignment
         assignment.callbacks = AssignmentCallbacks(
             {
@@ -184,12 +187,12 @@ class PullSession(MemberSession):
 
     @property
     def is_assigned(self) -> bool:
-        """Whether a first round has been made, each queue of the share is held, and ``on_assigned`` has ended."""
+        """Whether the first round has ended, each queue of the share is held, and ``on_assigned`` has ended."""
         return self._assigned.is_set() and not self.takeover.queues and self.assignment.begun.is_set()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the member does its work: it has read its first share, does not stop, and can call its handlers."""
+        """Whether the member does its work: it has begun to read its first share, is not stopping, and can call its handlers."""
         return self.was_assigned and not self.assignment.closing and self.calls.is_ready
 
     def is_own_task(self, task: asyncio.Task[Any] | None) -> bool:
@@ -199,13 +202,11 @@ class PullSession(MemberSession):
         return super().blocking(task) or self.assignment.callbacks.name_of(task)
 
     async def open(self, starting: StopScope) -> None:
-        """Join the group, and wait for the first share.
-
-        Raises the errors of the requests, too. After an error no task and no registration is left.
+        """Join the group, and wait for the first share. After an error, no task and no registration is left.
 
         Raises:
-            ConfigError: If the client has a consumer of the group already; what ``check_filter`` and ``Conflicts.look_first``
-                raise.
+            ConfigError: If the client already has a consumer of the group. The errors of the requests, of ``check_filter`` and of
+                ``Conflicts.look_first`` also propagate.
         """
         self.attached.begin(self)
         try:
@@ -224,21 +225,21 @@ class PullSession(MemberSession):
         run("look at closed queues", self.attached.closed.run)
         try:
             await starting.run(self._first_assignment())
-        except BaseException:  # queues may be read already
+        except BaseException:  # some queues may already be read, so the session must be closed
             await self.close(machine.monotonic())
             raise
 
     def quiesce(self) -> None:
-        """Begin to stop: end the pulls, and drop the messages after the last one with a call or an outcome."""
+        """Begin to stop: end the pulls, and drop the messages after the last message with a call or an outcome."""
         if self.by_hand is not None:
             self.by_hand.quiesce()
         self.assignment.quiesce()
 
     async def close(self, deadline: float) -> None:
-        """Leave the group, drain all queues, commits and unlock them.
+        """Leave the group; drain, commit and unlock all queues.
 
         Args:
-            deadline: Monotonic; the last steps have LAST_STEPS seconds even if it is earlier.
+            deadline: Monotonic time. The last steps have LAST_STEPS seconds even if the deadline is earlier.
         """
         self.quiesce()
         self.attached.hurry()
@@ -256,12 +257,12 @@ class PullSession(MemberSession):
         self.rebalance.trigger()
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Answer requests of tools for this member."""
+        """Return the response to a request of a tool for this member."""
         self.conflicts.namesakes.heard(command)
         return self.requests.serve(command)
 
     def abort(self) -> None:
-        """End the wait for running handlers, also a later one."""
+        """End all waits for running handlers, now and later."""
         self.assignment.abort()
 
     # -- control
@@ -277,14 +278,14 @@ class PullSession(MemberSession):
             assignment.resume_all()
             return
         if assignment.pauses.all:
-            raise ClientStateError(f"{self.label} is paused as a whole: resume() it without arguments")
+            raise ClientStateError(f"{self.label} is paused as a whole; call resume() without arguments")
         for held in queues:
             if held.queue.topic in assignment.pauses.topics:
-                raise ClientStateError(f"topic {held.shown.topic} is paused as a whole: resume the topic instead of its queues")
+                raise ClientStateError(f"topic {held.shown.topic} is paused as a whole; resume the topic instead of its queues")
         assignment.resume(topics, queues)
 
     def _sorted(self, given: Sequence[str | MessageQueue]) -> tuple[list[str], list[HeldQueue]]:
-        """Return the topics of ``given``, on the wire, and its queues."""
+        """Return the topics of ``given`` with their names on the wire, and the held queues of ``given``."""
         return self.wire_topics(given), [self._held(each) for each in given if not isinstance(each, str)]
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
@@ -292,12 +293,12 @@ class PullSession(MemberSession):
         if self.by_hand is not None:
             self.by_hand.let_go(task, held)
         elif self.calls.is_own_task(task):
-            raise ClientStateError("seek() waits for running handlers, and this is one of them: call it from another task")
+            raise ClientStateError("seek() waits for running handlers, and this is one of them; call it from another task")
         offset = await offset_at(self.instance, held.queue, to)
         await self.assignment.reset(held, offset, "seek() was called", logging.INFO)
         if not held.is_owned:
             raise QueueLostError(
-                f"{held.shown} was given up or lost during seek(); call it for a queue that assignment has",
+                f"{held.shown} was given up or lost during seek(); call seek() for a queue in assignment",
                 broker=held.shown.broker_name,
             )
 
@@ -322,7 +323,7 @@ class PullSession(MemberSession):
         await self.commits.now()
 
     async def until_idle(self) -> None:
-        """Wait until the messages that the held queues have at the call are settled, and no call runs."""
+        """Wait until the messages that the held queues have now are settled, and no handler call runs."""
         assignment = self.assignment
         ends = {each.queue: await max_offset(self.instance, each.queue) for each in [*assignment.held.values()]}
         for each in [*assignment.held.values()]:
@@ -368,8 +369,8 @@ class PullSession(MemberSession):
         )
 
     def problems(self) -> list[Problem]:
-        """Return the problems of queues, order, threads, missing queues, locks, commits, and messages that could not be given
-        back or have no handler.
+        """Return the problems with queues, order, threads, missing queues, locks and commits, and with messages that could not be
+        given back or have no handler.
         """
         config, names, closed = self.config, self.instance.names, self.attached.closed
         held, stopped = [*self.assignment.held.values()], self.intake.stopped
@@ -396,7 +397,7 @@ class PullSession(MemberSession):
         """Return this member's part of the heartbeats.
 
         Args:
-            version: Version of the subscriptions, epoch ms.
+            version: The version of the subscriptions, in milliseconds since the epoch.
         """
         return ConsumerData(
             group_name=self.group,
@@ -424,13 +425,15 @@ class PullSession(MemberSession):
         await self.member.joined()
 
     def _lost_route(self, held: HeldQueue) -> None:
-        """Handle the answer of a broker that does not have the queue."""
+        """Handle the response of a broker that does not have the queue."""
         self.intake.marks.doubt([held.queue])
         self.rebalance.trigger()
 
     async def _first_assignment(self) -> None:
-        """Wait until the first share is known and read: up to FIRST_ASSIGNMENT seconds if another member may drain queues of
-        it, else LOOK_PATIENCE more, since what is sent later to a queue that ends below the group's offset may be passed over.
+        """Wait until the first share is known and read.
+
+        The wait takes up to FIRST_ASSIGNMENT seconds. If no other member can be draining a queue of the share, it takes up to
+        LOOK_PATIENCE more: if a queue ends below the group's offset, messages that are sent before its check may be skipped.
         """
         first = self.supervisor.once("first share", self._wait_assigned())
         await asyncio.wait([first], timeout=FIRST_ASSIGNMENT)
@@ -438,7 +441,7 @@ class PullSession(MemberSession):
             await asyncio.wait([first], timeout=LOOK_PATIENCE)
         if not self.was_assigned:
             logger.info(
-                "group %s: %d queues are not read yet, they are with other members, or their brokers give no answer",
+                "group %s: %d queues are not read yet, because other members have them or their brokers do not respond",
                 self.group,
                 len(self.takeover.queues),
             )
@@ -450,12 +453,12 @@ class PullSession(MemberSession):
         self.was_assigned = True
 
     async def _leave_in_turn(self, end: float) -> None:
-        """Leave the brokers' lists of members, so that the others ask for the locks while this member drains: at once, or if it
-        reads queues without their locks, when it has given up the last of these.
+        """Leave the member lists of the brokers, so that other members request the locks while this member drains its queues.
 
-        Nothing but the lists keeps the others away from such a queue: the lock of a crashed member may end during the drain.
+        If this member reads queues without their locks, it leaves the lists only after it has given up these queues. Only the lists
+        keep other members away from such a queue, because the lock of a crashed member may expire during the drain.
         """
-        while self.locks.assumed:  # noqa: ASYNC110 - rare, and soon over: an event would be one more thing for all locks to set
+        while self.locks.assumed:  # noqa: ASYNC110 - rare and short, so it is not worth an event that all locks must set
             await asyncio.sleep(LOOK_AT_ASSUMED_EVERY)
         await self._leave(min(LEAVE_TIME, end - machine.monotonic()))
 
@@ -465,12 +468,9 @@ class PullSession(MemberSession):
             await self.instance.unregister_consumer(self.group, max(timeout, 0.0))
 
     async def _abandon(self, end: float) -> None:
-        """End everything that is left, by ``end`` (monotonic).
-
-        If the stop is cancelled meanwhile, the other steps are made all the same.
-        """
+        """End everything that is left, by ``end`` (monotonic). All steps are made even if the stop is cancelled meanwhile."""
         self.attached.hear_no_more()
-        async with AsyncExitStack() as steps:  # from the last one to the first
+        async with AsyncExitStack() as steps:  # which runs the steps in reverse order
             steps.callback(self.attached.end, self.subscriptions.values())
             steps.callback(self.dispatcher.close)
             steps.callback(self.calls.close)
@@ -501,7 +501,7 @@ class PullSession(MemberSession):
 
     def _route_changed(self, route: TopicRoute) -> None:
         if route.topic in self.topics:
-            self.locks.doubt_replaced()  # before another message of an ordered queue begins
+            self.locks.doubt_replaced()  # here, so that no message of an ordered queue begins before
             self.rebalance.trigger()
 
     def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
@@ -516,7 +516,9 @@ class PullSession(MemberSession):
             held.note_outcome(is_ready=not held.squeezed or self.dispatcher.has_ready(held))
 
     def _make_room(self) -> None:
-        """Start incomplete batches, and drop messages of a queue above its share, because a queue waits for room."""
+        """Start incomplete batches, and drop messages of a queue that exceeds its share, because a queue waits for space in the
+        buffer.
+        """
         self.dispatcher.hasten()
         self.intake.make_room()
 
@@ -527,10 +529,10 @@ class PullSession(MemberSession):
             self._message_ended(item, Outcome.ABANDONED)
 
     def _orphan(self, held: HeldQueue, message: MessageExt, topic: str) -> None:
-        """Give back a redelivered message whose topic has no subscription here: another member may subscribe to it."""
+        """Give back a redelivered message whose topic has no subscription in this consumer. Another member may subscribe to it."""
         if topic not in self.orphans:
             logger.error(
-                "message %s of topic %s is to be delivered again, and no handler here subscribes to it: it is given back; "
+                "message %s of topic %s was delivered again, but no handler here subscribes to the topic, so it is given back; "
                 "subscribe to the topic in each member of the group",
                 message.msg_id,
                 printable(topic),
@@ -549,13 +551,13 @@ class PullSession(MemberSession):
         back.held.note_outcome(is_ready=not back.held.squeezed or self.dispatcher.has_ready(back.held))
 
     async def _is_stored(self, back: GiveBack) -> bool:
-        """Return whether a queue has the message that was read, after a look where its store may be another one."""
+        """Return whether a queue still has a message that was read. If its store may have been replaced, check the queue first."""
         held = back.held
         await self.intake.make_sure(held, self.config.handover_timeout)
         return back.has_offset or await self.looks.at(held.queue, place_of(back.message)) is Seen.SAME
 
     def _here_again(self, back: GiveBack) -> None:
-        """Have a message handled again that no broker has taken back."""
+        """Handle a message again that no broker has accepted."""
         item, subscription = back.item, back.subscription
         assert item is not None
         assert subscription is not None
@@ -567,13 +569,13 @@ class PullSession(MemberSession):
             self._given_back(back, Outcome.ABANDONED)
 
     def _has_room(self, broker: str) -> None:
-        """Have the queues of a broker pulled again."""
+        """Let the queues of a broker be pulled again."""
         for held in self.assignment.held.values():
             if self.instance.routes.broker_of(held.queue) == broker:
                 held.changed.set()
 
     def _may_pull(self, held: HeldQueue) -> bool:
-        """Return whether not too many messages wait to be given back to the queue's broker."""
+        """Return whether the queue may be pulled: not too many messages wait to be given back to its broker."""
         full = self.give_backs.full
         return not full or self.instance.routes.broker_of(held.queue) not in full
 
@@ -588,8 +590,8 @@ class PullSession(MemberSession):
                 renewed = machine.monotonic()
                 await self._reach_masters(renewed + RENEW_MASTERLESS_EVERY, masterless=masterless)
                 if doubted := locks.doubt_replaced():
-                    # Offsets first: other members, to which it may have granted locks, need them. The locks at other brokers do
-                    # not wait for one that gives no answer.
+                    # Commit before the locks are requested, because a broker may have granted the locks to other members, which
+                    # need the offsets. The wait is limited, so a broker that does not respond does not delay the locks at others.
                     if committing is None or committing.done():
                         committing = self.supervisor.once("commits before locks", self.commits.round(sorted(doubted)))
                     await asyncio.wait([committing], timeout=COMMIT_FIRST)
@@ -601,7 +603,7 @@ class PullSession(MemberSession):
                 await locks.lock(sorted(locks.assumed))
 
     async def _reach_masters(self, deadline: float, *, masterless: bool) -> None:
-        """Look for masters, if there are brokers without one, and connect to brokers that are cut off, until ``deadline``."""
+        """Look for new masters if ``masterless``, and connect to brokers without an open connection, until ``deadline``."""
         instance = self.instance
         if masterless:
             await for_each(self.topics, lambda topic: instance.routes.renew(topic, deadline), at_once=AT_ONCE)
@@ -613,13 +615,13 @@ class PullSession(MemberSession):
         await for_each(self.locks.unreached(), connect, at_once=AT_ONCE)
 
     async def _confirm(self) -> None:
-        """Renew the locks, and end the reading of queues whose locks were lost."""
+        """Renew the locks, and stop reading the queues whose locks were lost."""
         self.assignment.lose(await self.locks.renew())
         self.dispatcher.look_again()
 
 
 def most_ahead(config: ConsumerConfig, subscriptions: Iterable[Subscription]) -> int:
-    """Return the number of waiting messages from which on a queue is not pulled: two pulls, all slots, or two batches of any
-    subscription, whichever is most.
+    """Return the number of waiting messages at which a queue is not pulled: the largest of two pulls, all slots, and two batches of
+    any subscription.
     """
     return max(2 * config.pull_size, config.concurrency, *[2 * (each.batch_size or 1) for each in subscriptions])

@@ -1,11 +1,11 @@
-"""The pulls of one held queue, one in flight at a time, and the budget of messages and bytes that all queues of a consumer
-share. The messages go into the buffer.
+"""Pulls the held queues into the buffer, with one pull per queue in flight, and keeps the budget of messages and bytes that all
+queues of a consumer share.
 """
 
-# A queue reserves room before a pull and ends the reservation after the answer; each message of the answer takes room until it
-# is settled or dropped. Queues that wait get room in the order of their requests. A pull of a queue that is read to its end
-# reserves nothing: it asks for one message, so that messages of other queues which fill the buffer do not delay it. When room
-# is short, a pull asks for about its queue's share: a larger pull might never fit while handlers are blocked.
+# A queue reserves space before a pull and ends the reservation after the response. Each message of the response takes space until
+# it is settled or dropped. Waiting queues get space in the order of their requests. A pull of a queue that was read to its end
+# reserves nothing and requests one message, so it is not delayed if messages of other queues fill the buffer. When space is
+# short, a pull requests about its queue's share, because a larger pull might never fit while handlers are blocked.
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ logger = logging.getLogger(__name__)
 LARGE_PULL: Final = 4 * 1024 * 1024
 """Bytes that a pull reserves, unless room is short, before the size of the queue's messages is known."""
 SUSPEND: Final = 15.0
-"""Seconds for which a broker may hold a pull. It looks at held pulls every 5 s (``PullRequestHoldService``), so an answer may
-take 20 s."""
+"""Seconds for which a broker may hold a pull. It checks held pulls every 5 s (``PullRequestHoldService``), so a response may take
+20 s."""
 PULL_TIMEOUT: Final = 30.0
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
 LONGEST_REST: Final = 1.0
-"""Most seconds between pulls of a broker that answers at once although it has nothing new."""
+"""Maximum seconds between pulls from a broker that responds at once although it has no new messages."""
 HELD_FOR: Final = 1.0
-"""Minimum seconds from a pull to its answer after which the broker counts as having held the pull."""
+"""Minimum seconds from a pull to its response for the broker to count as having held the pull."""
 BUSY_PAUSE: Final = 1.0
 REFUSED_PAUSE: Final = 30.0
-"""Seconds between pulls that a broker refuses until an operator acts."""
+"""Seconds between pulls that a broker will refuse until an operator acts."""
 REPORT_EVERY: Final = 30.0
 REPORTED_TOGETHER: Final = 10.0
-"""Seconds after a line of the log about a broker that does not answer in which its other failed pulls get none: the queues of
-the broker fail one after the other, as their pauses are random."""
+"""Seconds after a log message about a broker that does not respond, in which its other failed pulls are not logged. The queues of a
+broker fail one after the other, because their pauses are random."""
 IDLE_ANSWERS: Final = 10
-"""Answers in a row without progress after which the next pull waits."""
+"""Number of consecutive responses without progress after which the next pull waits."""
 
 
 class Budget:
@@ -71,7 +71,7 @@ class Budget:
     Attributes:
         messages: Number of messages that are buffered or being handled, without reservations.
         size: Bytes of these messages.
-        full: Called when a queue has to wait.
+        full: Called when a queue must wait for space.
     """
 
     __slots__ = ("_max_messages", "_max_size", "_reserved", "_reserved_size", "_waiting", "full", "messages", "size")
@@ -87,22 +87,23 @@ class Budget:
 
     @property
     def waiting(self) -> int:
-        """Number of queues that wait for room."""
+        """Number of queues that wait for space."""
         return len(self._waiting)
 
     def reserve_now(self, messages: int, size: int) -> bool:
-        """Reserve room for a pull if there is enough and no queue waits; return whether it did."""
+        """Reserve space for a pull if there is enough and no queue waits. Return whether space was reserved."""
         if self._waiting or not self._fits(messages, size):
             return False
         self._reserve(messages, size)
         return True
 
     def share(self, messages: int, mean_size: float | None, queues: int) -> tuple[int, int]:
-        """Return the number of messages that one of ``queues`` queues may pull when room is short, at most ``messages`` and at
-        least one, and the bytes to reserve for them.
+        """Return the number of messages that a queue may pull when space is short, and the bytes to reserve for them.
 
         Args:
-            mean_size: Mean bytes of the queue's messages; None before the first message.
+            messages: Maximum number of messages; the result is at least one.
+            mean_size: Mean size of the queue's messages in bytes; None before the first message.
+            queues: Number of queues that share the space.
         """
         size = self._max_size // queues
         messages = max(min(messages, self._max_messages // queues), 1)
@@ -112,9 +113,9 @@ class Budget:
         return messages, max(round(mean_size * messages), 1)
 
     async def reserve(self, messages: int, size: int) -> None:
-        """Wait for room for a pull, behind the queues that wait already, and reserve it.
+        """Reserve space for a pull. Wait for the space if necessary, behind queues that already wait.
 
-        An empty buffer has room for any pull.
+        An empty buffer has space for any pull.
         """
         if self.reserve_now(messages, size):
             return
@@ -138,12 +139,12 @@ class Budget:
         self._wake()
 
     def take(self, messages: int, size: int) -> None:
-        """Take room for messages that have arrived."""
+        """Take space for messages that have arrived."""
         self.messages += messages
         self.size += size
 
     def give(self, messages: int, size: int) -> None:
-        """Give back the room of messages that were settled or dropped."""
+        """Give back the space of messages that were settled or dropped."""
         self.messages -= messages
         self.size -= size
         if self._waiting:
@@ -169,22 +170,23 @@ class Budget:
 
 
 def _nothing() -> None:
-    """Do nothing: the default of ``Budget.full``."""
+    """Do nothing. It is the default of ``Budget.full``."""
 
 
 class PullLimits:
     """The limits of pulls.
 
     Args:
-        size: Maximum messages of one pull.
-        span: Maximum offsets from a queue's watermark to its next pull.
-        queues: Returns the number of queues that share the room.
-        ready: Returns the number of a queue's waiting messages that their lines allow to begin. A queue with ``ahead`` or more
-            such messages is not pulled.
-        may_pull: Returns whether a queue may be pulled otherwise; its ``changed`` is set when it may again.
+        size: Maximum number of messages in one pull.
+        span: Maximum distance in offsets from a queue's watermark to its next pull.
+        queues: Returns the number of queues that share the space.
+        ahead: Number of ready messages at which a queue is not pulled.
+        ready: Returns the number of a queue's waiting messages that their lines allow to begin.
+        may_pull: Returns whether there is no other reason not to pull a queue. The queue's ``changed`` is set when the result may
+            have become True.
     """
 
-    # More messages than ``ahead`` would not be handled sooner, and would no longer be in the processor's caches.
+    # More messages than ``ahead`` would not be handled sooner, and would drop out of the CPU caches before they are handled.
     __slots__ = ("ahead", "may_pull", "queues", "ready", "size", "span")
 
     def __init__(
@@ -205,12 +207,12 @@ class PullLimits:
 
 
 class Answers(Protocol):
-    """The receiver of answers, and the judge of what they come from.
+    """The receiver of responses, which also checks whether the store of a queue was replaced.
 
-    ``look``: awaited before a pull of a queue that is not ``looked_at``, or was not watched. ``doubt``: called if an answer may
-    have come from another store. ``accept``: takes an answer, with or without messages; it returns False, and takes nothing, if
-    the queue may hold other messages than before. ``move``: awaited after such an answer and after OFFSET_ILLEGAL, to find the
-    next offset. ``connection``: returns the open connection to a queue's broker.
+    ``look`` is awaited before a pull of a queue that is not ``looked_at`` or was not pulled for a while. ``doubt`` is called if a
+    response may have come from another store. ``accept`` is called with each response; it returns False, and takes nothing, if the
+    queue may have other messages than before. ``move`` is awaited after such a response and after OFFSET_ILLEGAL, to find the next
+    offset. ``connection`` returns the open connection to a queue's broker.
     """
 
     def connection(self, held: HeldQueue) -> object: ...
@@ -225,8 +227,8 @@ class Pulling:
 
     Args:
         group: Name of the group on the wire.
-        intake: Takes the answers.
-        lost_route: Called when a queue seems to have left its topic.
+        intake: Receives the responses.
+        lost_route: Called when a queue seems to have been removed from its topic.
     """
 
     def __init__(
@@ -246,10 +248,10 @@ class Pulling:
         self._lost_route = lost_route
         self._calls: Calls = OrderedSet()
         self._reported: dict[str, float] = {}
-        """Broker name -> monotonic time at which the log last said that the broker does not answer."""
+        """By broker name: the monotonic time of the last log message that the broker does not respond."""
 
     async def run(self, held: HeldQueue) -> None:
-        """Pull until the queue is no longer in the state RUNNING, or the call is cancelled."""
+        """Pull until the queue leaves the state RUNNING or the call is cancelled."""
         pauses, rests = Backoff(FIRST_PAUSE, LONGEST_PAUSE), Backoff(FIRST_PAUSE, LONGEST_REST)
         idle, reported = 0, 0.0
         while held.state is QueueState.RUNNING:
@@ -289,18 +291,20 @@ class Pulling:
                 await asyncio.sleep(pause)
 
     def _report(self, held: HeldQueue, error: RocketMQError, now: float) -> None:
-        """Log that pulls fail; for a broker that does not answer, at most once in REPORTED_TOGETHER seconds."""
+        """Log that pulls fail. For a broker that does not respond, do so at most once in REPORTED_TOGETHER seconds."""
         what, broker = f"pulls of {held.shown}", held.shown.broker_name
         if isinstance(error, ConnectError | ConnectionLostError | RequestTimeoutError):
             self._reported = {each: at for each, at in self._reported.items() if now - at < REPORTED_TOGETHER}
             if broker in self._reported:
                 return
             self._reported[broker] = now
-            what = f"pulls from {printable(broker, 80)}, such as those of {held.shown},"
+            what = f"pulls from {printable(broker, 80)}, such as pulls of {held.shown},"
         logger.warning("%s fail and are repeated: %s", what, printable(error, 500))
 
     async def _pull(self, held: HeldQueue, messages: int) -> None:
-        """Look at the queue if that is due; then pull once and take the answer, unless the look has moved or stopped the queue."""
+        """Check the queue if a check is due. Then pull once and take the response, unless the check has moved or stopped the
+        queue.
+        """
         offset = held.cursor
         if held.pulled_at - held.answered_at > UNWATCHED:
             self._intake.doubt(held)
@@ -315,7 +319,7 @@ class Pulling:
             if pending is not None:
                 pending.forget()
             return
-        # The answer has no name here: a variable would keep its bodies in memory until the next answer.
+        # The response is not assigned to a variable, which would keep its bodies in memory until the next response.
         await self._take(held, offset, await pull_once(self._instance, request, self._calls, pending), pending)
 
     async def _take(self, held: HeldQueue, offset: int, result: PullResult, pending: PendingPull | None) -> None:
@@ -323,9 +327,9 @@ class Pulling:
 
         Args:
             offset: The offset of the pull.
-            pending: None if it was not sent by the queue's connection itself.
+            pending: The request that ``start_pull`` sent over the open connection; None if it could not send one.
         """
-        if held.cursor != offset:  # its next pull begins elsewhere
+        if held.cursor != offset:  # the queue was moved, and the next pull begins at another offset
             return
         sure = pending is not None and pending.connection.requests.is_open
         if not sure and self._intake.connection(held) is not held.connection:
@@ -338,8 +342,10 @@ class Pulling:
             await self._intake.move(held, result)
 
     async def _room(self, held: HeldQueue) -> int:
-        """Wait until the span allows another message, fewer than ``ahead`` messages are ready, the queue is not ``squeezed``,
-        and ``may_pull`` allows it. Return the number of messages that the span allows.
+        """Wait until the queue may be pulled, and return the number of messages that ``span`` allows.
+
+        The queue may be pulled if ``span`` allows another message, fewer than ``ahead`` messages are ready, the queue is not
+        ``squeezed``, and ``may_pull`` allows it.
         """
         while True:
             room = self._limits.span - held.span
@@ -352,9 +358,9 @@ class Pulling:
             await held.changed.wait()
 
     async def _reserve(self, held: HeldQueue, room: int) -> tuple[int, int]:
-        """Reserve room for the next pull.
+        """Reserve space for the next pull.
 
-        Return the number of messages to ask for, and the reserved bytes, 0 if nothing is reserved.
+        Return the number of messages to request, and the reserved bytes, which are 0 if nothing is reserved.
         """
         if held.is_caught_up:
             return 1, 0
@@ -369,14 +375,14 @@ class Pulling:
     def _request(self, held: HeldQueue, messages: int) -> PullRequest:
         tags, sql = ("*", None) if held.subscription is None else (held.subscription.tags, held.subscription.sql)
         suspend, timeout = 0.0, self._instance.config.request_timeout
-        if held.is_caught_up:  # other pulls are not held: they have reserved room
+        if held.is_caught_up:  # other pulls have reserved space, so the broker must not hold them
             suspend, timeout = SUSPEND, PULL_TIMEOUT
         return PullRequest(self._group, held.queue, held.cursor, messages, tags, suspend, timeout, sql)
 
     def _pause(self, held: HeldQueue, error: RocketMQError, pauses: Backoff) -> float:
         """Return the seconds until the next pull after ``error``.
 
-        If the topic or queue is unknown, also requests its route and calls ``lost_route``.
+        If the topic or queue is unknown, also request the route and call ``lost_route``.
         """
         if isinstance(error, TopicNotFoundError | QueueNotExistError):
             self._instance.routes.refresh_soon(held.queue.topic)
@@ -390,9 +396,12 @@ class Pulling:
 
 
 def _readable(result: PullResult, held: HeldQueue) -> PullResult:
-    """Return the part of a result before the first message that this client cannot read, though it is not damaged.
+    """Return the part of a result before the first message that is not damaged but that this client cannot read.
 
-    Raise an error that names the message if there is nothing before it: to pass over it would lose it.
+    Such a message is not skipped, because it would be lost.
+
+    Raises:
+        CorruptMessageError: If there is nothing before the message.
     """
     blocked = next((each for each in result.corrupt if each.intact and each.queue_offset is not None), None)
     if blocked is None:
@@ -400,7 +409,7 @@ def _readable(result: PullResult, held: HeldQueue) -> PullResult:
     at = blocked.queue_offset
     assert at is not None
     if at <= held.cursor:
-        text = f"the message at offset {at} is not damaged, but cannot be read here, so the queue stays at it: {blocked}"
+        text = f"the message at offset {at} is not damaged, but this client cannot read it, so the queue stays there: {blocked}"
         raise CorruptMessageError(text, msg_id=blocked.msg_id, queue_offset=at, intact=True, broker=blocked.broker)
     return replace(
         result,

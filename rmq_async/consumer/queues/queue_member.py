@@ -1,7 +1,7 @@
-"""The resources that a member shares with the others of its group: queues, positions at the brokers, locks, and messages that
-are given back.
+"""The membership of a member that shares queues, positions at the brokers, locks, and given-back messages with the other members of
+its group.
 
-Members in ``broadcast`` share none of them.
+Members in ``broadcast`` share nothing.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ class Clustering:
     """The membership in a group that shares queues.
 
     Args:
-        group: Its name on the wire.
+        group: Name of the group on the wire.
         subscriptions: Subscriptions by topic on the wire.
         owned: Returns the queues whose positions this member commits.
         doubts: The doubts of the consumer.
 
     Attributes:
-        topics: Names on the wire of all topics that are read.
-        retries_here: Whether this member itself handles all failed messages again, instead of giving back messages without an
-            order.
+        topics: Names on the wire of all topics that are read, including the retry topic.
+        retries_here: Whether this member itself repeats all failed messages; False if it gives back messages without an order.
     """
 
     model = MessageModel.CLUSTERING
@@ -76,7 +75,7 @@ class Clustering:
         self.commits = Commits(instance, group, owned, self.locks.owns, doubts)
 
     def rebalance(self, apply: Apply) -> Rebalance:
-        """Return the object that makes the rounds in which the share is computed."""
+        """Return the object that computes the share in rounds."""
         return Rebalance(self._instance, self._group, self.topics, self._config.allocate, apply)
 
     def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
@@ -85,9 +84,9 @@ class Clustering:
         return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
 
     async def prepare(self, topic: str) -> None:
-        """Determine the first offsets of a topic's queues, before the member joins.
+        """Determine the first offsets of a topic's queues before the member joins.
 
-        A topic without a route is logged. Raise the other errors of the requests.
+        A topic without a route is logged. Other errors of the requests propagate.
         """
         instance = self._instance
         try:
@@ -98,18 +97,17 @@ class Clustering:
         self._first[topic] = await first_positions(instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset that the broker keeps for the group; None if there is none.
-
-        Raise the errors of the request.
+        """Return the offset that the broker keeps for the group. Return None if there is none. The error of the request propagates.
 
         Args:
-            queue: A queue with names on the wire.
+            queue: The queue, with names on the wire.
         """
         return await committed_offset(self._instance, self._group, queue)
 
     async def joined(self) -> None:
-        """Store the first positions, after this member's first heartbeat has reached the brokers, and look for the retry
-        topic. Raise the errors of the requests for positions.
+        """Store the first positions after this member's first heartbeat has reached the brokers, and look up the retry topic.
+
+        The errors of the requests for positions propagate.
         """
         try:
             for positions in self._first.values():
@@ -118,5 +116,5 @@ class Clustering:
             raise missing_group(self._instance, self._group, error) from None
         try:
             await self._instance.routes.refresh(self._retry_topic, self._config.handover_timeout)
-        except RocketMQError as error:  # it exists from the first heartbeat on; the first round asks again
+        except RocketMQError as error:  # the first heartbeat creates the topic, and the first round requests the route again
             logger.debug("no route of the retry topic yet: %s", printable(error, 300))

@@ -1,5 +1,5 @@
-"""The problems of queues that a member holds or takes over, as ``health()`` shows them: from the member's own state, callable
-from any thread.
+"""The problems of queues that a member holds or takes over, for ``health()``. They are derived from the member's own state, and the
+functions may be called from any thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MOST_NAMED: Final = 16
 
 
 def queue_problem(held: HeldQueue, stopped: str | None) -> Problem | None:
-    """Return the problem of a queue that is not read.
+    """Return the problem of a queue that is not read, or None.
 
     Args:
-        stopped: Why its pulls have ended; None if they have not.
+        stopped: The reason why its pulls were stopped; None if they were not stopped.
     """
     if stopped is not None:
         return Problem(ProblemCode.QUEUE_STOPPED, stopped, broker=held.shown.broker_name, queue=held.shown)
@@ -55,7 +55,7 @@ def line_problems(dispatcher: Dispatcher, held_for: float) -> list[Problem]:
         shown = keyless.message.queue
         text = (
             f"messages of topic {subscription.topic} have no key, the newest one is {keyless.message.msg_id}, offset "
-            f"{keyless.message.queue_offset} of {shown}, {now - keyless.at:.0f} s ago: those of one queue are handled one at a time"
+            f"{keyless.message.queue_offset} of {shown}, {now - keyless.at:.0f} s ago; those of a queue are handled one at a time"
         )
         found.append(Problem(ProblemCode.KEY_MISSING, text, broker=shown.broker_name, queue=shown))
     return found
@@ -70,7 +70,7 @@ def lock_problems(takeover: Takeover, losses: LostQueues, names: Names, locked_f
         if age > locked_for:
             shown = names.shown_queue(queue)
             text = (
-                f"{shown} is ordered, and another client has had its lock for {age:.0f} s: one that crashed keeps it for 60 s"
+                f"{shown} is ordered, and another client has had its lock for {age:.0f} s; a crashed client keeps it for 60 s"
             )
             found.append(Problem(ProblemCode.QUEUE_LOCKED, text, broker=shown.broker_name, queue=shown))
     for shown, lost in losses.recent().items():
@@ -89,32 +89,30 @@ def missing_problem(missing: Missing, names: Names) -> Problem:
     text = (
         f"queues {', '.join(str(queue.queue_id) for queue in shown)} of topic {topic} on {broker} left the topic's route "
         f"{missing.age:.0f} s ago, and no member reads {unread}: the broker is down, name servers have forgotten it or its queues, "
-        "or an operator has taken them away"
+        "or an operator has removed the queues"
     )
     return Problem(ProblemCode.QUEUE_MISSING, text, broker=broker, queue=shown[0] if len(shown) == 1 else None)
 
 
 def takeover_problems(takeover: Takeover, locks: MemberLocks, owned: Iterable[MessageQueue], names: Names) -> list[Problem]:
-    """Return the problems of queues that are taken over: unknown offsets, and brokers that grant no locks."""
+    """Return the problems of queues that are being taken over: unknown offsets, and brokers that do not grant locks."""
     found: list[Problem] = []
     for queue, text in list(takeover.errors.items()):
         shown = names.shown_queue(queue)
         text = f"the offset of {shown} is not known: {text}"
         found.append(Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=shown.broker_name, queue=shown))
-    for broker, error in locks.errors_of([*owned, *takeover.queues]).items():  # others were asked for the last time
-        text = (
-            f"broker {printable(broker)} grants no locks of queues, without which queues are read late: {printable(error, 300)}"
-        )
+    for broker, error in locks.errors_of([*owned, *takeover.queues]).items():  # errors of other brokers no longer matter
+        text = f"broker {printable(broker)} does not grant locks, without which queues are read late: {printable(error, 300)}"
         found.append(Problem(ProblemCode.NOT_LOCKED, text, broker=broker))
     return found
 
 
 def orphan_problems(orphans: Mapping[str, int]) -> list[Problem]:
-    """Return a problem for each topic without a subscription here whose messages were to be delivered again."""
+    """Return a problem for each topic without a subscription in this consumer whose messages were delivered again."""
     return [
         Problem(
             ProblemCode.NO_HANDLER,
-            f"{count} messages of topic {topic} were to be delivered again, and no handler here subscribes to it",
+            f"{count} messages of topic {topic} were delivered again, but no handler here subscribes to the topic",
         )
         for topic, count in list(orphans.items())
     ]

@@ -1,4 +1,4 @@
-"""Requests of tools to a member that holds queues: their state, their positions and resets."""
+"""Responds to the requests of tools for a member that holds queues: the state of the queues, their positions, and resets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEBIBYTE: Final = 1024 * 1024
 
 
 class QueueRequests(MemberRequests):
-    """Answers the requests of tools to a member that holds queues.
+    """Responds to the requests of tools for a member that holds queues.
 
     Args:
         data: Returns the member's part of the heartbeat.
@@ -72,7 +72,7 @@ class QueueRequests(MemberRequests):
         return GetConsumerStatusBody(message_queue_table=table)
 
     def _reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Begin to move the queues that this member holds; others, and offsets below 0, are ignored."""
+        """Begin to move the queues that this member holds. Other queues, and offsets below 0, are ignored."""
         for queue, offset in offsets.items():
             held = self._assignment.held.get(queue)
             if held is not None and offset >= 0:

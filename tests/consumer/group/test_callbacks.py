@@ -190,7 +190,7 @@ async def test_errors_of_callbacks_are_logged_and_the_handover_goes_on(caplog: p
             await consumer.wait_settled(1)
         errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
         assert errors
-        assert all("fails raised for" in error and "; the handover goes on" in error for error in errors)
+        assert all("fails raised for" in error and "; the handover continues" in error for error in errors)
         assert errors[0].startswith("on_assigned ")
         assert "T" in errors[0]
         async with member("g", server.namesrv, "two", seen) as consumer:
@@ -237,11 +237,11 @@ def test_callbacks_that_hang_are_cancelled_after_handover_timeout(caplog: pytest
         assert {seconds for _, seconds in cancelled} == {4}
 
     Simulation(3, brokers=1, faults=None).run(main)
-    texts = [record.getMessage() for record in caplog.records if "the handover goes on" in record.getMessage()]
+    texts = [record.getMessage() for record in caplog.records if "the handover continues" in record.getMessage()]
     assert texts[0].startswith("on_assigned ")
     assert texts[0].endswith(
-        "hangs was cancelled after 4.0 s; the handover goes on: let it return sooner, or raise handover_timeout, and for a stop "
-        "stop_timeout"
+        "hangs was cancelled after 4.0 s; the handover continues; let the function return sooner, or raise handover_timeout, or "
+        "during a stop, stop_timeout"
     )
 
 

@@ -93,7 +93,7 @@ async def test_topic_with_more_queues_to_write_than_to_read_is_a_problem() -> No
         async with consumer:
             await until(lambda: of(consumer, "unreadable_topic"))
             assert (
-                "fewer queues to read than to write on broker broker-a: messages in queues 2 to 3"
+                "fewer read queues than write queues on broker broker-a: messages in queues 2 to 3"
                 in consumer.health().problems[0].text
             )
             await admin.create_topic("T", queues=4)
@@ -188,8 +188,8 @@ async def test_group_without_a_retry_queue_is_a_problem_until_it_has_one() -> No
         async with member("g", server.namesrv, "one", Seen()) as consumer:
             await until(lambda: of(consumer, "queue_missing"), 120.0)
             (problem,) = of(consumer, "queue_missing")
-            assert "group g has no retry queue on broker broker-a, which drops the messages that fail" in problem.text
-            assert problem.text.endswith("rmq group create g --retry-queues 1 gives it one")
+            assert "group g has no retry queue on broker broker-a, so the broker drops messages that fail" in problem.text
+            assert problem.text.endswith("rmq group create g --retry-queues 1 adds one")
             await admin.create_group("g")
             await until(lambda: not of(consumer, "queue_missing"), 120.0)
 
@@ -228,7 +228,7 @@ async def test_retry_queues_that_the_retry_topic_lacks_are_a_problem_and_count_a
             (problem,) = of(consumer, "queue_missing")
             assert "group g has 4 retry queues on broker broker-a, and its retry topic has 1" in problem.text
             assert "in queues 1 to 3 reach no member" in problem.text
-            assert "rmq group create g --retry-queues 4 makes the topic grow" in problem.text
+            assert "rmq group create g --retry-queues 4 adds the missing queues" in problem.text
             assert problem.broker == "broker-a"
             await send(server.namesrv, *[b"%d" % number for number in range(40)])
             await until(lambda: len(seen.attempts) >= 41)

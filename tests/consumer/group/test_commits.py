@@ -281,7 +281,7 @@ async def test_start_in_a_group_without_an_offset_of_some_queues_is_a_warning(ca
         server.lose_offsets(broker="broker-b")
         async with member("g", server.namesrv, "two", Seen()):
             (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "group g has offsets in topic T, but none of 2 of its queues (broker-b:0, broker-b:1)" in line
+    assert "group g has offsets in topic T, but none for 2 of its queues (broker-b:0, broker-b:1)" in line
     assert "first message" in line
 
 

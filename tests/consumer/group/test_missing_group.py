@@ -28,10 +28,10 @@ async def test_member_of_a_missing_group_does_not_start(options: dict[str, Any],
                 """Takes it."""
 
         with pytest.raises(
-            SubscriptionGroupNotExistError, match="group g is not there, and the broker creates none: create it"
+            SubscriptionGroupNotExistError, match="group g does not exist, and the broker does not create it; create it"
         ):
             await member.start()
-        assert "group g is not there" in member.health().problems[0].text
+        assert "group g does not exist" in member.health().problems[0].text
         async with Admin(namesrv=server.namesrv) as admin:
             await admin.create_group("g")
         async with member:

@@ -91,9 +91,9 @@ def test_each_of_two_processes_names_the_other_until_it_is_gone(
         for member in twins.members.values():
             (problem,) = member.health().problems
             assert problem.code == TWICE
-            assert problem.text.startswith("client id 172.17.0.2@worker of group g is used by another process too (10.0.0.")
+            assert problem.text.startswith("client id 172.17.0.2@worker of group g is also used by another process (10.0.0.")
             assert effect in problem.text
-            assert "instance_name of its own" in problem.text
+            assert "its own instance_name" in problem.text
             assert member.health().ready
         await twins.end("two")
         await asyncio.sleep(160)
@@ -114,7 +114,7 @@ def test_process_with_the_id_of_another_one_is_refused_where_that_is_asked_for()
         twins.begin("two")
         await asyncio.sleep(5)
         assert list(twins.errors) == ["two"]
-        assert "is used by another process too" in str(twins.errors["two"])
+        assert "is also used by another process" in str(twins.errors["two"])
         await twins.end("one")
         twins.begin("two")
         await asyncio.sleep(5)

@@ -336,7 +336,7 @@ async def test_message_to_deliver_again_without_a_subscription(caplog: pytest.Lo
         async with second:
             await until(lambda: second.stats().retried == 1)
             assert [problem.code for problem in second.health().problems] == ["no_handler"]
-        assert "no handler here subscribes to it" in caplog.text
+        assert "no handler here subscribes to the topic" in caplog.text
 
 
 @pytest.mark.virtual_time

@@ -68,7 +68,7 @@ async def test_condition_that_cannot_be_read_fails_the_start() -> None:
         with pytest.raises(ConfigError) as failed:
             await consumer.start()
         text = str(failed.value)
-        assert "broker broker-a cannot read the sql filter 'a > 5 AND' of topic T, correct it: " in text
+        assert "broker broker-a cannot parse the sql filter 'a > 5 AND' of topic T; correct it: " in text
         assert "a value is expected, not the end" in text
         assert (failed.value.code, failed.value.broker, failed.value.retriable) == (23, "broker-a", False)
         assert not server.progress("g")
@@ -109,7 +109,7 @@ async def test_start_beside_a_broker_that_does_not_say_whether_it_filters(
                 await producer.send(Message("T", b"%d" % number, properties={"a": str(number)}), queue=queue)
             await until(lambda: len(seen.bodies) == 2)
         assert set(seen.bodies) == {b"6", b"7"}
-        assert "whether the sql filter of topic T works at brokers that do not answer is not known" in caplog.text
+        assert "the sql filter of topic T could not be checked at brokers that do not respond" in caplog.text
         server.stall("broker-b")
         consumer = Consumer("g", namesrv=server.namesrv, mode=mode)
         consumer.subscribe("T", seen, sql="a > 5")

@@ -208,4 +208,4 @@ async def test_group_with_different_subscriptions(caplog: pytest.LogCaptureFixtu
                 await strict.start()
             async with second:
                 assert "subscription_conflict" in [problem.code for problem in second.health().problems]
-        assert "members miss messages; all members need the same subscriptions" in caplog.text
+        assert "members miss messages; give all members the same subscriptions" in caplog.text

@@ -319,12 +319,12 @@ async def test_members_of_both_modes_are_named(caplog: pytest.LogCaptureFixture)
     async with EmbeddedRocketMQ() as server:
         await create(server.namesrv)
         async with popping(server, Seen(), "pulls", mode="pull"):
-            with pytest.raises(ConfigError, match="all members need the same mode"):
+            with pytest.raises(ConfigError, match="give all members the same mode"):
                 await popping(server, Seen(), "strict", on_conflict="raise").start()
             with caplog.at_level(logging.WARNING):
                 async with popping(server, Seen(), "pops") as consumer:
                     (problem,) = [each for each in consumer.health().problems if each.code == "subscription_conflict"]
-            assert "this member has mode='pop', another one mode='pull'" in problem.text
+            assert "this member has mode='pop', another one has mode='pull'" in problem.text
             assert problem.text in caplog.text
 
 
