@@ -1,6 +1,6 @@
 """The producer, its settings, hooks and queue selectors.
 
-``__all__`` lists the public names; the others are for the outbox and the Spark sink.
+``__all__`` lists the public names; the outbox and the Spark sink use the others.
 """
 
 from ..hooks import Hook, SendContext

@@ -1,4 +1,4 @@
-"""Settings of a producer, immutable and validated on creation."""
+"""Settings of a producer. They are immutable, and are validated on creation."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from ..timeouts import LONG_INTERVAL, warn_of_milliseconds
 from .routing import FaultTable, Selector, select_best
 
 BESIDE_BODY: Final = 128 * 1024
-"""Bytes of a frame reserved for everything but the body."""
+"""Bytes of a frame that are reserved for everything except the body."""
 
 RETRY_CODES: Final = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 
 
 LANES: Final = 3
-"""Default of ``lanes_per_broker``, measured with 128-byte bodies on a stock broker (``benchmarks/send.py``): with 1, client
-and broker wait for each other."""
+"""The default of ``lanes_per_broker``, chosen by measurements with 128-byte bodies on a stock broker (``benchmarks/send.py``). With
+1, client and broker wait for each other."""
 
 
 @suggests_keywords
@@ -50,31 +50,32 @@ and broker wait for each other."""
 class Batching:
     """Settings for gathering single messages into batches. ``batching=True`` of a producer means ``Batching()``.
 
-    Messages gather by topic and ``wait_store`` or, for a send whose queue is chosen (by queue, selector, key or a
-    ``queue_selector``), by queue. A topic may have ``lanes_per_broker`` requests in flight to each broker, a queue has one. While
-    fewer are in flight, a message leaves at the end of the current loop iteration, with all others of that iteration. Otherwise
-    messages gather until one of these requests has ended, and leave together. A message with a delay, a retry topic or a body
-    of ``compress_over`` bytes or more is sent by itself.
+    Messages are gathered by topic and ``wait_store``. Sends whose queue is chosen (by ``queue``, ``selector``, ``key`` or a
+    ``queue_selector``) are gathered by queue. A topic may have ``lanes_per_broker`` requests in flight to each broker; a queue may
+    have one. While fewer requests are in flight, a message is sent at the end of the current loop iteration, together with all
+    other messages of that iteration. Otherwise messages are gathered until one of these requests has ended, and are then sent
+    together. A message with a delay, a retry topic, or a body of at least ``compress_over`` bytes is sent by itself.
 
     Raises:
-        ConfigError: A value is invalid.
-        TypeError: An option is unknown.
+        ConfigError: If a value is invalid.
+        TypeError: If an option is unknown.
     """
 
     max_bytes: int = 256 * 1024
-    """Bytes of the largest encoded batch, 1 to 16,646,144; ``max_message_size`` applies if it is smaller. A larger message is
-    sent by itself."""
+    """Maximum bytes of an encoded batch, 1 to 16,646,144. If ``max_message_size`` is smaller, it applies instead. A larger message
+    is sent by itself."""
     max_messages: int = 1024
-    """Messages in the largest batch, 1 to 65,536. A full batch leaves without waiting for an answer, unless it is ordered."""
+    """Maximum number of messages in a batch, 1 to 65,536. A full batch is sent without waiting for a response, unless it is
+    ordered."""
     linger: float = 0.0
     """Seconds that the first message waits for others even without a request in flight: 0, or 0.001 to below 1e9. It waits at
     most half of the time that any caller has left and, if the batch is not ordered, half of the producer's ``timeout``."""
     max_pending_bytes: int = 32 * 1024 * 1024
-    """Bytes of all bodies that are accepted and not finished, one-way messages excepted, 1 to 2^40; further calls wait. The
-    smaller of this and ``pending_bytes_limit`` applies. A single larger body is accepted while there are no others."""
+    """Maximum bytes of all bodies that are accepted and not finished, without one-way messages, 1 to 2^40. Further calls wait. If
+    ``pending_bytes_limit`` is smaller, it applies instead. A single larger body is accepted while there are no others."""
     lanes_per_broker: int = LANES
-    """Requests of one topic that may be in flight to one broker before messages gather, 1 to 65,536. A request without an
-    answer within the producer's ``timeout`` no longer counts."""
+    """Maximum number of requests of one topic in flight to one broker; if there are as many, messages are gathered. 1 to 65,536. A
+    request that is unanswered after the producer's ``timeout`` no longer counts."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -88,84 +89,86 @@ class Batching:
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
-    """Settings of a producer. Times are seconds, above 0 unless said otherwise and below 1e9; sizes are bytes.
+    """Settings of a producer. Times are in seconds, below 1e9 and, unless stated otherwise, above 0. Sizes are in bytes.
 
     Raises:
-        ConfigError: A value is invalid, the package of ``compress_type`` is not installed, or ``detector`` is True without
+        ConfigError: If a value is invalid, the package for ``compress_type`` is not installed, or ``detector`` is True without
             ``latency_fault=True``.
-        TypeError: An option is unknown.
+        TypeError: If an option is unknown.
     """
 
     timeout: float = 3.0
     """Seconds for a whole send call, including route look-up, connect and retries."""
     retries: int = 2
-    """Attempts of ``send`` after the first, 0 to 1000. Attempts whose request no broker took (no connection, GO_AWAY, no such
-    queue) do not count."""
+    """Maximum number of attempts of ``send`` after the first one, 0 to 1000. If no broker took the request of an attempt (no
+    connection, GO_AWAY, no such queue), the attempt does not count."""
     async_retries: int = 2
-    """The same for ``send_async`` and ``send_batch_async``. Messages that ``batching`` gathers have ``retries``."""
+    """Maximum number of attempts of ``send_async`` and ``send_batch_async`` after the first one. ``retries`` applies to messages
+    that ``batching`` gathers."""
     attempt_timeout: float | None = None
-    """Seconds for one attempt while another untried broker is left. Default: the remaining time divided by the attempts left,
-    at least 0.2 s."""
+    """Seconds for one attempt while another untried broker is left. The default is the remaining time divided by the number of
+    attempts left, but at least 0.2 s."""
     retry_codes: Collection[int] = RETRY_CODES
     """Response codes of brokers after which another attempt is made. Refused credentials and missing permissions are never
-    retried; a missing queue is, unless the caller chose it."""
+    retried. A missing queue is always retried, unless the caller chose the queue."""
     retry_same_queue: bool = False
-    """True repeats a send with an explicit queue, selector or key on that queue, up to ``retries`` times. False repeats it only
-    after attempts whose request no broker took."""
+    """True retries a send with an explicit queue, selector or key on the same queue, up to ``retries`` times. False retries it only
+    if no broker took the request."""
     compress_over: int = 4096
-    """Bytes of the smallest body that is compressed, 0 to 2^31, except in ``send_batch``. The compressed form is sent if it is
-    smaller."""
+    """Bodies of at least this many bytes are compressed, 0 to 2^31, except in ``send_batch``. The compressed body is sent only if
+    it is smaller."""
     compress_type: str = "zlib"
-    """Algorithm: "zlib", "lz4" or "zstd"; the latter two need the extra ``compression``."""
+    """The compression algorithm: "zlib", "lz4" or "zstd". The last two need the extra ``compression``."""
     compress_level: int = 5
-    """Level of the algorithm: 0 to 9 for zlib, 1 to 22 for zstd, whose negative levels are refused; lz4 has no levels."""
+    """The compression level: 0 to 9 for zlib, 1 to 22 for zstd. lz4 has no levels."""
     max_message_size: int = MAX_BODY_SIZE
-    """Bytes of the largest uncompressed body or encoded batch. Above 16,646,144 the client's ``max_frame_size`` must be larger
-    by at least 131,072."""
+    """Maximum bytes of an uncompressed body or an encoded batch. For more than 16,646,144, the client's ``max_frame_size`` must be
+    larger by at least 131,072."""
     create_topic_key: str = AUTO_CREATE_TOPIC_KEY
-    """Topic whose route is used for a topic that does not exist yet."""
+    """The topic whose route is used for a topic that does not exist yet."""
     default_topic_queues: int = 4
-    """Queues that a topic created by a send gets on a broker, 1 to 65,536, at most as many as ``create_topic_key`` has there."""
+    """Number of queues on a broker for a topic that a send creates, 1 to 65,536. It is at most the number of queues that
+    ``create_topic_key`` has on that broker."""
     async_limit: int = 65535
-    """Messages accepted and not finished, one-way messages excepted, 1 to 2^31; further calls wait."""
+    """Maximum number of messages that are accepted and not finished, without one-way messages, 1 to 2^31. Further calls wait."""
     oneway_limit: int = 65535
-    """One-way messages accepted and not finished, 1 to 2^31; further calls wait."""
+    """Maximum number of one-way messages that are accepted and not finished, 1 to 2^31. Further calls wait."""
     broker_window: int = 8192
-    """Sends in flight to one broker, 1 to 2^31; further sends wait. A new connection begins with 64, and the broker's answers
-    raise and lower that number."""
+    """Maximum number of sends in flight to one broker, 1 to 2^31. Further sends wait. A new connection begins with 64, and the
+    broker's responses raise and lower that number."""
     pending_bytes_limit: int = 100 * 1024 * 1024
-    """Bytes of all bodies accepted and not finished, 1 to 2^40: one limit for one-way messages, one for all others. A single
-    larger call is accepted while there are no others."""
+    """Maximum bytes of all bodies that are accepted and not finished, 1 to 2^40. One-way messages have a limit of their own of the
+    same size. A single larger call is accepted while there are no others."""
     oneway_window: int = 1024
     """At least one of this many one-way messages is sent as an ordinary request, which paces the flow, 0 to 2^31. 0 turns
     pacing off, and a stock broker may then drop messages without notice."""
     stop_timeout: float = 5.0
-    """Seconds that ``stop()`` waits for unanswered sends, 0 or more."""
+    """Maximum seconds that ``stop()`` waits for unanswered sends, 0 or more."""
     retry_another_broker_when_not_store_ok: bool = False
-    """True also sends a message to another broker, within ``retries``, if a broker stores it without confirming its flush or
-    replication. It is then stored twice."""
+    """If a broker stores a message without confirming its flush or replication, True also sends the message to another broker,
+    within ``retries``. The message is then stored twice."""
     topics: Sequence[str] = ()
     """Topics whose routes ``start()`` fetches."""
     latency_fault: bool | Literal["failures"] = "failures"
     """Which brokers sends avoid. "failures" (Java: False) avoids a broker after an attempt that could not connect, timed out
-    (after 0.05 s or more) or lost its connection: for 1 s, doubled by each failed trial up to 30 s, until a send to it is
-    stored. True also avoids slow brokers, for the times of ``fault_table``. False avoids none."""
+    (after 0.05 s or more) or lost its connection. The broker is avoided for 1 s, doubled after each failed trial up to 30 s, until
+    a send to it is stored. True also avoids slow brokers, for the times in ``fault_table``. False avoids no broker."""
     fault_table: FaultTable = FaultTable.V5
-    """Times for which ``latency_fault=True`` avoids a broker."""
+    """The times for which ``latency_fault=True`` avoids a broker."""
     detector: bool = False
-    """True sends probe requests to brokers that did not respond; it needs ``latency_fault=True``."""
+    """True sends probe requests to brokers that did not respond. It needs ``latency_fault=True``."""
     batching: bool | Batching = False
-    """Gathers single messages into batches while requests are in flight: True, or a Batching."""
+    """True or a Batching gathers single messages into batches while requests are in flight."""
     queue_selector: Selector = select_best
-    """Function that chooses the queue of each attempt if the call has neither queue nor selector, and once for a call with a
-    key."""
+    """The function that chooses the queue of each attempt if the call has neither a queue nor a selector. For a call with a key, it
+    is called only once."""
     hooks: Sequence[Hook] = ()
-    """Functions around each attempt and request, see Hook."""
+    """Functions that are called before and after each attempt and request; see Hook."""
     trace: bool | str = False
-    """True reports sends to the brokers' trace topic, the name of a topic to that topic."""
+    """True reports sends to the brokers' trace topic. The name of a topic reports them to that topic."""
     send_smart_msg: bool = True
-    """True sends request headers with names of one letter (codes 310, 320). False sends the long form (code 10; batches have
-    none), for servers that do not support the short form."""
+    """True sends request headers with one-letter field names (codes 310 and 320). False sends the long form (code 10), for servers
+    that do not support the short form. Batches have no long form."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -217,7 +220,7 @@ class ProducerConfig:
         if needed is None:
             raise ConfigError(f'compress_type "{self.compress_type}" needs a package: pip install "rmq-async[compression]"')
         if self.compress_type == "zlib" and self.compress_level > 9:
-            raise ConfigError(f"compress_level {self.compress_level} is above zlib's highest level; give 0 to 9")
+            raise ConfigError(f"compress_level must be 0 to 9 for zlib, not {self.compress_level}")
         if self.compress_type == "zstd" and not self.compress_level:
             raise ConfigError("compress_level must be 1 to 22 for zstd, not 0")
 
@@ -238,13 +241,13 @@ class ProducerConfig:
             raise ConfigError(f"queue_selector must be a function, not {shown(self.queue_selector)}")
         if is_generator(self.queue_selector):
             raise ConfigError(
-                f"queue_selector must not be a generator function, which runs nothing: {shown(self.queue_selector)}"
+                f"queue_selector must not be a generator function, because a call would not run it: {shown(self.queue_selector)}"
             )
         check_arguments("queue_selector", self.queue_selector, "queues", "message", "key")
 
     @property
     def gathers(self) -> Batching | None:
-        """Settings for gathering messages into batches; None without batching."""
+        """The settings for gathering messages into batches. None without batching."""
         if isinstance(self.batching, Batching):
             return self.batching
         return Batching() if self.batching else None
@@ -255,7 +258,7 @@ class ProducerConfig:
 
 
 class ProducerOptions(ClientOptions, total=False):
-    """The fields of ProducerConfig and ClientConfig as keywords of producers."""
+    """The fields of ProducerConfig and ClientConfig as keyword arguments of producers."""
 
     timeout: float
     retries: int
@@ -297,11 +300,11 @@ def split_options(
     config: ProducerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ProducerConfig]:
-    """Sort keyword options into the two configs.
+    """Return the two configs with the keyword options distributed to them.
 
     Raises:
-        TypeError: For an unknown option and for a config of another type.
-        ConfigError: For an invalid value, and for a ``max_message_size`` that does not fit into ``max_frame_size``.
+        TypeError: If an option is unknown or a config has another type.
+        ConfigError: If a value is invalid, or ``max_message_size`` does not fit into ``max_frame_size``.
     """
     merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
     if not isinstance(config, ProducerConfig | None):
@@ -312,8 +315,8 @@ def split_options(
     room = max(merged.max_frame_size, MAX_FRAME_SIZE) - BESIDE_BODY
     if sending.max_message_size > room:
         raise ConfigError(
-            f"max_message_size {sending.max_message_size} is above {room}, the maximum for frames of "
-            f"{room + BESIDE_BODY} bytes: also set max_frame_size={sending.max_message_size + BESIDE_BODY} or more, and configure "
-            "the brokers to accept frames of that size"
+            f"max_message_size must be at most {room} for frames of {room + BESIDE_BODY} bytes, not {sending.max_message_size}; "
+            f"also set max_frame_size={sending.max_message_size + BESIDE_BODY} or more, and configure the brokers to accept frames "
+            "of that size"
         )
     return merged, sending

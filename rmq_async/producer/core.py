@@ -1,4 +1,4 @@
-"""The composition root of one run of a producer: makes routing, admission, dispatch and batching, and closes them in order."""
+"""The composition root of one run of a producer. It makes routing, admission, dispatch and batching, and closes them in order."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .routing import HeaderSettings, Router, TopicQueues, TopicTable, checked_ch
 from .watching import Sending, Tracer, Watchers
 
 LAST_STEPS: Final = 1.0
-"""Seconds for aborted calls to give back their credits and connections."""
+"""Maximum seconds for aborted calls to give back their credits and connections."""
 
 
 class ProducerCore:
-    """One run of a producer, made by ``Producer.start``. The connections' request tables mark its entries with this object."""
+    """One run of a producer, made by ``Producer.start``. This object marks the producer's entries in the request tables."""
 
-    # Slots, because instances share a dict layout for 30 attributes only, and a send reads a dozen of them.
+    # Slots, because instances share the layout of their dictionaries only up to 30 attributes, and a send reads a dozen of them.
     __slots__ = (
         "_lines",
         "_request_hooks",
@@ -90,7 +90,7 @@ class ProducerCore:
         self.oneway_window = config.oneway_window
         self.create_future = asyncio.get_running_loop().create_future
         self._waits = StopScope(_stopping)
-        # Awaits its argument; raises ClientStateError if the producer stops first.
+        # Awaits its argument, and raises ClientStateError if the producer stops first.
         self.unless_stopped = self._waits.run
         self._settings = HeaderSettings(
             group,
@@ -100,7 +100,7 @@ class ProducerCore:
             default_topic_queues=config.default_topic_queues,
             smart=config.send_smart_msg,
         )
-        self.prefix = self._settings.namespace  # prefix of topics on the wire; users may write or omit it
+        self.prefix = self._settings.namespace  # the prefix of topics on the wire; users may write or omit it
         self.encoder = Encoder(config, instance.unique_ids, self.prefix)
         self._make_router()
         self._make_dispatch()
@@ -132,7 +132,7 @@ class ProducerCore:
             unit_mode=client.unit_mode,
             max_size=config.max_message_size,
         )
-        # Calls wait here for unreachable brokers.
+        # In this object, calls wait for unreachable brokers.
         self.recovery = Recovery(instance.pool, instance.routes.refresh_soon)
         wire = Frames(self._settings, self.encoder.born_ms, self, self.window)
         self.dispatch = Dispatch(
@@ -160,25 +160,25 @@ class ProducerCore:
         self._lines = Lines()
         self.compressor = Compressor(self.encoder, self.instance.threads, self.unless_stopped)
         self.admission = Admission(self.credits, self._lines, self.router, self.compressor)
-        self.gathers = gathers is not None  # batching is on: unordered messages gather, too
+        self.gathers = gathers is not None  # whether unordered messages are gathered (``batching``)
         self.batcher = Batcher(self.dispatch, self.encoder, self.watchers, gathers or Batching())
         self.plain_size = self.batcher.plain_size
         self.ordered = OrderedSends(self.admission, self.batcher)
         self.unordered = UnorderedSends(self.credits, self.router, self.batcher)
         oneway_admission = Admission(self.oneway_credits, self._lines, self.router, self.compressor)
         self.oneway = Oneway(self.dispatch, oneway_admission, self.ordered, self.ids, self.instance.config.request_timeout)
-        # Bodies below this size need no compression and are not too large; 0 if every call needs all checks.
+        # Smaller bodies need no compression and are not too large. 0 if every call needs all checks.
         self.usual_below = 0
         self.plain_below = 0  # the same for the plain ``send``
 
     @property
     def asks(self) -> bool:
-        """Whether ``queue_selector`` is another function than ``select_best``."""
+        """Whether ``queue_selector`` is a function other than ``select_best``."""
         return self.router.asks
 
     @property
     def closed(self) -> bool:
-        """Whether the producer has begun to end its unfinished calls, and makes no further attempts."""
+        """Whether the producer has begun to end its unfinished calls, so that no further attempts are made."""
         return self.dispatch.closed
 
     def _adopt(self, topic: str, topic_queues: TopicQueues) -> None:
@@ -194,15 +194,15 @@ class ProducerCore:
 
     @property
     def producer_group(self) -> str:
-        """The producer group with its namespace, as servers know it."""
+        """The producer group with its namespace prefix, as servers know it."""
         return self._settings.group
 
     def outside_namespaces(self, topic: str) -> None:
-        """Mark a system topic of the brokers, which is outside all namespaces regardless of its name."""
+        """Register ``topic`` as a system topic of the brokers, which is outside all namespaces regardless of its name."""
         self._settings.outside.add(topic)
 
     def _look_again(self) -> None:
-        """Compute which messages may take the fast path; called at the start and when hooks of requests change."""
+        """Compute which messages may take the fast path. This is called at the start, and when hooks of requests change."""
         config, settings = self.config, self._settings
         general = not self.pool.hooks.only_sign or not config.send_smart_msg
         self.watched = self.watchers.active
@@ -219,10 +219,10 @@ class ProducerCore:
     def batch_call(
         self, messages: Iterable[Message], queue: MessageQueue | None, mode: str, started: float, deadline: float
     ) -> Call[BatchSendResult]:
-        """Make the call that sends a batch.
+        """Return the call that sends a batch.
 
         Args:
-            queue: The caller's choice, or None.
+            queue: The queue that the caller chose, or None.
         """
         try:
             batch = messages if isinstance(messages, tuple) else tuple(messages)
@@ -230,7 +230,7 @@ class ProducerCore:
             given: object = messages
             if isinstance(given, Iterable):
                 raise
-            text = f"messages must be several Messages, such as a list of them, not {type_name(messages)}"
+            text = f"messages must be an iterable of Messages, such as a list, not {type_name(messages)}"
             raise TypeError(text) from None
         outgoing, size = self.encoder.encode_batch(batch)
         if self.watched:
@@ -242,7 +242,9 @@ class ProducerCore:
     # -- the end
 
     async def close(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for calls, then end the rest; afterwards every call has its result or its error."""
+        """Wait at most ``timeout`` seconds for calls, then end the remaining ones. After that, every call has a result or an
+        error.
+        """
         deadline = machine.monotonic() + timeout
         self.credits.refuse(_stopping)
         self.oneway_credits.refuse(_stopping)
@@ -274,7 +276,7 @@ class ProducerCore:
         await self.topics.closed()
 
     def _end_all(self) -> None:
-        """Fail every unfinished call, in all the places where calls wait."""
+        """Fail every unfinished call, wherever it waits."""
         self.dispatch.closed = True
         self.batcher.end(_stopping)
         self._lines.fail(_stopping)
@@ -286,4 +288,4 @@ class ProducerCore:
 
 
 def _stopping() -> ClientStateError:
-    return ClientStateError("the producer is stopping, which ends the call; start it again for further calls")
+    return ClientStateError("the call ended because the producer is stopping; start the producer again for further calls")

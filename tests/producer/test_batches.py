@@ -282,7 +282,7 @@ async def test_what_the_call_itself_raises_goes_to_no_callback(cluster: Cluster)
             with pytest.raises(TypeError, match="a batch must be made of Messages"):
                 await sender.send_batch_async(wrong, **calls.both)  # type: ignore[arg-type]
         for single in (message(), None):
-            with pytest.raises(TypeError, match="messages must be several Messages, such as a list of them, not"):
+            with pytest.raises(TypeError, match="messages must be an iterable of Messages, such as a list, not"):
                 await sender.send_batch_async(single, **calls.both)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="on_success must be a plain function"):
             await sender.send_batch_async(messages(1), on_success=coroutine)

@@ -68,9 +68,7 @@ async def test_waiting_call_without_turn_says_so(cluster: Cluster, monkeypatch: 
         cluster.a.sends.clear()
         await cluster.a.start()
         await until(lambda: len(cluster.a.sends) == FIRST_SIZE)
-        with pytest.raises(
-            SendError, match=f"{cluster.a.address} was connected to again, but calls that waited for it"
-        ) as caught:
+        with pytest.raises(SendError, match=f"{cluster.a.address} was reconnected, but the calls that waited for it") as caught:
             await last
     assert not caught.value.maybe_stored
     assert [type(attempt.error) for attempt in caught.value.attempts] == [ConnectError, ConnectError]

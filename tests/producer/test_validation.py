@@ -234,7 +234,7 @@ def test_size_of_messages_follows_frames() -> None:
     Producer("g", max_message_size=8 * default - beside, max_frame_size=8 * default)
     with pytest.raises(ConfigError, match=r"max_message_size 16646145 is above 16646144.*max_frame_size=16777217 or more"):
         Producer("g", max_message_size=default - beside + 1)
-    with pytest.raises(ConfigError, match="is above 16646144, the maximum for frames of 16777216 bytes"):
+    with pytest.raises(ConfigError, match="must be at most 16646144 for frames of 16777216 bytes"):
         Producer("g", max_message_size=default, max_frame_size=1 << 20)
     with pytest.raises(ConfigError, match="max_message_size"):
         Producer("g", max_message_size=8 * default, max_frame_size=8 * default)

@@ -1,4 +1,4 @@
-"""Admission of calls: what a call is and holds, credits, lines of ordered calls, and the wait for both."""
+"""Admission of calls: the record of a call, credits, lines of ordered calls, and waiting for both."""
 
 from .admission import Admission
 from .call import Call, ReadReply, Result

@@ -1,9 +1,9 @@
 """Admission of calls on the general path: the turn in the topic's line, the credits, and the choice of a queue.
 
-Calls that choose their queue keep their order by two waits. In the *line* of its topic a call waits for the calls before it
-while those wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is not
-in the route waits for that broker aside, in a line of its queue. Then the call's message waits for its queue (``batching``).
-A call that finds an empty line and nothing to wait for skips the line.
+Calls that choose their queue keep their order by two waits. In the *line* of its topic, a call waits for earlier calls while these
+wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is not in the route
+waits for that broker in a separate line of its queue. After that, the call's message waits for its queue (``batching``). If the
+line is empty and the call has nothing to wait for, it skips the line.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from .ordering import Lines
 
 
 class Admission:
-    """Give calls what they need before their first attempt, and take it back: ``enter`` or ``enter_now``, then ``leave``.
+    """Gives calls the credits and the queue that they need before their first attempt, and takes the credits back at the end.
+
+    Call ``enter`` or ``enter_now``, then ``leave``.
 
     Args:
         lines: The lines of calls that choose their queue, by topic; all admissions of a producer share them.
 
     Attributes:
-        compress_from: Bytes from which on a body is compressed.
+        compress_from: A body of at least this many bytes is compressed.
     """
 
     __slots__ = ("asks", "compress_from", "compressor", "credits", "lines", "queues_by_topic", "router")
@@ -40,7 +42,7 @@ class Admission:
         self.compress_from = compressor.above
 
     def enter_now(self, call: Call[Any]) -> bool:
-        """Take credits and a queue if neither needs a wait and no earlier call waits; return whether it did."""
+        """Take credits and a queue if neither requires waiting and no earlier call waits. Return whether they were taken."""
         topic, choice = call.outgoing.topic, call.choice
         topic_queues = self.queues_by_topic.get(topic)
         if topic_queues is None or (call.message is not None and call.size >= self.compress_from):
@@ -66,15 +68,15 @@ class Admission:
         return True
 
     async def enter(self, call: Call[Any], prepare: Callable[[TopicQueues], Awaitable[None]] | None = None) -> None:
-        """Wait until a call may be sent that ``enter_now`` refused. The caller must ``leave``, also after an error.
+        """Wait until a call that ``enter_now`` refused may be sent. The caller must call ``leave``, even after an error.
 
         Args:
-            call: A call that holds nothing.
+            call: A call that holds neither credits nor a place.
             prepare: Awaited before a queue is chosen.
 
         Raises:
-            BackpressureError: Credits or the turn in line did not come by the call's deadline.
-            RocketMQError: As compression, selectors, route look-up and ``prepare`` raise.
+            BackpressureError: If the call did not get credits, or its turn in the line, by its deadline.
+            RocketMQError: The errors of compression, selectors, the route look-up and ``prepare``.
         """
         topic, deadline = call.outgoing.topic, call.deadline
         if call.choice is not None:
@@ -92,7 +94,7 @@ class Admission:
             await self._choose(call)
 
     def leave(self, call: Call[Any]) -> None:
-        """Take back what the call still holds: its place and its credits."""
+        """Take back the place and the credits that the call still holds."""
         if call.place is not None:
             call.place.leave()
         if (epoch := call.epoch) is not None:

@@ -1,4 +1,4 @@
-"""The record of one call of a producer: message, deadline, retries, the function that reads its result, and what it holds."""
+"""The record of one producer call: message, deadline, retries, the function that reads its result, and its credits and queue."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from .ordering import Place
 
 Result = TypeVar("Result")
 ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
-"""Function that makes the result from a response, called as ``read(reply, outgoing, target, attempts)``; it returns None unless
-the response says that the message is stored."""
+"""A function that makes the result from a response. It is called as ``read(reply, outgoing, target, attempts)`` and returns None
+unless the response says that the message is stored."""
 
 
 class Call(msgspec.Struct, Generic[Result]):
-    """One call, made once and passed to everything that handles the call; a ``send`` on the fast path needs none.
-
-    Set by admission: ``epoch``: of the credits that the call holds; None if it holds none.
+    """One call. The record is made once and passed to all code that handles the call; a ``send`` on the fast path has no record.
 
     Attributes:
         started: Monotonic time at which the call began.
         deadline: Monotonic time at which the call ends.
-        retries: Maximum number of attempts after the first that count (``uses_retry``).
-        message: The argument of selectors; admission compresses a large body only if it is set. It is None for a batch, and for
-            a message that is sent as it is encoded.
+        retries: Maximum number of counted attempts (``uses_retry``) after the first one.
+        message: The argument of selectors. Admission compresses a large body only if ``message`` is set. It is None for a batch,
+            and for a message that is sent exactly as it was encoded.
         choice: The caller's choice of a queue.
-        size: Bytes of the bodies, for admission.
-        batchable: True if the message may leave in a batch with others.
-        ordered: True if the call waits for its queue also without a ``choice``.
-        place: Its place in a line, left as soon as batching keeps the order of the message; None without a place.
-        target: The queue of the first attempt, one of ``topic_queues`` or chosen by the caller; None until the call is
-            admitted.
+        size: Total bytes of the bodies, for admission.
+        batchable: True if the message may be sent in a batch with others.
+        ordered: True if the call waits for its queue even without a ``choice``.
+        epoch: The epoch of the credits that the call holds; None if it holds none. Admission sets it.
+        place: The call's place in a line, or None. The call leaves it as soon as batching keeps the order of the message.
+        target: The queue of the first attempt, one of ``topic_queues`` or chosen by the caller. None until the call is admitted.
     """
 
     outgoing: Outgoing
@@ -63,7 +61,7 @@ class Call(msgspec.Struct, Generic[Result]):
         return 1 if ids is None else len(ids)
 
     def transfer(self) -> Epoch:
-        """Hand the credits over to the caller, which must give them back."""
+        """Transfer the credits to the caller, which must give them back."""
         epoch, self.epoch = self.epoch, None
         assert epoch is not None
         return epoch

@@ -1,10 +1,10 @@
-"""FIFO lines per topic: calls that choose their queue wait here while an earlier one waits for credits or a choice of queue.
+"""FIFO lines per topic: calls that choose their queue wait here while an earlier call waits for credits or the choice of a queue.
 
-A call that cannot go at once joins its topic's line when it is made, and leaves the line when its queue is chosen and batching
-keeps its order. The first call of a line does not wait. Passing the turn on is O(1) amortised; abandoned places are skipped.
+A call that cannot proceed at once joins the line of its topic, and leaves the line when its queue is chosen and batching keeps its
+order. The first call of a line does not wait. Passing the turn on takes amortised O(1); abandoned places are skipped.
 
-A call for a queue whose broker is not in the route waits for that broker in a line of its queue, so that calls for other queues
-go on. Each later call for that queue joins its line, also where the broker has come back: this keeps the order.
+A call for a queue whose broker is not in the route waits for that broker in a line of its queue, so that calls for other queues can
+proceed. Each later call for that queue joins its line even if the broker has come back, which keeps the order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..._asyncio import wait_until
 from ...errors import BackpressureError, RocketMQError
 
 LINES_KEPT: Final = 1024
-"""Number of lines at which the empty ones are removed; if more, twice the number that remained at the last removal."""
+"""Empty lines are removed when there are this many lines, or twice as many as remained at the last removal if that is more."""
 LEFT_KEPT: Final = 64
 """A line is compacted, in O(n), when more of its places are abandoned than this number plus half of all its places."""
 
@@ -36,7 +36,7 @@ class Lines:
         self._most = LINES_KEPT
 
     def line(self, topic: str) -> Line:
-        """Return the line of a topic, made at its first use."""
+        """Return the line of a topic; create it if it does not exist."""
         line = self.by_topic.get(topic)
         if line is None:
             if len(self.by_topic) >= self._most:
@@ -55,9 +55,9 @@ class Line:
     """The FIFO line of one topic.
 
     Attributes:
-        places: The first one has the turn; of the others some may be abandoned.
-        aside: Broker name and queue id -> line of a queue with calls that wait for a broker.
-        busy: True if a call must join, because this line or one of ``aside`` has places.
+        places: The places in the line. The first one has the turn; some of the others may be abandoned.
+        aside: Broker name and queue id -> the line of a queue with calls that wait for its broker.
+        busy: True if a call must join the line, because this line or a line in ``aside`` has places.
     """
 
     __slots__ = ("_left", "aside", "busy", "places")
@@ -67,7 +67,7 @@ class Line:
         self.places: deque[Place] = deque()
         self.aside: dict[tuple[str, int], QueueLine] = {}
         self.busy = False
-        self._left = 0  # abandoned entries of ``places``
+        self._left = 0  # number of abandoned entries in ``places``
 
     def join(self) -> Place:
         """Add a place at the end of the line."""
@@ -77,7 +77,7 @@ class Line:
         return place
 
     def queue_line(self, queue: MessageQueue) -> QueueLine:
-        """Return the line of a queue of the topic, made at its first use."""
+        """Return the line of a queue of the topic; create it if it does not exist."""
         key = queue.broker_name, queue.queue_id
         line = self.aside.get(key)
         if line is None:
@@ -85,7 +85,7 @@ class Line:
         return line
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
-        """End the waits of the line and of ``aside``: each waiting call raises a new ``error()``."""
+        """End the waits of the line and of the lines in ``aside``: each waiting call raises a new ``error()``."""
         for place in self.places:
             if place.waits is not None and not place.waits.done():
                 place.waits.set_exception(error())
@@ -93,11 +93,11 @@ class Line:
             line.fail(error)
 
     def is_first(self, place: Place) -> bool:
-        """Return whether it is the turn of ``place``."""
+        """Return whether ``place`` has the turn."""
         return self.places[0] is place
 
     def advance(self) -> None:
-        """Account for a place that was left; if it was the first one, wake the next place that is not abandoned."""
+        """Account for a place that was left. If it was the first one, wake the next place that is not abandoned."""
         places = self.places
         self._left += 1
         while places and places[0].left:
@@ -136,8 +136,8 @@ class Place:
     """The place of one call.
 
     Attributes:
-        left: The call has left the line.
-        waits: Ends the wait for the turn; None if none runs.
+        left: True if the call has left the line.
+        waits: The future that ends the wait for the turn; None if the call is not waiting.
     """
 
     __slots__ = ("_line", "left", "waits")
@@ -150,10 +150,9 @@ class Place:
     async def turn(self, deadline: float) -> None:
         """Wait until all earlier calls have left the line.
 
-        Raises the error of ``Lines.fail`` when that is called, too.
-
         Raises:
-            BackpressureError: At ``deadline`` (``time.monotonic``).
+            BackpressureError: If the turn has not come at ``deadline`` (``time.monotonic``).
+            RocketMQError: The error of ``Lines.fail``, if that is called.
         """
         if self._line.is_first(self):
             return
@@ -163,15 +162,15 @@ class Place:
             if not await wait_until(waits, deadline):
                 seconds = machine.monotonic() - started
                 raise BackpressureError(
-                    f"the call waited {seconds:.3g} s behind earlier ordered sends {self._line.behind}, until its timeout; "
+                    f"the call waited {seconds:.3g} s, until its timeout, behind earlier ordered sends {self._line.behind}; "
                     "use a longer timeout"
                 )
             waits.result()
         finally:
             if not waits.cancel() and not waits.cancelled():
-                waits.exception()  # marks it as retrieved: asyncio logs no error if the call was cancelled
+                waits.exception()  # marks it as retrieved, so that asyncio logs no error if the call was cancelled
             self.waits = None
-            del waits  # breaks a cycle: an error in it has this frame in its traceback
+            del waits  # breaks a cycle: an error in the future refers to this frame
 
     def step_aside(self, queue: MessageQueue) -> Place:
         """Leave the topic's line and return a place at the end of the line of ``queue``."""
@@ -188,7 +187,7 @@ class Place:
         return self._line.is_first(self)
 
     def leave(self) -> None:
-        """Leave the line, and pass the turn on if it is this place's; a second call does nothing."""
+        """Leave the line. If this place has the turn, pass it on. A second call does nothing."""
         if not self.left:
             self.left = True
             self._line.advance()

@@ -26,30 +26,30 @@ from ..encoding import SEND_OK, Outgoing, stored_message
 from ..routing import Target, TopicQueues
 
 ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
-"""Response codes that one message, or the size, of a batch may cause; the broker stores none of its messages."""
+"""Response codes that a single message of a batch, or the size of the batch, can cause. The broker then stores no message of it."""
 SAME_END: Final = 0.02
-"""Seconds. A caller whose deadline is at most this much earlier than the request's gets the request's own outcome."""
+"""A caller whose deadline is at most this many seconds before the deadline of the request gets the outcome of the request."""
 
 
 Member = tuple[Receiver, Any, float]
-"""Receiver of the result, the message (a ``BatchItem``), and the caller's deadline (monotonic)."""
+"""The receiver of the result, the message (a ``BatchItem``), and the caller's deadline (monotonic)."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Messages that leave together, as one request."""
+    """Messages that are sent together in one request."""
 
     members: list[Member]
     plain: bool = False
-    """All have only a topic and a body, and the producer's timeout."""
+    """Whether all messages have only a topic and a body, and the timeout of the producer."""
     ids: tuple[str, ...] | None = None
     """The unique ids of the messages, if they have been encoded before."""
     read: Any = None
-    """Makes the result of a request that is not batched."""
+    """The function that makes the result of a request that is not a batch."""
     turn: bool = False
-    """The entry is only a turn in the queue's order: the caller sends by itself."""
+    """Whether the entry is only a turn in the order of the queue, in which the caller itself sends."""
 
     def alive(self) -> Entry | None:
-        """Return the entry without members whose callers have stopped waiting; None if no member is left."""
+        """Return the entry without the members whose callers have stopped waiting. Return None if no member is left."""
         left = [index for index, member in enumerate(self.members) if not member[0].done()]
         if not left or len(left) == len(self.members):
             return self if left else None
@@ -58,11 +58,11 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class BatchOwner(ABC):
-    """The gathering of a batch, as the batch's request sees it.
+    """The interface of a gathering that its batch requests use.
 
     Attributes:
-        in_order: Messages keep their order, so a request counts as in flight until it has ended.
-        fixed: No message may go to another queue.
+        in_order: Whether messages keep their order. A request then counts as in flight until it has ended.
+        fixed: Whether no message may go to another queue.
     """
 
     __slots__ = ()
@@ -72,24 +72,24 @@ class BatchOwner(ABC):
 
     @abstractmethod
     def ended(self, broker: str) -> None:
-        """Record the end of a request to ``broker``, which makes room for waiting messages."""
+        """Record the end of a request to ``broker``, so that waiting messages may be sent."""
 
     @abstractmethod
     def requeue(self, entries: Sequence[Entry]) -> None:
-        """Send these entries, or let them wait for a route; entries of a queue wait before its other messages."""
+        """Send these entries, or let them wait for a route. The entries of a queue wait before its other messages."""
 
     @abstractmethod
     def can_shrink(self, outgoing: Outgoing) -> bool:
-        """Return whether messages may be removed from a request before its first attempt."""
+        """Return whether messages may still be removed from a request before its first attempt."""
 
     @abstractmethod
     def shrink(self, outgoing: Outgoing, entry: Entry) -> None:
-        """Rebuild the batch in place from the messages that remain in the entry."""
+        """Rebuild the batch ``outgoing`` in place from the messages that remain in ``entry``."""
 
     def split(self, entry: Entry, ids: tuple[str, ...] | None) -> None:
-        """Send a batch that was refused or cannot be encoded as two halves.
+        """Send a batch that was refused, or cannot be encoded, as two halves.
 
-        Repeated splits leave an invalid message alone in its request.
+        After repeated splits, an invalid message is alone in its request.
         """
         left = msgspec.structs.replace(entry, ids=ids).alive()
         if left is None:
@@ -101,13 +101,11 @@ class BatchOwner(ABC):
 
 
 class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
-    """A batch request and its further attempts.
-
-    The call's deadline is the latest one of its members.
+    """A batch request and its further attempts. The deadline of the call is the latest deadline of its members.
 
     Attributes:
-        makes_room_at: Time (monotonic) from which the request does not count as in flight; infinity for ordered messages, and
-            if the deadline is not later.
+        makes_room_at: Time (monotonic) from which the request no longer counts as in flight. Infinity for ordered messages, or if
+            the deadline is not later.
     """
 
     __slots__ = (
@@ -133,7 +131,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         topic_queues: TopicQueues,
         target: Target,
     ) -> None:
-        self._dispatch = dispatch  # what ``FirstAttempt`` does
+        self._dispatch = dispatch  # the same initialization as in ``FirstAttempt``
         self._call = call
         self._topic_queues = topic_queues
         self._target = target
@@ -153,17 +151,19 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self.entry = entry
 
     def _context(self) -> Context | None:
-        """Return the context of the first caller for the ``queue_selector``; None with ``select_best`` or without a context."""
+        """Return the context of the first caller for the ``queue_selector``. Return None with ``select_best`` or without a
+        context.
+        """
         context: Context | None = getattr(self.entry.members[0][0], "context", None)
         return context if self._dispatch.router.asks else None
 
     @property
     def unwanted(self) -> bool:
-        """Whether all callers have stopped waiting for it."""
+        """Whether all callers have stopped waiting for the request."""
         return all(member[0].done() for member in self.entry.members)
 
     def give_up(self) -> None:
-        """Abandon the request, unless it is over, and make room for others; the broker may store what was written."""
+        """Abandon the request, unless it is over, and make room for others. The broker may store messages that were written."""
         if self._resolved:
             return
         self._settled = True
@@ -179,19 +179,19 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._make_room()
 
     def patience(self) -> float:
-        """Return the end of the time that capped attempts share: the earliest deadline of the callers that wait, within bounds."""
-        # So one caller's attempt time is not derived from another caller's long timeout.
+        """Return the end of the time that capped attempts share: the earliest deadline of the waiting callers, within bounds."""
+        # The long timeout of one caller must not extend the attempts of another caller.
         now = machine.monotonic()
         earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
         return min(max(earliest, now + MIN_CAP), now + self._dispatch.config.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Fail the members whose deadline is over, except members whose deadline is at most ``SAME_END`` before the request's own.
+        """Fail the members whose deadline has passed, except those whose deadline is at most ``SAME_END`` before the request's.
 
-        Make room from ``makes_room_at`` on.
+        From ``makes_room_at`` on, also make room for other requests.
 
         Returns:
-            The time of the next check, infinity for none.
+            The time of the next check, or infinity if none is needed.
         """
         last = self.deadline - SAME_END
         late: list[Receiver] = []
@@ -211,10 +211,10 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return min(earliest, self.makes_room_at) if self._holds_room else earliest
 
     def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
-        """Fail members whose deadline is over, and take them out of a request that has not been sent, where that is possible.
+        """Fail members whose deadline has passed. If possible, remove them from a request that has not been sent yet.
 
         Args:
-            alone: No other member waits for the request.
+            alone: Whether no other member waits for the request.
         """
         sent = self._may_be_sent
         can_leave = not sent and (alone or self.gathering.can_shrink(self._call.outgoing))
@@ -229,7 +229,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         target, number = self._target, len(self.entry.members)
         if sent:
             what = "a message" if number == 1 else f"a batch of {number} messages"
-            text = f"no answer from {target.address} to {what} for topic {target.queue.topic} in time; use a longer timeout"
+            text = f"no response from {target.address} to {what} for topic {target.queue.topic} in time; use a longer timeout"
         else:
             why = None if self._further is None else self._further.newest_error
             text = f"no connection to {target.address} in time; use a longer timeout" if why is None else str(why)
@@ -240,12 +240,12 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
     def _may_be_sent(self) -> bool:
         """Whether a request may have reached a broker that has not refused it.
 
-        The first attempt counts from its entry in the request table.
+        The first attempt counts as soon as it is in the request table.
         """
         return self._pending is not None if self._further is None else self._further.maybe_sent
 
     def _withdrawn(self) -> bool:
-        """Withdraw the only attempt if its frame is held back by the connection's table; return whether it did."""
+        """Withdraw the only attempt if the connection's table holds its frame back. Return whether it was withdrawn."""
         if self._further is not None or self._connection is None or self._pending is None or self._pending.sequence:
             return False
         self._connection.requests.forget(self._pending.opaque)
@@ -279,7 +279,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         ):
             super().set_result(reply)
             return
-        self._settled = self._resolved = True  # what ``stored`` and ``_succeed`` do, nearly always for a single message
+        self._settled = self._resolved = True  # the nearly only case of ``super().set_result`` for one message
         self._pending = None
         self._requests.pop(self, None)
         receiver = members[0][0]
@@ -342,7 +342,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
     def _dropped(self) -> None:
         error = ClientStateError(
-            f"the task that sent messages of topic {self._target.queue.topic} was cancelled; they may have been stored; "
+            f"the task that sent messages to topic {self._target.queue.topic} was cancelled; they may have been stored; "
             "cancel only your own tasks"
         )
         error.maybe_stored = True
@@ -350,7 +350,7 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
 
 
 def _one_is_to_blame(error: BaseException) -> bool:
-    """Return whether no message of the batch was stored, and sending its parts can show which message is at fault."""
+    """Return whether no message of the batch was stored, and sending parts of the batch can show which message is at fault."""
     if isinstance(error, ForbiddenError) or isinstance(error.__cause__, ForbiddenError):  # at any attempt
         return not getattr(error, "maybe_stored", False)
     if isinstance(error, QueueNotExistError) or isinstance(error.__cause__, QueueNotExistError):

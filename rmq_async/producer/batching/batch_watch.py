@@ -1,7 +1,8 @@
 """Calls hooks for each message of an ordered batch, as if the message had been sent alone.
 
-The callers did not ask for a batch, so ``check_forbidden`` refuses one message and not the batch, ``before_send`` adds
-properties to one message, and ``after_send`` gets its result. Each message carries the Watch and the context of its own call.
+The callers did not ask for a batch. Therefore ``check_forbidden`` refuses a single message and not the batch, ``before_send`` adds
+properties to a single message, and ``after_send`` gets the result of that message. Each message carries the Watch and the context
+of its own call.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class WatchedMember:
-    """The receiver of a message's result when hooks watch its attempts.
+    """The receiver of a message's result if hooks watch its attempts.
 
     Args:
-        watch: The Watch of its call.
+        watch: The Watch of the message's call.
     """
 
     __slots__ = ("_receiver", "_watch")
@@ -43,7 +44,7 @@ class WatchedMember:
 
     @property
     def context(self) -> Context | None:
-        """The caller's context, in which a selector chooses the queue of further attempts; None if there is none."""
+        """The caller's context, in which a selector chooses the queue of further attempts. None if there is no such context."""
         return getattr(self._receiver, "context", None)
 
     def done(self) -> bool:
@@ -53,16 +54,16 @@ class WatchedMember:
         self._receiver.set_result(result)
 
     def set_exception(self, exception: Any, /) -> None:
-        self._watch.give_up(exception)  # the deadline of a member may be over while the batch is in flight
+        self._watch.give_up(exception)  # the deadline of a member may pass while the batch is in flight
         if not self._receiver.done():
             self._receiver.set_exception(exception)
 
 
 def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
-    """Call the hooks for an attempt of each message, and fail the messages for which that raises an error.
+    """Call the hooks for an attempt of each message. Fail each message for which a hook raises an error.
 
     Returns:
-        The entry of the other messages, and the watch of their batch.
+        The entry with the other messages, and the watch of their batch.
     """
     members, begun = [], []
     for member in entry.members:
@@ -71,7 +72,7 @@ def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
             begun.append(message.watch.begin(message, target))
         except RocketMQError as error:
             receiver.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - raised in the loop after the others have been sent
+        except BaseException as error:  # noqa: BLE001 - raised in the loop after the other messages have been sent
             receiver.set_exception(broken_off(error, maybe_stored=False))
             raise_soon(error)
         else:
@@ -86,7 +87,7 @@ class BatchWatch(CallWatch):
     """The attempts of one batch.
 
     Attributes:
-        begun: The first one, which hooks saw before the batch was encoded; ``begin`` takes it.
+        begun: The first attempt, which hooks saw before the batch was encoded. ``begin`` returns it.
     """
 
     __slots__ = ("_messages", "_newest", "begun")
@@ -97,9 +98,9 @@ class BatchWatch(CallWatch):
         self.begun: BatchAttempt | None = None
 
     def begin(self, outgoing: Outgoing, target: Target) -> BatchAttempt:
-        """Call the hooks for each message, unless they have seen this attempt already (``begun``).
+        """Call the hooks for each message, unless they have already seen this attempt (``begun``).
 
-        Raise the error of ``Watch.begin`` for one of the messages.
+        If ``Watch.begin`` raises an error for one of the messages, raise this error.
         """
         if self.begun is not None:
             self._newest, self.begun = self.begun, None
@@ -116,7 +117,7 @@ class BatchWatch(CallWatch):
         return self._newest
 
     def keep(self, messages: list[Outgoing]) -> None:
-        """Remove all messages but these, before the attempt that has begun is sent."""
+        """Remove all messages except these, before the attempt that has begun is sent."""
         self._messages = messages
         for begun in (self._newest, self.begun):
             if begun is not None:
@@ -128,7 +129,7 @@ class BatchWatch(CallWatch):
 
 
 class BatchAttempt(AttemptWatch):
-    """One attempt of a batch: an attempt of each of its messages."""
+    """One attempt of a batch, which is an attempt for each of its messages."""
 
     __slots__ = ("_pairs",)
 
@@ -142,8 +143,7 @@ class BatchAttempt(AttemptWatch):
     def added(self, outgoing: Outgoing) -> Outgoing:
         """Return the batch with the properties that hooks added to its messages.
 
-        Properties of a message are reported and left out if they are invalid; all are left out if the batch has no room for
-        them.
+        Invalid properties of a message are reported and left out. If the batch has no room for the properties, all are left out.
         """
         if not any(attempt.context.properties for attempt, _ in self._pairs):
             return outgoing

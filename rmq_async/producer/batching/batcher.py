@@ -9,12 +9,12 @@ The states of a gathering:
       or no route        v     |
                          WAITING ---- a request has ended, the route is found: depart ----> EMPTY or WAITING
 
-SCHEDULED is ``due``: the departure is a callback of the next loop iteration, or a ``timer`` while messages linger; ``schedule``
-moves it only forward. There is room while a broker has fewer than ``lanes_per_broker`` requests of a topic in flight, or an
-ordered queue has none.
+In state SCHEDULED, ``due`` is true: the departure is a callback of the next loop iteration, or a ``timer`` while messages linger.
+``schedule`` can only make the departure earlier. There is room while a broker has fewer than ``lanes_per_broker`` requests of a
+topic in flight, or while an ordered queue has no request in flight.
 
-A batch costs a callback of the loop, an encoding and a request; a Task only without a known route or an open connection, or for
-further attempts. One timer serves the deadlines of all callers: when it fires, every waiting caller is checked.
+A batch costs a callback of the loop, an encoding and a request. It needs a task only without a known route or an open connection,
+or for further attempts. One timer serves the deadlines of all callers: when it fires, every waiting caller is checked.
 """
 
 from __future__ import annotations
@@ -50,25 +50,26 @@ from .batch_request import BatchOwner, BatchRequest, Entry, Member
 from .batch_watch import BatchWatch, begin_watched
 
 SHARE: Final = 64
-"""Messages of a topic are divided among the requests that may be in flight, in parts of about this number or more: the client
-encodes one part while the broker stores another."""
+"""Messages of a topic are divided among the requests that may be in flight, in parts of about this many messages or more: the
+client encodes one part while the broker stores another."""
 BLOCKED_AFTER: Final = 0.1
-"""Seconds. The loop counts as blocked if the timer fires later than this after its time."""
+"""The loop counts as blocked if the timer fires more than this many seconds late."""
 GRACE: Final = 0.02
-"""Seconds for socket reads after the loop was blocked, before deadlines are enforced."""
+"""Seconds that are left for socket reads after the loop was blocked, before deadlines are enforced."""
 
 PLAIN_PROPERTIES: Final = len(BEFORE_ID + AFTER_ID)
-"""Size in bytes of the properties of a message without any of its own, less its unique id."""
+"""Bytes of the properties of a message that has no properties of its own, without its unique id."""
 
 IDLE_KEPT: Final = 64
-"""Maximum number of empty gatherings of queues that are kept to be used again."""
+"""Maximum number of empty queue gatherings that are kept for reuse."""
 
 SHORTEST_LINGER: Final = 0.001
-"""Seconds. uvloop's timers count milliseconds: below half a millisecond ``call_later`` returns a Handle without ``when()``."""
+"""Minimum seconds of a linger. uvloop's timers count milliseconds, and below half a millisecond its ``call_later`` returns a Handle
+without ``when()``."""
 
 
 class Batcher:
-    """The gatherings of one producer, what they share, and the timer of all callers' deadlines."""
+    """The gatherings of one producer, their shared state, and the timer for the deadlines of all callers."""
 
     def __init__(self, dispatch: Dispatch, encoder: Encoder, watchers: Watchers, settings: Batching) -> None:
         self.dispatch = dispatch
@@ -77,34 +78,35 @@ class Batcher:
         self.encoder = encoder
         self.loop = asyncio.get_running_loop()
         self.timeout = dispatch.config.timeout
-        """Seconds; the producer's."""
+        """The timeout of the producer in seconds."""
         self.linger = settings.linger
-        """Seconds."""
+        """The linger time in seconds."""
         self.max_bytes = min(settings.max_bytes, dispatch.config.max_message_size)
         self.max_messages = settings.max_messages
         self.lanes_per_broker = settings.lanes_per_broker
         self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + encoder.ids.length
-        """Size in bytes that a message with only a topic and a body takes in a batch, less its body."""
+        """Bytes that a message with only a topic and a body takes in a batch, without its body."""
         self.stand_in = "0" * encoder.ids.length
-        """A text of the length of a unique id, for messages that get theirs when their batch leaves."""
+        """A string of the length of a unique id, for messages that get their id when their batch is sent."""
         self.after_id = len(BEFORE_ID) + encoder.ids.length
-        """Index in the properties text at which the part after the unique id begins."""
+        """Index in the properties string at which the part after the unique id begins."""
         self.requests: OrderedSet[BatchRequest] = OrderedSet()
         """The requests in flight."""
         self.alarm = inf
-        """Monotonic time of the next check of the callers' deadlines, infinity for none."""
+        """Monotonic time of the next check of the callers' deadlines; infinity if no check is scheduled."""
         self.fixed: dict[MessageQueue, QueueGathering] = {}
-        """The gatherings, with messages or a request in flight, of queues that callers chose."""
+        """The gatherings of queues that callers chose, while they have messages or a request in flight."""
         self._chosen: dict[MessageQueue, QueueGathering] = {}
-        """The same of queues that the producer's ``queue_selector`` chose."""
+        """The gatherings of queues that the producer's ``queue_selector`` chose, while they have messages or a request in
+        flight."""
         self._idle: dict[MessageQueue, QueueGathering] = {}
         self._idle_kept = IDLE_KEPT
-        # Weak: the topic's queues, waiting calls, the loop's callbacks and requests in flight hold the gatherings.
+        # Weak references: the topic's queues, waiting calls, callbacks of the loop and requests in flight keep a gathering alive.
         self._in_turn: WeakValueDictionary[tuple[str, bool], TopicGathering] = WeakValueDictionary()
         self._timer: asyncio.TimerHandle | None = None
         self._grace = False  # the timer was postponed once, because the loop was blocked
         self._abandoned: set[Gathering] = set()
-        """Gatherings with calls that have stopped waiting; their requests are to be checked."""
+        """Gatherings with calls that have stopped waiting; their requests must be checked."""
         self._watchers = watchers
         self._context = Context()  # for hooks: a batch belongs to no single caller
 
@@ -120,10 +122,10 @@ class Batcher:
     # -- where messages gather
 
     def in_turn(self, topic: str, *, wait_store: bool) -> TopicGathering:
-        """Return the gathering of a topic and ``wait_store``, made if there is none.
+        """Return the gathering for ``topic`` and ``wait_store``; create it if it does not exist.
 
         Args:
-            topic: Topic as the user writes it, with or without the namespace.
+            topic: The topic as the user writes it, with or without the namespace.
         """
         gathering = self._in_turn.get((topic, wait_store))
         if gathering is None:
@@ -131,10 +133,10 @@ class Batcher:
         return gathering
 
     def in_order(self, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> QueueGathering:
-        """Return the gathering of a queue, made if there is none; it then sends to ``target`` until the route changes.
+        """Return the gathering for a queue; create it if it does not exist. It sends to ``target`` until the route changes.
 
         Args:
-            fixed: The caller chose the queue, so no message may go to another one.
+            fixed: Whether the caller chose the queue, so that no message may go to another queue.
         """
         places = self.fixed if fixed else self._chosen
         gathering = places.get(target.queue)
@@ -147,7 +149,7 @@ class Batcher:
         return gathering
 
     def forget(self, gathering: QueueGathering) -> None:
-        """Remove an empty gathering; some of them are kept aside, because making one costs as much as a message."""
+        """Remove an empty gathering. Some are kept for reuse, because making a gathering costs as much as sending a message."""
         places, queue = (self.fixed if gathering.fixed else self._chosen), gathering.queue
         if places.get(queue) is gathering:
             del places[queue]
@@ -158,7 +160,7 @@ class Batcher:
         return [*self._in_turn.values(), *self.fixed.values(), *self._chosen.values()]
 
     def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
-        """Let hooks see the attempts of an unordered request; they see a batch as a whole."""
+        """Let hooks see the attempts of an unordered request. They see a batch as a whole."""
         if self._watchers.active:
             shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
             self._context.run(self._watchers.watch, outgoing, shown, "sync", read)
@@ -166,7 +168,10 @@ class Batcher:
     # -- the callers' deadlines
 
     def waited(self, deadline: float) -> None:
-        """Schedule for a message that waited for credits or a route: ``add_plain`` assumes that deadlines arrive in order."""
+        """Schedule a check for a message that waited for credits or a route.
+
+        ``add_plain`` assumes that deadlines rise from message to message, but the deadline of such a message may be earlier.
+        """
         self.check_at(deadline)
         if self.linger:
             for gathering in self._gatherings():
@@ -174,7 +179,7 @@ class Batcher:
                     gathering.schedule(deadline)
 
     def check_at(self, time: float) -> None:
-        """Schedule a check of the callers' deadlines at ``time`` (monotonic), unless one is scheduled by then."""
+        """Schedule a check of the callers' deadlines at ``time`` (monotonic), unless a check is scheduled for an earlier time."""
         if time < self.alarm:
             if self._timer is not None:
                 self._timer.cancel()
@@ -183,7 +188,7 @@ class Batcher:
 
     def _expire(self) -> None:
         now = machine.monotonic()
-        if now - self.alarm > BLOCKED_AFTER and not self._grace:  # the loop was blocked: answers may wait in the socket
+        if now - self.alarm > BLOCKED_AFTER and not self._grace:  # the loop was blocked: responses may be in the socket
             self._grace = True
             self._timer = self.loop.call_later(GRACE, self._expire)
             return
@@ -196,7 +201,7 @@ class Batcher:
         self.check_at(earliest)
 
     def end_unwanted(self, gathering: Gathering) -> None:
-        """Schedule the end of the gathering's requests that no caller waits for: they would hold back later messages."""
+        """Schedule the end of the gathering's requests for which no caller waits, because they would hold back later messages."""
         if not self._abandoned:
             self.loop.call_soon(self._end_unwanted)
         self._abandoned.add(gathering)
@@ -210,10 +215,10 @@ class Batcher:
     # -- the end
 
     def hurry(self, *, for_good: bool = False) -> None:
-        """End the lingering of all messages; they leave as far as the limits on requests in flight allow.
+        """End the lingering of all messages. As many are sent as the limits on requests in flight allow.
 
         Args:
-            for_good: Later messages do not linger either.
+            for_good: True ends the lingering of later messages, too.
         """
         if self.linger:
             if for_good:
@@ -222,10 +227,10 @@ class Batcher:
                 gathering.depart()
 
     def end(self, error: Callable[[], RocketMQError]) -> None:
-        """Fail all messages that have not left, and end look-ups and timers; ``ProducerCore`` ends the requests in flight."""
+        """Fail all messages that have not been sent, and end look-ups and timers. ``ProducerCore`` ends the requests in flight."""
         for gathering in self._gatherings():
             gathering.fail(error)
-        self._idle_kept = 0  # they refer to the batcher: without the cycle, reference counting frees both
+        self._idle_kept = 0  # idle gatherings refer to the batcher: without this cycle, reference counting frees both
         self._idle.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -233,7 +238,7 @@ class Batcher:
 
 
 class Gathering(BatchOwner):
-    """Messages that wait to leave as a batch. The states are in the module's docstring."""
+    """Messages that wait to be sent as a batch. The docstring of the module describes the states."""
 
     __slots__ = ("_batcher", "_departing", "_most", "_room", "_sealed", "due", "members", "stale", "timer")
 
@@ -243,25 +248,25 @@ class Gathering(BatchOwner):
         """Bytes that the current batch may still take."""
         self._most = batcher.max_messages
         self._sealed: deque[Entry] = deque()
-        """Complete batches that have not left."""
+        """Complete batches that have not been sent."""
         self._departing = False
         self.members: list[Member] = []
         """The current batch."""
         self.due = False
-        """A departure is scheduled."""
+        """Whether a departure is scheduled."""
         self.stale = False
-        """Some callers may have stopped waiting."""
+        """Whether some callers may have stopped waiting."""
         self.timer: asyncio.TimerHandle | None = None
-        """Ends the lingering."""
+        """The timer that ends the lingering."""
 
     # -- when they leave
 
     def schedule(self, deadline: float = inf, *, at_once: bool = False) -> None:
-        """Schedule the departure, or move it forward, and schedule a check of the callers' deadlines.
+        """Schedule the departure or make it earlier, and schedule a check of the callers' deadlines.
 
         Args:
-            deadline: The caller's (monotonic): a message lingers for at most half of its time.
-            at_once: True for the next loop iteration, without lingering.
+            deadline: The deadline of the caller (monotonic). A message lingers for at most half of its remaining time.
+            at_once: True schedules the departure for the next loop iteration, without lingering.
         """
         batcher = self._batcher
         lingers = batcher.linger and not at_once
@@ -287,7 +292,7 @@ class Gathering(BatchOwner):
         return max(SHORTEST_LINGER, min(self._batcher.linger, (deadline - machine.monotonic()) / 2))
 
     def depart(self) -> None:
-        """Send the gathered messages, as far as the limits on requests in flight allow."""
+        """Send as many gathered messages as the limits on requests in flight allow."""
         self.due = False
         if self.timer is not None:
             self.timer.cancel()
@@ -306,7 +311,7 @@ class Gathering(BatchOwner):
     # -- what leaves
 
     def take(self) -> list[Member]:
-        """Remove and return the current batch; if ``stale``, without members whose callers have stopped waiting."""
+        """Remove and return the current batch. If ``stale``, leave out the members whose callers have stopped waiting."""
         members, self.members, self._room = self.members, [], self._batcher.max_bytes
         if self.stale:
             self.stale = False
@@ -321,9 +326,10 @@ class Gathering(BatchOwner):
         """
 
     def start(self, entry: Entry, topic_queues: TopicQueues, target: Target) -> None:
-        """Start one request with all its attempts; split a batch that cannot be encoded.
+        """Start one request with all its attempts. Split a batch that cannot be encoded.
 
-        Errors go to the callers of its messages; one that ends the program, such as KeyboardInterrupt, is raised in the loop too.
+        Errors are passed to the callers of the messages. An error that ends the program, such as KeyboardInterrupt, is also raised
+        in the loop.
         """
         outgoing: Outgoing | None = None
         read: Any = None
@@ -337,7 +343,7 @@ class Gathering(BatchOwner):
         if outgoing is None:
             self.ended(target.broker)
             return
-        members = entry.members  # max: calls that waited for credits are not in order; 30 us for 1024
+        members = entry.members  # max(): deadlines of calls that waited for credits are not in order; 1024 take 30 us
         deadline = members[0][2] if len(members) == 1 else max([member[2] for member in members])
         batcher, dispatch = self._batcher, self._batcher.dispatch
         retries = dispatch.config.retries if not self.fixed or dispatch.config.retry_same_queue else 0
@@ -350,26 +356,26 @@ class Gathering(BatchOwner):
             request.start()
         except Exception as error:  # noqa: BLE001 - raised by a user's hook; the callers of the messages get it
             request.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - the same, and raised in the loop after the others have been sent
+        except BaseException as error:  # noqa: BLE001 - also raised in the loop, after the other messages have been sent
             request.set_exception(broken_off(error, maybe_stored=False))
             raise_soon(error)
 
-    # -- members that leave without a request
+    # -- members that are removed without a request
 
     def left(self) -> None:
-        """Mark that a caller's receiver is done (cancelled or failed).
+        """Record that a caller's receiver is done (cancelled or failed).
 
-        Its message is dropped when the batch is built, and a request that no caller waits for is ended.
+        Its message is dropped when the batch is built, and a request for which no caller waits is ended.
         """
         self.stale = True
         self._batcher.end_unwanted(self)
 
     def waiting(self) -> list[list[Member]]:
-        """Return the members of all batches that have not left."""
+        """Return the members of all batches that have not been sent."""
         return [self.members, *[entry.members for entry in self._sealed]]
 
     def expire(self, now: float) -> float:
-        """Fail the members whose deadline is over; return the earliest deadline of the others, infinity without others."""
+        """Fail the members whose deadline has passed. Return the earliest deadline of the others, infinity if there are none."""
         earliest = inf
         for members in self.waiting():
             for receiver, _, deadline in members:
@@ -384,10 +390,10 @@ class Gathering(BatchOwner):
 
     @abstractmethod
     def _not_sent(self) -> RequestTimeoutError:
-        """Return the error for a message that has not left when its deadline is over."""
+        """Return the error for a message that has not been sent when its deadline passes."""
 
     def fail(self, error: Callable[[], BaseException]) -> None:
-        """Fail all members that have not left."""
+        """Fail all members that have not been sent."""
         members = [member for each in self.waiting() for member in each]
         self._sealed.clear()
         self.take()
@@ -399,7 +405,7 @@ class Gathering(BatchOwner):
 
 
 class TopicGathering(Gathering):
-    """Messages of one topic and ``wait_store``: each request goes to the next queue, with a limit per broker."""
+    """Gathers messages of one topic and ``wait_store``. Each request goes to the next queue, with a limit for each broker."""
 
     __slots__ = ("__weakref__", "_finding", "_plain", "_under_way", "topic")
 
@@ -407,18 +413,18 @@ class TopicGathering(Gathering):
         super().__init__(batcher)
         self.topic = topic
         self._plain = True
-        """All members have only a topic and a body."""
+        """Whether all members have only a topic and a body."""
         self._under_way: dict[str, int] = {}
-        """Requests in flight by broker."""
+        """Number of requests in flight, by broker."""
         self._finding: asyncio.Task[None] | None = None
-        """Looks up the topic's route."""
+        """The task that looks up the topic's route."""
 
     # -- entering
 
     def add_plain(self, receiver: Receiver, message: BatchItem, size: int, deadline: float, *, plain: bool = True) -> None:
         """Add a message with the producer's timeout.
 
-        Later messages have later deadlines, so only the first one of an iteration needs a check against the timer.
+        Later messages have later deadlines, so only the deadline of the first message of an iteration is compared with the timer.
 
         Args:
             plain: True if the message has only a topic and a body.
@@ -439,7 +445,7 @@ class TopicGathering(Gathering):
         """Add a message.
 
         Args:
-            size: Its bytes in a batch; a batch takes at most ``max_bytes``.
+            size: The bytes of the message in a batch; a batch takes at most ``max_bytes``.
         """
         was_due = self.due
         self.add_plain(receiver, message, size, deadline, plain=False)
@@ -451,7 +457,7 @@ class TopicGathering(Gathering):
     def _send_ready(self) -> None:
         while self._sealed:
             if (topic_queues := self._topic_queues()) is None:
-                return  # called again when the look-up has ended
+                return  # the end of the look-up calls this again
             if (entry := self._sealed.popleft().alive()) is not None:
                 self._send(entry, topic_queues)
         if not self.members or (topic_queues := self._topic_queues()) is None:
@@ -514,13 +520,15 @@ class TopicGathering(Gathering):
         if self._finding is not None:
             why = "the route of the topic was not found in time; use a longer timeout"
         else:
-            why = "it waited in the client for earlier messages until its timeout; send fewer at a time, or use a longer one"
+            why = (
+                "it waited in the client for earlier messages until its timeout; send fewer at a time, or use a longer timeout"
+            )
         return RequestTimeoutError(f"the message for topic {self.topic} was not sent: {why}", maybe_stored=False)
 
     # -- brokers with room
 
     def _free(self, topic_queues: TopicQueues) -> int:
-        """Return the number of further requests that may be in flight; 0 or less for none."""
+        """Return the number of further requests that may be in flight. The number can be below 0."""
         limit, under_way = self._batcher.lanes_per_broker, self._under_way
         if len(topic_queues.brokers) == 1:
             return limit - under_way.get(next(iter(topic_queues.brokers)), 0)
@@ -535,7 +543,7 @@ class TopicGathering(Gathering):
         return topic_queues.next_of(free) if selection is None else selection.next(topic_queues, frozenset(free))
 
     def _preferred(self, topic_queues: TopicQueues) -> Collection[str]:
-        """Return the topic's brokers that are not avoided at the moment, or all if every one is."""
+        """Return the topic's brokers that are not avoided at the moment. If all are avoided, return all brokers."""
         selection = self._batcher.router.selection
         avoided = () if selection is None else selection.avoided(topic_queues.brokers)
         return (topic_queues.brokers.difference(avoided) or topic_queues.brokers) if avoided else topic_queues.brokers
@@ -543,7 +551,7 @@ class TopicGathering(Gathering):
     # -- the route
 
     def _topic_queues(self) -> TopicQueues | None:
-        """Return the topic's queues; None without a known route that has usable ones: then a look-up is in progress."""
+        """Return the topic's queues. If no route with usable queues is known, start a look-up and return None."""
         router = self._batcher.router
         topic_queues = router.queues_by_topic.get(self.topic) or router.topics.now(self.topic)
         if topic_queues is None and self._finding is None:
@@ -552,12 +560,12 @@ class TopicGathering(Gathering):
         return topic_queues
 
     async def _find(self) -> None:
-        await asyncio.sleep(0)  # lets all sends of this iteration join, also where Tasks start eagerly
+        await asyncio.sleep(0)  # lets all sends of this iteration join, even if tasks start eagerly
         deadline = max([member[2] for members in self.waiting() for member in members], default=0.0)
         await self._batcher.router.topics.find(self.topic, deadline)
 
     def _found(self, task: asyncio.Task[None]) -> None:
-        """Send the messages; fail them if the look-up failed or its Task was cancelled."""
+        """Send the messages. Fail them if the look-up failed or its task was cancelled."""
         self._finding = None
         error = (
             task.exception()
@@ -577,7 +585,7 @@ class TopicGathering(Gathering):
 
 
 class QueueGathering(Gathering):
-    """Ordered messages of one queue: its requests, batches or single sends, go one at a time in the order of the calls.
+    """Ordered messages of one queue. Its requests (batches or single sends) are sent one at a time, in the order of the calls.
 
     Each message is encoded before it is added.
     """
@@ -589,14 +597,14 @@ class QueueGathering(Gathering):
     def __init__(self, batcher: Batcher, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> None:
         super().__init__(batcher)
         self.topic_queues = topic_queues
-        """The queues of the topic as of the newest call or request."""
+        """The queues of the topic at the last call or request."""
         self.target = target
         self.queue: MessageQueue = target.queue
-        """With the topic as users know it."""
+        """The queue, with the topic without its namespace prefix."""
         self.fixed = fixed
-        """No message may go to another queue."""
+        """Whether no message may go to another queue."""
         self._busy = False
-        """A request or a turn is in flight."""
+        """Whether a request or a turn is in flight."""
         self._wait_store = True
         self._topic = ""  # as the user wrote it, with or without the namespace
 
@@ -606,7 +614,7 @@ class QueueGathering(Gathering):
         """Add a message.
 
         Args:
-            size: Its bytes in a batch; a batch takes at most ``max_bytes``.
+            size: The bytes of the message in a batch; a batch takes at most ``max_bytes``.
         """
         if wait_store is not self._wait_store or outgoing.topic != self._topic:
             if self.members:
@@ -618,25 +626,25 @@ class QueueGathering(Gathering):
             room, members = self._room - size, self.members
         self._room = room
         members.append((receiver, outgoing, deadline))
-        if self._busy and not self.due and not self._batcher.linger:  # it leaves when the request in flight has ended
+        if self._busy and not self.due and not self._batcher.linger:  # it is sent when the request in flight has ended
             if deadline < self._batcher.alarm:
                 self._batcher.check_at(deadline)
         else:
             self.schedule(deadline)
 
     def add_alone(self, receiver: Receiver, outgoing: Outgoing, read: Any, deadline: float) -> None:
-        """Add a request that is not batched, in order. It does not linger, and messages before it stop lingering."""
+        """Add a request that is not batched, in order. The request does not linger, and messages before it stop lingering."""
         self._add_entry(Entry([(receiver, outgoing, deadline)], read=read), deadline)
 
     def begin_at_once(self) -> bool:
-        """Give the turn to the caller if no message waits or is in flight, and return whether it did; ``ended`` ends the turn."""
+        """Give the turn to the caller if no message waits or is in flight. Return whether it has the turn; ``ended`` ends it."""
         if self._busy or self.members or self._sealed:
             return False
         self._busy = True
         return True
 
     def add_turn(self, receiver: Receiver, outgoing: Outgoing, deadline: float) -> None:
-        """Add a turn, and resolve the receiver when the turn has come; ``ended`` ends the turn."""
+        """Add a turn. The receiver is resolved when the turn has come, and ``ended`` ends the turn."""
         self._add_entry(Entry([(receiver, outgoing, deadline)], turn=True), deadline)
 
     def _add_entry(self, entry: Entry, deadline: float) -> None:
@@ -645,7 +653,7 @@ class QueueGathering(Gathering):
         self.schedule(deadline, at_once=True)
 
     def _seal(self) -> None:
-        """Complete the current batch, which then does not linger; later messages go into a new one."""
+        """Complete the current batch, which then does not linger. Later messages go into a new batch."""
         if self.members and (members := self.take()):
             self._sealed.append(Entry(members))
             if self._batcher.linger:
@@ -658,7 +666,7 @@ class QueueGathering(Gathering):
             self.due = False
         elif self._sealed or self.stale or self._departing or self.timer is not None or not self.members:
             super().depart()
-        else:  # what ``_send_ready`` does, nearly always
+        else:  # nearly always, ``_send_ready`` would do only this
             self.due, self._departing, self._busy = False, True, True
             members, self.members, self._room = self.members, [], self._batcher.max_bytes
             try:
@@ -671,7 +679,7 @@ class QueueGathering(Gathering):
                 self._departing = False
 
     def _follow_route(self, topic: str) -> None:
-        """Take the queue's target from the topic's newest queues, unless they lack the queue."""
+        """Take the target of the queue from the newest queues of the topic, if they contain the queue."""
         newer = self._batcher.queues_by_topic.get(topic) or self._batcher.router.topics.now(topic)
         if newer is not None and newer is not self.topic_queues and newer.knows(self.target.queue):
             self.topic_queues, self.target = newer, newer.target(self.target.queue)
@@ -732,9 +740,9 @@ class QueueGathering(Gathering):
     def _not_sent(self) -> RequestTimeoutError:
         topic, broker, number = self.queue
         if self.target.address in self._batcher.dispatch.connections:
-            why = "it waited in the client for earlier messages for that queue until its timeout; use a longer one"
+            why = "it waited in the client for earlier messages to that queue until its timeout; use a longer timeout"
         else:
-            why = f"there was no connection to {self.target.address} within its timeout; use a longer one"
+            why = f"there was no connection to {self.target.address} within its timeout; use a longer timeout"
         text = f"the message for queue {number} of topic {topic} on {broker} was not sent: {why}"
         return RequestTimeoutError(text, maybe_stored=False, broker=broker, address=self.target.address)
 

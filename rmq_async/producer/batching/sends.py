@@ -1,9 +1,9 @@
-"""Sends that go by a gathering, from the call to the result.
+"""Sends that pass through a gathering, from the call to the result.
 
-Ordered ones have a queue, a selector, a key or a sharding key. After admission they wait for their queue (``QueueGathering``),
-which has one request in flight at a time: a broker handles requests in several threads, so frames that leave in order are not
-always stored in order. With batching, sends whose queue the producer's ``queue_selector`` chooses wait for their queue, too;
-admission does not keep the order of their calls.
+Ordered sends have a queue, a selector, a key or a sharding key. After admission they wait for their queue (``QueueGathering``),
+which has one request in flight at a time: a broker handles requests in several threads, so frames that are written in order are not
+always stored in order. With batching, sends whose queue the producer's ``queue_selector`` chooses also wait for their queue;
+admission does not keep the order of these calls.
 
 Unordered sends of a producer with batching that do not take the fast path wait for their topic.
 """
@@ -32,7 +32,7 @@ from .batcher import Batcher, QueueGathering
 
 
 class AskingFuture(asyncio.Future[Result]):
-    """Future with the caller's ``context``, in which a selector chooses the queue of further attempts."""
+    """A future with the caller's ``context``, in which a selector chooses the queue of further attempts."""
 
     __slots__ = ("context",)
 
@@ -94,7 +94,7 @@ class OrderedSends:
         return accepted.future
 
     def turn(self, topic_queues: TopicQueues, target: Target, outgoing: Outgoing, deadline: float) -> Turn:
-        """Enter a one-way send into the queue's order, without waiting."""
+        """Add a one-way send to the order of its queue without waiting, and return its turn."""
         gathering = self._batcher.in_order(topic_queues, target, fixed=True)
         if gathering.begin_at_once():
             return Turn(gathering, target.broker, None)
@@ -104,13 +104,13 @@ class OrderedSends:
 
 
 class Turn:
-    """The turn of a one-way send in its queue's order, an async context manager.
+    """The turn of a one-way send in the order of its queue, as an async context manager.
 
-    Entering waits until earlier sends to the queue have ended; leaving starts the next one.
+    Entering it waits until earlier sends to the queue have ended; leaving it starts the next send.
 
     Raises:
-        RequestTimeoutError: When the call's deadline is over before its turn.
-        ClientStateError: When the producer stops.
+        RequestTimeoutError: If the call's deadline passes before its turn.
+        ClientStateError: If the producer stops.
     """
 
     __slots__ = ("_broker", "_comes", "_gathering")
@@ -141,7 +141,7 @@ class Turn:
 
 
 class _WatchedCall:
-    """An accepted send whose attempts hooks see."""
+    """An accepted send whose attempts are watched by hooks."""
 
     __slots__ = ("_gathering", "_outgoing")
 
@@ -154,7 +154,7 @@ class _WatchedCall:
 
 
 def abandon(gathering: QueueGathering, outgoing: Outgoing, error: BaseException) -> None:
-    """Abandon the call, and report to hooks the end of the attempt in flight, if they saw it begin."""
+    """Abandon the call. If hooks saw the attempt in flight begin, report its end to them."""
     gathering.left()
     if outgoing.watch is not None:
         outgoing.watch.give_up(error)
@@ -172,10 +172,10 @@ class UnorderedSends:
         self._encoder = batcher.encoder
 
     def size(self, message: Message) -> int:
-        """Return the message's bytes in a batch; 0 if it is sent alone.
+        """Return the message's bytes in a batch. Return 0 if the message is sent alone.
 
         Raises:
-            InvalidMessageError: The properties are invalid.
+            InvalidMessageError: If the properties are invalid.
         """
         if not may_share(message, self._encoder.compress_over):
             return 0
@@ -235,7 +235,7 @@ class UnorderedSends:
 
 
 def may_share(message: Message, compress_over: int) -> bool:
-    """Return whether the message may share a request with others: it is not delayed and not compressed."""
+    """Return whether the message may share a request with others, which requires that it is neither delayed nor compressed."""
     return (
         message.body.__class__ is bytes
         and len(message.body) < compress_over

@@ -1,8 +1,7 @@
-"""One attempt of a call, and the attempts of one call in bounded memory: a call may make thousands.
+"""One attempt of a call, and all attempts of a call in bounded memory, because a call may make thousands of attempts.
 
-The first attempts, the newest ones and the open ones (at most one per broker) are kept. Of the others only the sums that
-decisions need remain: how many there were, how they ended, on which brokers, and whether any of them may have stored the
-message.
+The first, the newest and the open attempts (at most one per broker) are kept. For the other attempts, only the values that
+decisions need remain: their number, their errors and brokers, and whether one of them may have stored the message.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ NEWEST_KEPT: Final = 8
 
 
 class AttemptRecord:
-    """One attempt on one queue. The object also receives the broker's response.
+    """One attempt on one queue. The object is also the receiver of the broker's response.
 
     Args:
         started: Monotonic time at which the attempt began.
 
     Attributes:
-        open: True while a response to the attempt may still come.
-        elapsed: Seconds from the start to the response, failure or timeout; 0.0 before.
-        opaque: Number of the request on ``connection``; 0 until it is queued there.
+        open: True while a response to the attempt may still arrive.
+        elapsed: Seconds from the start to the response, failure or timeout; 0.0 until then.
+        opaque: Number of the request on ``connection``; 0 until the request is queued there.
         maybe_stored: True if the broker may have stored the message although the attempt has failed.
     """
 
@@ -54,8 +53,8 @@ class AttemptRecord:
 
         Args:
             faults: None with ``latency_fault=False``.
-            answered: Takes the broker's response to the attempt.
-            changed: Wakes the call: the attempt has failed.
+            answered: Called with the broker's response to the attempt.
+            changed: Called when the attempt has failed, to wake the call.
         """
         self._faults = faults
         self._answered = answered
@@ -81,12 +80,12 @@ class AttemptRecord:
         self._answered(self, reply)
 
     def set_exception(self, error: BaseException) -> None:
-        """Record the failure and wake the call. After a timeout the attempt stays open while its request is in the table."""
+        """Record the failure and wake the call. After a timeout, the attempt stays open while its request is in the table."""
         self.failed(error)
         self._changed()
 
     def failed(self, error: BaseException) -> None:
-        """Record a failure; a timeout does not replace an error that was recorded before."""
+        """Record a failure. A timeout does not replace an error that was recorded before."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         if isinstance(error, RocketMQError):
             error.broker = error.broker or self.target.broker
@@ -101,10 +100,10 @@ class AttemptRecord:
             self.error = without_frames(error)
 
     def never_connected(self, error: RequestTimeoutError) -> bool:
-        """Replace the error of an attempt that timed out without a connection; return whether this is such an attempt.
+        """Replace the error of an attempt that timed out without a connection. Return whether this is such an attempt.
 
         Args:
-            error: The new error, of the call's whole wait.
+            error: The new error, which covers the whole wait of the call.
         """
         if self.connection is not None or not isinstance(self.error, RequestTimeoutError):
             return False
@@ -112,13 +111,15 @@ class AttemptRecord:
         return True
 
     def answered_with(self, error: RocketMQError) -> None:
-        """Record a response that is an error, also one after a timeout; the error decides ``maybe_stored``."""
+        """Record a response that is an error, even if it arrives after a timeout. The error determines ``maybe_stored``."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         self._notify(error)
         self.error, self.maybe_stored = error, error.maybe_stored
 
     def given_up(self) -> None:
-        """End an attempt in flight together with its call: remove its request from the table, so that no response reaches it."""
+        """End an attempt in flight together with its call. Its request is removed from the table, so that no response reaches
+        it.
+        """
         if self.open and self.connection is not None:
             self.open = False
             self.connection.requests.forget(self.opaque)
@@ -126,7 +127,7 @@ class AttemptRecord:
             self._notify(GivenUpError())
 
     def _notify(self, error: BaseException) -> None:
-        """Report the first failure of the attempt to the fault table; later ones say nothing more about the broker."""
+        """Report the first failure of the attempt to the fault table. Later failures say nothing more about the broker."""
         if self.error is None and self._faults is not None:
             self._faults.failed(self.target.broker, error, self.elapsed, machine.monotonic())
 
@@ -138,8 +139,8 @@ class Attempts:
     """The attempts of one call, in the order in which they began.
 
     Attributes:
-        made: Number of attempts.
-        repeated: How many went to a broker that had been tried before; both include dropped attempts.
+        made: Number of attempts, including dropped ones.
+        repeated: Number of attempts, including dropped ones, on a broker that had been tried before.
         tried: The brokers of all attempts.
     """
 
@@ -160,12 +161,12 @@ class Attempts:
             self.add(record)
 
     def __iter__(self) -> Iterator[AttemptRecord]:
-        """Iterate over the attempts that are kept."""
+        """Iterate over the kept attempts."""
         yield from self._first
         yield from self._newest
 
     def __len__(self) -> int:
-        """Return the number of attempts that are kept."""
+        """Return the number of kept attempts."""
         return len(self._first) + len(self._newest)
 
     @property
@@ -176,7 +177,7 @@ class Attempts:
 
     @property
     def counted(self) -> int:
-        """The number of attempts that count (``uses_retry``), of which a call may make ``retries`` plus one."""
+        """The number of counted attempts (``uses_retry``). A call may make ``retries`` plus one of them."""
         return self._dropped_counted + sum(_counts(record) for record in self)
 
     @property
@@ -184,7 +185,7 @@ class Attempts:
         return self._dropped_maybe_stored or any(record.maybe_stored for record in self)
 
     def kinds(self) -> Counter[str]:
-        """Count all attempts by the name of their error, or as "no answer"."""
+        """Count all attempts by the name of their error. Attempts without an error are counted as "no answer"."""
         return self._dropped_kinds + Counter(kind_of(record.error) for record in self)
 
     @property
@@ -193,7 +194,7 @@ class Attempts:
         return {record.broker for record in self if record.open}
 
     def add(self, record: AttemptRecord) -> None:
-        """Add the newest attempt; drop an old closed one when too many are kept."""
+        """Add the newest attempt. If too many are kept, drop an old attempt that is not open."""
         self.made += 1
         self.repeated += record.broker in self.tried
         self.tried.add(record.broker)

@@ -1,6 +1,6 @@
 """Errors of failed calls, such as SendError, which lists the attempts that ``Attempts`` keeps.
 
-The text of a SendError stays below a kibibyte, for any number of attempts and any length of the brokers' remarks.
+The text of a SendError stays below one KiB for any number of attempts and any length of the brokers' remarks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .attempts import Attempts, kind_of
 
 MOST_BYTES: Final = 1000
 MOST_SHOWN: Final = 4
-"""Maximum number of attempts in the text of an error: of more than these, the first two and the last two."""
+"""Maximum number of attempts in the text of an error. If there are more, the text has the first two and the last two."""
 LONGEST_TOPIC: Final = 140
 LONGEST_BROKER: Final = 60
 LONGEST_REASON: Final = 300
@@ -27,16 +27,16 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def failure(topic: str, attempts: Attempts, elapsed: float, unreached: ConnectError | None = None) -> RocketMQError:
-    """Return the error of a call to ``topic`` of which no attempt, of at least one, succeeded within ``elapsed`` seconds.
+    """Return the error of a call to ``topic`` that made at least one attempt, of which none succeeded in ``elapsed`` seconds.
 
     Args:
-        unreached: The error of the wait for a connection, if the call waited for one until its deadline.
+        unreached: If the call waited for a connection until its deadline, the error of this wait.
     """
     newest = attempts.newest
     assert newest is not None
     last = newest.error
     if attempts.made == 1 and isinstance(last, RocketMQError):
-        only = cast(RocketMQError, own_copy(last))  # a copy: frames of other callers may refer to ``last``
+        only = cast(RocketMQError, own_copy(last))  # copied, because frames of other callers may refer to ``last``
         only.maybe_stored = newest.maybe_stored
         return explained(only, topic, newest.broker, elapsed)
     error = SendError(
@@ -53,7 +53,7 @@ def failure(topic: str, attempts: Attempts, elapsed: float, unreached: ConnectEr
 
 
 def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutError:
-    """Return the error of a call without time for an attempt.
+    """Return the error of a call that had no time for an attempt.
 
     Args:
         address: Address of the first target, if one was chosen.
@@ -64,7 +64,7 @@ def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutEr
 
 
 def explained(error: Error, topic: str, broker: str, elapsed: float) -> Error:
-    """Return the error of a call's only attempt; add topic, seconds and broker to the text of a timeout, in place."""
+    """Return the error of a call's only attempt. Add topic, seconds and broker to the text of a timeout in place."""
     if type(error) is RequestTimeoutError:
         error.args = (f"send to topic {topic} failed after {elapsed:.3g} s on {broker}: {error}",)
     return error
@@ -74,21 +74,21 @@ def not_reached(address: str, count: int, reason: str, seconds: float) -> Connec
     """Return the error of a call that waited ``seconds`` for a connection until its deadline.
 
     Args:
-        count: Attempts to connect that failed meanwhile.
-        reason: The error of the newest one.
+        count: Number of attempts to connect that failed during the wait.
+        reason: The error of the last of these attempts.
     """
     tries = f"{count} more attempts to connect failed" if count != 1 else "1 more attempt to connect failed"
-    why = f", the newest: {printable(reason, LONGEST_REASON)}" if reason else ""
+    why = f", the last: {printable(reason, LONGEST_REASON)}" if reason else ""
     return ConnectError(
         f"no connection to {address} for {seconds:.3g} s; {tries}{why}; check that the broker runs", address=address
     )
 
 
 def reached_late(address: str, seconds: float) -> ConnectError:
-    """Return the error of a call that was not released in time, although its broker was connected to again."""
+    """Return the error of a call that was not released in time, although its broker was reconnected."""
     return ConnectError(
-        f"{address} was connected to again, but calls that waited for it go on one after another, and the turn of this one did "
-        f"not come within {seconds:.3g} s; use a longer timeout",
+        f"{address} was reconnected, but the calls that waited for it are released one after another, and this call was not "
+        f"released within {seconds:.3g} s; use a longer timeout",
         address=address,
     )
 

@@ -17,7 +17,7 @@ async def deliver_unconnected(dispatch: Dispatch, call: Call[Result], failed: Ro
     """Send a call whose first attempt found no connection, and return its result.
 
     Args:
-        failed: The error of connecting, which counts as the first attempt; None if the first attempt is yet to be made.
+        failed: The error of the connect, which counts as the first attempt. None if no attempt has been made yet.
     """
     target = call.target
     loop = RetryLoop(dispatch, call, call.topic_queues)
@@ -31,8 +31,8 @@ async def deliver_unconnected(dispatch: Dispatch, call: Call[Result], failed: Ro
 
 
 def _end_if_late(dispatch: Dispatch, call: Call[Result], error: RocketMQError) -> None:
-    """Raise a copy of ``error`` if the deadline has passed, unless the producer has stopped; report it as a RetryLoop does."""
-    # It costs half as much as a RetryLoop: when a broker is away, thousands of calls end at the same time.
+    """If the deadline has passed and the producer has not stopped, report ``error`` as a RetryLoop does, and raise a copy of it."""
+    # This costs half as much as a RetryLoop, and when a broker is away, thousands of calls end at the same time.
     now, target, topic = machine.monotonic(), call.target, call.outgoing.topic
     if now < call.deadline or dispatch.closed:
         return
@@ -40,5 +40,5 @@ def _end_if_late(dispatch: Dispatch, call: Call[Result], error: RocketMQError) -
     if dispatch.faults is not None:
         dispatch.faults.failed(target.broker, error, now - call.started, now)
     dispatch.router.topics.doubt(topic, error)
-    # A copy: other callers may hold ``error`` with their frames, which this call must not keep alive.
+    # Raise a copy, because other callers may hold ``error`` with their frames, which this call must not keep alive.
     raise explained(own_copy(without_frames(error)), topic, target.broker, now - call.started)

@@ -1,4 +1,4 @@
-"""State shared by the calls of one producer: settings, connections, routing, and the set of calls in their retry loop."""
+"""The state that the calls of one producer share: settings, connections, routing, and the calls that are in their retry loop."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SEND_OK: Final = SendStatus.SEND_OK
 
 
 class Dispatch:
-    """The collaborators of a producer's calls.
+    """The objects that the calls of a producer use.
 
     Attributes:
-        calls: For each call in its retry loop, the function that ends it with ClientStateError, unless it has a result.
-        closed: The producer has stopped and no call makes a further attempt.
+        calls: For each call in its retry loop, the function that ends the call with ClientStateError unless it has a result.
+        closed: Whether the producer has stopped, so that no call makes a further attempt.
         submit: ``Frames.submit``, which queues one attempt on its connection.
         owner: Marks this producer's requests in the connections' tables.
         window: Maximum number of sends in flight on one connection.
@@ -79,19 +79,19 @@ class Dispatch:
         return self.retry_not_ok and result.status is not SEND_OK
 
     def first_deadline(self, now: float, deadline: float, retries: int) -> float:
-        """Return the deadline of a first attempt that begins at ``now`` while other brokers are left to try.
+        """Return the deadline of a first attempt that begins at ``now``, if there are other brokers to try.
 
-        That is ``deadline`` without retries, else the end of the attempt's cap (``attempt_cap``).
+        Without retries, it is ``deadline``. Otherwise it is the end of the attempt's cap (``attempt_cap``).
         """
         if not retries:
             return deadline
         return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
 
     async def connect(self, target: Target, deadline: float) -> RocketMQError | None:
-        """Wait for a connection; return None or the error of the attempt.
+        """Wait for a connection. Return None, or the error of the attempt.
 
         Raises:
-            ClientStateError: When the producer stops.
+            ClientStateError: If the producer stops.
         """
         if target.address in self.connections:
             return None
@@ -108,7 +108,7 @@ class Dispatch:
     ) -> RocketMQError | None:
         """Call ``connect`` for a first attempt.
 
-        If a retry may go to another broker, waits no longer than the attempt's cap, and not at all during a back-off.
+        If a retry may go to another broker, wait no longer than the attempt's cap, and do not wait during a back-off.
         """
         if target.address in self.connections:
             return None
@@ -122,7 +122,7 @@ class Dispatch:
     def connect_deadline(self, target: Target, deadline: float) -> float:
         """Return the time until which an attempt without a cap waits for its connection.
 
-        That is ``connect_cap`` from now; during a back-off of the address it is ``deadline``, since a newer route was already
+        It is ``connect_cap`` from now. During a back-off of the address it is ``deadline``, because a newer route was already
         requested when the connect failed.
         """
         now = machine.monotonic()
@@ -133,9 +133,9 @@ def stopped(*, maybe_stored: bool) -> ClientStateError:
     """Return the error of a call that was unfinished when its producer stopped."""
     if maybe_stored:
         error = ClientStateError(
-            "the producer was stopped before the answer came; the message may have been stored; a longer stop_timeout gives it time"
+            "the producer was stopped before the response arrived; the message may have been stored; use a longer stop_timeout"
         )
     else:
-        error = ClientStateError("the producer was stopped before the message was stored; a longer stop_timeout gives it time")
+        error = ClientStateError("the producer was stopped before the message was stored; use a longer stop_timeout")
     error.maybe_stored = maybe_stored
     return error

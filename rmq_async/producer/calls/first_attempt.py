@@ -1,7 +1,7 @@
-"""The first attempt of a call without a coroutine of its own, such as ``send_async``.
+"""The first attempt of a call that has no coroutine of its own, such as ``send_async``.
 
-The object is the receiver of its response. A Task runs the whole call if there is no open connection, and the rest of the call
-if another attempt follows; otherwise there is none.
+The object is the receiver of the response to its request. A task is needed only if there is no open connection (the task then runs
+the whole call) or if another attempt follows (it then runs the rest of the call).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .retry_policy import goes_on_after
 
 
 class FirstAttempt(ABC, Generic[Result]):
-    """The base class of calls that report their result by callback, without a coroutine that waits for it.
+    """The base class of calls that report their result through a callback, without a coroutine that waits for it.
 
-    Calls one of ``_succeed`` and ``_fail``, once; a subclass that has ended the call by itself ignores this.
+    It calls either ``_succeed`` or ``_fail`` once. A subclass that has already ended the call ignores this.
     """
 
     __slots__ = (
@@ -68,14 +68,14 @@ class FirstAttempt(ABC, Generic[Result]):
 
     @abstractmethod
     def _context(self) -> Context | None:
-        """Return the caller's context if further attempts may run functions of the user and it is known, else None."""
+        """Return the caller's context if it is known and further attempts may run functions of the user. Return None otherwise."""
 
     def patience(self) -> float:
-        """Return the end (monotonic) of the time that capped attempts share: the deadline, or earlier in a subclass."""
+        """Return the end (monotonic) of the time that capped attempts share: the deadline, or an earlier time in a subclass."""
         return self._call.deadline
 
     def start(self, failed: RocketMQError | None = None) -> None:
-        """Send the first attempt; without an open connection a Task runs the whole call.
+        """Send the first attempt. If there is no open connection, a task runs the whole call.
 
         Args:
             failed: The error of an earlier attempt to connect, which then counts as the first attempt.
@@ -101,10 +101,10 @@ class FirstAttempt(ABC, Generic[Result]):
             call, dispatch = self._call, self._dispatch
             outgoing = call.outgoing
             if (
-                outgoing.__class__ is Outgoing  # so it has no ``watch``
+                outgoing.__class__ is Outgoing  # only Watched has a ``watch``
                 and outgoing.batch_ids is None
                 and not outgoing.code | outgoing.sys_flag | self._target.general
-            ):  # what ``submit`` does, nearly always for a single message
+            ):  # nearly always, ``submit`` would do only this for one message
                 requests = connection.requests
                 if not requests.is_open:
                     requests.require_open()
@@ -143,7 +143,7 @@ class FirstAttempt(ABC, Generic[Result]):
         elif self._dispatch.retry_not_ok and self._call.retries and self._dispatch.is_unconfirmed(result):
             self._go_on(None, reply)
         else:
-            self._pending = None  # it refers to this object: without the cycle, reference counting frees both
+            self._pending = None  # it refers to this object: without this cycle, reference counting frees both
             self._succeed(result)
 
     def set_exception(self, error: BaseException) -> None:
@@ -168,7 +168,7 @@ class FirstAttempt(ABC, Generic[Result]):
         self._go_on(error, reply)
 
     def _notify(self, error: BaseException) -> None:
-        """Report the failure to the fault table; a call that goes on reports it through its RetryLoop."""
+        """Report the failure to the fault table. A call that continues reports it through its RetryLoop instead."""
         if self._dispatch.faults is not None:
             self._dispatch.faults.failed(self._target.broker, error, machine.monotonic() - self._begun, machine.monotonic())
 
@@ -189,18 +189,18 @@ class FirstAttempt(ABC, Generic[Result]):
     def _continue(self, loop: RetryLoop[Result]) -> None:
         self._settled = True
         context = self._context()
-        context = Context() if context is None else context.copy()  # a copy: callbacks enter the caller's context
+        context = Context() if context is None else context.copy()  # copied, because callbacks enter the caller's context
         self._task = asyncio.get_running_loop().create_task(self._run(loop), name="rmq_async send retry", context=context)
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Fail the call if its ended Task was cancelled, also before the first step of ``_run``."""
-        self._task = None  # breaks a cycle: the Task keeps its CancelledError, whose frames refer to this object
+        """Fail the call if its task was cancelled, even before the first step of ``_run``."""
+        self._task = None  # breaks a cycle: the task keeps its CancelledError, whose frames refer to this object
         if task.cancelled():
             self._dropped()
 
     def _dropped(self) -> None:
-        """Fail the call after its Task was cancelled."""
+        """Fail the call after its task was cancelled."""
         self._fail(asyncio.CancelledError())
 
     async def _run(self, loop: RetryLoop[Result]) -> None:
@@ -218,10 +218,10 @@ class FirstAttempt(ABC, Generic[Result]):
 
 
 def broken_off(error: BaseException, *, maybe_stored: bool) -> ClientStateError:
-    """Return the error of a call during which user code raised KeyboardInterrupt or another error that ends the program."""
-    may = "the message may have been stored, look for it before sending it again"
+    """Return the error of a call in which user code raised KeyboardInterrupt or another error that ends the program."""
+    may = "the message may have been stored, so look for it before you send it again"
     if not maybe_stored:
-        may = "the message was not sent, send it again"
+        may = "the message was not sent, so send it again"
     ended = ClientStateError(f"the send was interrupted by {type(error).__name__}; {may}")
     ended.maybe_stored = maybe_stored
     ended.__cause__ = error

@@ -1,9 +1,10 @@
 """Calls that wait for unreachable brokers: shared connection attempts and a gradual release.
 
 65,535 calls may wait for a broker that restarts. They make no connection attempts of their own: one task per address tries to
-connect, as often as the pool allows, and refreshes the routes of the waiting topics after each failure and while an attempt
-takes long, since the broker may come back at another address. Once connected, the calls are released first come, first served,
-as fast as the window of the new connection (``transport.send_window``) takes them, so that those left may still use another broker.
+connect, as often as the pool allows. It refreshes the routes of the waiting topics after each failure, and while an attempt takes
+long, because the broker may come back at another address. After the connect, the calls are released first come, first served, as
+fast as the window of the new connection (``transport.send_window``) takes them, so that the remaining calls may still use another
+broker.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from ...transport import Connection, ConnectionPool, report
 from .call_errors import not_reached, reached_late
 
 ASK_AFTER: Final = 0.5
-"""Seconds after which, again and again, a running attempt to connect has the routes refreshed: the broker may have moved."""
+"""Every this many seconds, a running attempt to connect refreshes the routes, because the broker may have moved."""
 SPACING: Final = 0.05
 """Minimum seconds from the start of an attempt to connect to the next attempt."""
 TICK: Final = 0.005
 """Seconds between two steps of the release."""
 FEWEST: Final = 16
 MOST: Final = 256
-"""Calls released in one step: FEWEST also where other sends use up the window, so that they get a share of it; at most MOST, since
-each takes some time of the loop."""
+"""The number of calls that are released in one step. At least FEWEST are released even if other sends use up the window, so that
+waiting calls get a share of it. At most MOST are released, because each call takes some time of the loop."""
 
 
 class Waiting:
@@ -39,8 +40,8 @@ class Waiting:
         wake: Called when the wait is over.
 
     Attributes:
-        over: The wait is over.
-        addresses: Each address with the number of connection attempts that had failed there before this call joined.
+        over: Whether the wait is over.
+        addresses: Address -> number of connection attempts that had failed there before this call joined.
     """
 
     __slots__ = ("addresses", "over", "topic", "wake")
@@ -58,12 +59,12 @@ class Waiting:
 
 
 class _Address:
-    """The waiting calls of one address, and their connection task.
+    """The waiting calls of one address, and the task that connects to it.
 
     Attributes:
-        topics: Waiting calls per topic.
-        failed: Attempts to connect that failed while calls waited.
-        reason: Text of the newest failure.
+        topics: Number of waiting calls per topic.
+        failed: Number of attempts to connect that failed while calls waited.
+        reason: Text of the last failure.
     """
 
     __slots__ = ("calls", "failed", "reason", "task", "topics")
@@ -87,7 +88,7 @@ class Recovery:
     """The waiting calls of one producer, by address.
 
     Args:
-        ask: Starts a refresh of a topic's route, without waiting for it.
+        ask: Starts a refresh of a topic's route without waiting for it.
     """
 
     def __init__(self, pool: ConnectionPool, ask: Callable[[str], None]) -> None:
@@ -101,14 +102,17 @@ class Recovery:
         return f"<Recovery of {sorted(self._addresses)}, {len(self)} calls wait>"
 
     def __len__(self) -> int:
-        """Return the number of waiting calls; a call that waits for several addresses counts once for each."""
+        """Return the number of waiting calls. A call that waits for several addresses counts once for each address."""
         return sum(len(address.calls) for address in self._addresses.values())
 
     def join(self, topic: str, addresses: Collection[str], wake: Callable[[], None]) -> Waiting:
         """Register a call that waits for a connection to any of ``addresses`` or for a new route of ``topic``.
 
+        The caller must call ``leave`` afterwards.
+
         Args:
-            topic: Its name on the servers. Calls ``wake`` when the wait is over. The caller must ``leave`` afterwards.
+            topic: The topic's name on the wire.
+            wake: Called when the wait is over.
         """
         waiting = Waiting(topic, wake)
         for address in addresses:
@@ -123,7 +127,7 @@ class Recovery:
         return waiting
 
     def leave(self, waiting: Waiting) -> None:
-        """Remove the call; the last one of an address cancels its connection task."""
+        """Remove the call. If no other call waits for an address, cancel its connection task."""
         for address in waiting.addresses:
             those = self._addresses.get(address)
             if those is None:
@@ -136,7 +140,7 @@ class Recovery:
                     task.cancel()
 
     def most_failed(self, waiting: Waiting) -> tuple[str, int, str]:
-        """Return the call's address with the most failures since the call joined, their number, and the text of the newest one."""
+        """Return the address with the most failures since the call joined, their number, and the text of the last failure."""
         found = [
             (those.failed - before, address, those.reason)
             for address, before in waiting.addresses.items()
@@ -146,21 +150,24 @@ class Recovery:
         return address, count, reason
 
     def too_late(self, waiting: Waiting, seconds: float) -> ConnectError:
-        """Return the error of a wait that lasted until the deadline: no connection, or connected but not yet released."""
+        """Return the error of a wait that lasted until the deadline.
+
+        Either there was no connection, or there was one but the call was not released yet.
+        """
         for address in waiting.addresses:
             if self._pool.get(address) is not None:
                 return reached_late(address, seconds)
         return not_reached(*self.most_failed(waiting), seconds)
 
     def route_changed(self, topic: str) -> None:
-        """End the waits of all calls to ``topic`` (name on the servers): its new route may name other brokers."""
+        """End the waits of all calls to ``topic`` (its name on the wire), because its new route may name other brokers."""
         for those in self._addresses.values():
             if topic in those.topics:
                 for waiting in [each for each in those.calls if each.topic == topic and not each.over]:
                     waiting.end()
 
     async def close(self) -> None:
-        """Cancel the connection tasks and wait for their end. The calls must have ended before."""
+        """Cancel the connection tasks and wait until they have ended. The calls must have ended before."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -170,7 +177,7 @@ class Recovery:
     # -- inside
 
     def _start(self, address: str, those: _Address) -> None:
-        # An empty context: the task works for all callers, not only for the caller that starts it.
+        # An empty context, because the task works for all callers and not only for the caller that starts it.
         loop = asyncio.get_running_loop()
         those.task = loop.create_task(self._run(address, those), name=f"rmq_async recovery of {address}", context=Context())
         self._tasks.add(those.task)
@@ -188,7 +195,7 @@ class Recovery:
                 connection = await self._pool.connect(address, ASK_AFTER)
             except ClientStateError:
                 return
-            except RequestTimeoutError:  # the attempt goes on
+            except RequestTimeoutError:  # the attempt continues
                 self._ask_for(those)
                 continue
             except Exception as error:  # noqa: BLE001 - all calls of the address depend on this task
@@ -196,7 +203,7 @@ class Recovery:
                 those.reason = str(error)
                 self._ask_for(those)
                 if not isinstance(error, RocketMQError):
-                    report(f"connecting to {address} failed, another attempt follows", error)
+                    report(f"connecting to {address} failed; another attempt follows", error)
             else:
                 await self._let_go(connection, those)
             await asyncio.sleep(max(0.0, began + SPACING - machine.monotonic()))
@@ -206,10 +213,10 @@ class Recovery:
             self._ask(topic)
 
     async def _let_go(self, connection: Connection, those: _Address) -> None:
-        """Release the waiting calls, some in each step; return when none is left or the connection has closed."""
+        """Release the waiting calls, some in each step. Return when no call is left or the connection has closed."""
         requests, waiting = connection.requests, list(reversed(those.calls))
         while connection.is_open:
-            # Twice the window, since it grows only while sends wait for it.
+            # Release twice the window, because the window grows only while sends wait for it.
             free = max(FEWEST, min(MOST, 2 * requests.limit - requests.unanswered))
             while free > 0 and waiting:
                 each = waiting.pop()

@@ -1,8 +1,9 @@
-"""The retry loop of a send call whose first attempt was no success or had no connection: attempts, late responses, one error.
+"""The retry loop of a send call whose first attempt failed or had no connection.
 
-A call that succeeds at once makes no RetryLoop. The request of an attempt stays in its connection's table after the attempt's
-timeout until the call ends, because a late "stored" still resolves the call. ``retry_policy.next_step`` decides, this module
-executes. Each event of an attempt (response, error, connect) calls ``notify``, which wakes ``run``.
+It makes further attempts, takes late responses, and raises one error at the end. A call that succeeds at once makes no RetryLoop.
+After an attempt has timed out, its request stays in the connection's table until the call ends, because a late "stored" still
+resolves the call. ``retry_policy.next_step`` makes the decisions, and this module executes them. Each event of an attempt
+(response, error, connect) calls ``notify``, which wakes ``run``.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ T = TypeVar("T")
 
 
 class RetryLoop(Generic[Result]):
-    """One call to its end: from its first failure (``adopt``, ``adopt_failed``), or from before its first attempt.
+    """Runs one call to its end, either after its first failure (``adopt``, ``adopt_failed``) or before its first attempt.
 
     Args:
-        fixed: The only target that the call may use.
-        patience: See ``FirstAttempt.patience``; None is the call's deadline.
+        fixed: The only target that the call may use. None if it may use any.
+        patience: See ``FirstAttempt.patience``. None stands for the deadline of the call.
     """
 
     def __init__(
@@ -66,18 +67,19 @@ class RetryLoop(Generic[Result]):
         self._changed: asyncio.Future[None] | None = None
         self._result: Result | None = None
         self._unconfirmed: Result | None = None
-        """The message is stored, but with a status other than SEND_OK: the result unless another broker confirms it."""
+        """The result with a status other than SEND_OK, if the message is stored. It counts unless another broker confirms the
+        message."""
         self._unclear: tuple[AttemptRecord, SendReply] | None = None
-        """The newest answer of which the broker's configuration says whether the message may be stored."""
+        """The last response for which only the broker's configuration shows whether the message may be stored."""
         self._over = False
         self._aborted = False
         self._stopped: RocketMQError | None = None
-        self._no_queue: RocketMQError | None = None  # leaves no queue for a further attempt
-        self._unreached: ConnectError | None = None  # of a wait for a connection that lasted until the deadline
+        self._no_queue: RocketMQError | None = None  # the error that leaves no queue for a further attempt
+        self._unreached: ConnectError | None = None  # the error of a wait for a connection until the deadline
 
     @property
     def maybe_sent(self) -> bool:
-        """Whether the message may have reached a broker that has not rejected it; True also once the call is over."""
+        """Whether the message may have reached a broker that has not rejected it. Also True when the call is over."""
         return (
             self._over
             or self._result is not None
@@ -88,7 +90,7 @@ class RetryLoop(Generic[Result]):
 
     @property
     def newest_error(self) -> BaseException | None:
-        """The error of the newest attempt; None without an attempt, and if it has none."""
+        """The error of the newest attempt. None if there is no attempt or it has no error."""
         newest = self._attempts.newest
         return None if newest is None else newest.error
 
@@ -105,7 +107,7 @@ class RetryLoop(Generic[Result]):
     ) -> None:
         """Take over a first attempt that other code has sent, with its ``error`` or its ``reply``.
 
-        An attempt that timed out stays open while its request is in the table: its late response comes to this loop.
+        An attempt that timed out stays open while its request is in the table, and this loop gets its late response.
         """
         record = self._record(target, began)
         self._attempts.add(record)
@@ -120,7 +122,7 @@ class RetryLoop(Generic[Result]):
                 pending.receiver = record
 
     def begin_with(self, target: Target) -> None:
-        """Set the target of the first attempt, which was chosen already: its turn in the round robin is not wasted."""
+        """Set the target of the first attempt, which was already chosen, so that its turn in the round robin is not wasted."""
         self._first = target
 
     def adopt_failed(self, target: Target, error: RocketMQError, began: float) -> None:
@@ -133,7 +135,7 @@ class RetryLoop(Generic[Result]):
         return AttemptRecord(target, began, self.faults, self.answered, self.notify)
 
     def answered(self, record: AttemptRecord, reply: SendReply) -> None:
-        """Read a response, late ones included, as the result or as the attempt's error; wake ``run``."""
+        """Read a response, even a late one, as the result or as the error of the attempt, and wake ``run``."""
         result = self._read(reply, self._outgoing, record.target, self._attempts.made)
         if result is None:
             record.answered_with(reply_error(reply, record.target, record.connection))
@@ -150,12 +152,12 @@ class RetryLoop(Generic[Result]):
         self.notify()
 
     def notify(self) -> None:
-        """Wake ``run``, if it waits."""
+        """Wake ``run`` if it is waiting."""
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
     def abort(self) -> None:
-        """End the call because the producer stops; a call that has a result keeps it."""
+        """End the call because the producer stops. If the call has a result, it keeps it."""
         self._aborted = True
         self.notify()
 
@@ -164,12 +166,11 @@ class RetryLoop(Generic[Result]):
     async def run(self) -> Result:
         """Make attempts until the message is stored, and return the result.
 
-        Raises the error of the only attempt, too.
-
         Raises:
             RequestTimeoutError: If no attempt could begin in time.
-            SendError: After several.
-            ClientStateError: When the producer stops.
+            SendError: If several attempts failed.
+            ClientStateError: If the producer stops.
+            RocketMQError: If only one attempt was made, its error.
         """
         self._dispatch.calls.add(self.abort)
         try:
@@ -192,10 +193,10 @@ class RetryLoop(Generic[Result]):
                 self._outgoing.watch.give_up(self._stopped or GivenUpError("abandoned, the call is over", maybe_stored=True))
             for record in self._attempts:
                 record.given_up()
-            self._attempts, self._stopped, self._patience = Attempts(), None, None  # breaks cycles: they refer to this loop
+            self._attempts, self._stopped, self._patience = Attempts(), None, None  # breaks cycles: all refer to this loop
 
     async def _follow(self, step: Step) -> None:
-        """Execute one decision of the policy. Raise the error of the call if that is FAIL."""
+        """Execute one decision of the policy. If the decision is FAIL, raise the error of the call."""
         if step.verdict is Verdict.FAIL:
             raise self._failure()
         if step.verdict is Verdict.WAIT:
@@ -205,12 +206,12 @@ class RetryLoop(Generic[Result]):
         else:
             await self._pause(step)
             target = await self._choose(step.brokers)
-            # A pause or a selector may outlast the deadline; a message written after it would reach the broker after the error.
+            # A pause or a selector may outlast the deadline. A message that is written later would be stored after the call failed.
             if target is not None and self._result is None and not self._aborted and machine.monotonic() < self._deadline:
                 await self._attempt(target, step.cap)
 
     async def _clear_up(self, record: AttemptRecord, reply: SendReply) -> None:
-        """Ask the broker that gave an answer how it replicates, and record the error of the answer anew."""
+        """Ask the broker that sent a response how it replicates, and record the error of the response again."""
         self._unclear = None
         now, connection = machine.monotonic(), record.connection
         assert connection is not None
@@ -223,7 +224,7 @@ class RetryLoop(Generic[Result]):
         return step.verdict is Verdict.TRY and step.brokers.isdisjoint(self._attempts.tried)
 
     def _look_again(self) -> None:
-        """Request a new route if the newest error puts it in doubt; after an error, take the topic's newest known queues."""
+        """After an error, request a new route if the error puts it in doubt, and use the newest known queues of the topic."""
         newest = self._attempts.newest
         if newest is not None and newest.error is not None:
             self._router.topics.doubt(self._outgoing.topic, newest.error)
@@ -236,7 +237,7 @@ class RetryLoop(Generic[Result]):
                     self._fixed = topic_queues.target(self._fixed.queue)  # the same queue at its broker's current address
 
     def _elsewhere_than(self, gone: Target) -> bool:
-        """Leave out the queue that its broker lacks, unless it is fixed; return whether the call may use another queue."""
+        """Leave out a queue that its broker does not have, unless it is fixed. Return whether the call may use another queue."""
         return self._fixed is None and self._router.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
@@ -246,7 +247,7 @@ class RetryLoop(Generic[Result]):
             return FAIL
         self._look_again()
         now = machine.monotonic()
-        if now >= self._deadline:  # the decision of ``next_step``, without the cost of listing the brokers
+        if now >= self._deadline:  # the same decision as by ``next_step``, without the cost of listing the brokers
             return FAIL
         patience = None if self._patience is None else self._patience() - now
         step = next_step(self._attempts, self._brokers(), self._rules, self._deadline - now, patience)
@@ -267,7 +268,7 @@ class RetryLoop(Generic[Result]):
         return self._topic_queues.addresses[broker] if self._fixed is None else self._fixed.address
 
     async def _choose(self, brokers: frozenset[str]) -> Target | None:
-        """Return the next target; None if the call ended, and if the user's selector failed, which ends the attempts."""
+        """Return the next target. Return None if the call has ended, or if the user's selector failed, which ends the attempts."""
         if self._fixed is not None:
             return self._fixed
         if self._first is not None and not self._attempts.made:
@@ -275,7 +276,7 @@ class RetryLoop(Generic[Result]):
         selection = self._router.selection
         if selection is None:
             return self._topic_queues.next_of(brokers)
-        if not self._router.asks or self._outgoing.message is None:  # a reply or trace: no selector
+        if not self._router.asks or self._outgoing.message is None:  # replies and traces use no selector
             return selection.next(self._topic_queues, brokers)
         task = asyncio.get_running_loop().create_task(
             self._router.choose(self._topic_queues, brokers, self._outgoing.message, self._deadline), name="rmq_async selector"
@@ -292,11 +293,11 @@ class RetryLoop(Generic[Result]):
                     f"the queue selector ended its own task with {type(error).__name__}; return a queue, or raise another error"
                 )
             self._no_queue = without_frames(error)
-            logger.info("no further attempt for message %s: %s", self._outgoing.unique_id, error)
+            logger.info("message %s gets no further attempt: %s", self._outgoing.unique_id, error)
             return None
 
     async def _unless_over(self, task: asyncio.Task[T]) -> T | None:
-        """Return the task's result or raise its error; cancel it and return None if the call ends first."""
+        """Return the result of the task or raise its error. If the call ends first, cancel the task and return None."""
         task.add_done_callback(lambda _: self.notify())
         try:
             while not task.done():
@@ -306,7 +307,7 @@ class RetryLoop(Generic[Result]):
             return task.result()
         finally:
             if not task.cancel() and not task.cancelled():
-                task.exception()  # marks it as retrieved: asyncio logs no error if this call was cancelled
+                task.exception()  # marks it as retrieved, so that asyncio logs no error if this call was cancelled
 
     async def _wait(self) -> None:
         """Wait for the next ``notify``."""
@@ -317,7 +318,7 @@ class RetryLoop(Generic[Result]):
             self._changed = None
 
     async def _pause(self, step: Step) -> None:
-        """Wait for the pause before the next attempt; end early when the call has a result or is aborted."""
+        """Pause before the next attempt. Stop the pause early if the call gets a result or is aborted."""
         now, newest = machine.monotonic(), self._attempts.newest
         since = 0.0 if newest is None else now - newest.started - newest.elapsed
         pause = pause_before(self._attempts, step, self._deadline - now, machine.random.random(), since)
@@ -340,7 +341,7 @@ class RetryLoop(Generic[Result]):
     async def _reach(self, brokers: frozenset[str]) -> None:
         """Wait until one of the unreachable brokers may be tried again, the route has changed or the call ends.
 
-        If that lasts nearly until the deadline, the error of the wait becomes part of the call's error.
+        If the wait lasts nearly until the deadline, its error becomes part of the call's error.
         """
         recovery, topic = self._dispatch.recovery, self._router.topics.wire_topic(self._outgoing.topic)
         began = machine.monotonic()
@@ -359,14 +360,16 @@ class RetryLoop(Generic[Result]):
             recovery.leave(waiting)
 
     def _still_connecting(self, waiting: Waiting, now: float) -> bool:
-        """Give the error of the whole wait to the only attempt if its connect still runs; return whether it did."""
+        """If the connect of the only attempt is still running, give the attempt the error of the whole wait. Return whether it
+        is.
+        """
         record = self._attempts.newest
         if record is None or self._dispatch.recovery.most_failed(waiting)[1]:
             return False
         return record.never_connected(self._dispatch.pool.too_late(record.target.address, now - self._started))
 
     def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
-        """Add the wait for the brokers as the call's second attempt, so that the call raises SendError with both reasons."""
+        """Add the wait for the brokers as the second attempt of the call, so that the call raises a SendError with both reasons."""
         target = self._fixed or self._topic_queues.next_of(brokers)
         try:
             notify_failed(self._outgoing, target, error)
@@ -375,12 +378,12 @@ class RetryLoop(Generic[Result]):
         self.adopt_failed(target, error, began)
 
     async def _attempt(self, target: Target, cap: float | None) -> None:
-        """Make one attempt: connects, send, and wait for the response, a failure or the attempt's deadline.
+        """Make one attempt: connect, send, and wait for the response, a failure or the deadline of the attempt.
 
-        The end of the call ends the wait as well.
+        The wait also ends when the call ends.
 
         Args:
-            cap: Seconds for the attempt, a half more if connecting used them up; None for all the remaining time.
+            cap: Seconds for the attempt, plus half as many if the connect used them up. None stands for all remaining time.
         """
         now = machine.monotonic()
         deadline = self._deadline if cap is None else min(self._deadline, now + cap)
@@ -399,7 +402,7 @@ class RetryLoop(Generic[Result]):
                     watched.failed(record.error)
                 return
             record.connection = connection
-            if cap is not None:  # connecting may have used it up; without time for a response it would only cause a duplicate
+            if cap is not None:  # the connect may have used it up, and a send without time for a response causes duplicates
                 deadline = min(self._deadline, max(deadline, machine.monotonic() + cap / 2))
             pending = self._dispatch.submit(connection, target, self._outgoing, record, deadline, self._deadline, watched)
             record.opaque = pending.opaque
@@ -410,10 +413,10 @@ class RetryLoop(Generic[Result]):
             await self._wait()
 
     async def _connection(self, record: AttemptRecord, deadline: float, *, alone: bool) -> Connection | None:
-        """Return a connection to the broker of ``record``; None if the attempt or the call has ended meanwhile.
+        """Return a connection to the broker of ``record``. Return None if the attempt or the call has ended meanwhile.
 
         Args:
-            alone: True to wait until the back-off of the broker ends.
+            alone: True waits until the back-off of the broker ends.
         """
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)
@@ -432,7 +435,7 @@ class RetryLoop(Generic[Result]):
             return None
 
     async def _connected(self, address: str, deadline: float) -> Connection | None:
-        """Connect like ``ConnectionPool.connect``, at most until ``deadline``; return None if the call ends first."""
+        """Connect like ``ConnectionPool.connect``, and wait at most until ``deadline``. Return None if the call ends first."""
         pool, started = self._dispatch.pool, machine.monotonic()
         while (connection := pool.get(address)) is None:
             flight = pool.start_connecting(address)
@@ -473,6 +476,6 @@ class RetryLoop(Generic[Result]):
 
 
 class _UnconfirmedError(RocketMQError):
-    """The error of an attempt whose status is not SEND_OK, with ``retry_another_broker_when_not_store_ok``."""
+    """The error of an attempt with a status other than SEND_OK, if ``retry_another_broker_when_not_store_ok`` is set."""
 
     retriable = True

@@ -1,17 +1,18 @@
-"""The retry policy of send calls: pure decisions from the attempts made so far.
+"""The retry policy of send calls: pure decisions based on the attempts that were made so far.
 
 The rules (docs/producer.md describes them):
 
-- A retry goes to an untried broker if there is one, and not to the broker tried last if another may be tried.
-- Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker can be connected to,
-  the call waits until one can, or until its topic's route changes.
-- An attempt whose request no broker took (no connection, nothing written, GO_AWAY, no such queue) does not count towards
-  ``retries``; one with a permanent ConnectError does.
-- An attempt is capped while another untried broker is left that is not avoided, so that a silent broker cannot use up the
-  whole timeout.
-- If a broker has stored a reply message but could not push it to the requesting client, only untried brokers follow: the same
-  one would store the reply again.
-- A broker with an open attempt gets no second attempt. With nothing else to try, the call waits for the response.
+- A retry goes to an untried broker if there is one. Otherwise it does not go to the broker that was tried last, if another broker
+  may be tried.
+- Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker can be connected to, the
+  call waits until a broker can be, or until the route of its topic changes.
+- If no broker took the request of an attempt (no connection, nothing written, GO_AWAY, no such queue), the attempt does not count
+  towards ``retries``. An attempt with a permanent ConnectError counts.
+- An attempt is capped while there is another untried broker that is not avoided, so that a silent broker cannot use up the whole
+  timeout.
+- If a broker has stored a reply message but could not push it to the requesting client, only untried brokers follow, because the
+  same broker would store the reply again.
+- A broker with an open attempt gets no second attempt. If there is no other broker to try, the call waits for the response.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from ...errors import BrokerError, GoAwayError, RocketMQError
 from .attempts import Attempts, uses_retry
 
 MIN_CAP: Final = 0.2
-"""Minimum of ``attempt_cap`` (without ``attempt_timeout``) and ``connect_cap`` in seconds, if that much time remains; and of what
-must remain for a retry after "busy"."""
+"""Minimum seconds of ``attempt_cap`` (without ``attempt_timeout``) and ``connect_cap``, if that much time remains. It is also the
+minimum remaining time for a retry after "busy"."""
 CONNECT_CAP: Final = 1.0
-"""Maximum of ``connect_cap`` in seconds; after it the call waits in ``Recovery`` for the connection or for a newer route."""
+"""Maximum seconds of ``connect_cap``. After that the call waits in ``Recovery`` for the connection or for a newer route."""
 SHORTEST: Final = 0.002
-"""Minimum remaining seconds for an attempt: a loop's timer may fire a millisecond before the deadline."""
+"""Minimum remaining seconds for an attempt, because a timer of the loop may fire a millisecond before the deadline."""
 SHORTEST_REPEATED: Final = 0.02
-"""The same for a broker that has been tried: a retry that times out would turn "not stored" into "maybe stored"."""
+"""Minimum remaining seconds for an attempt on a broker that has been tried: a retry that times out would turn "not stored" into
+"maybe stored"."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-"""Seconds of the pauses between attempts, before jitter: FIRST_PAUSE, doubled up to LONGEST_PAUSE."""
+"""Seconds of the pauses between attempts, before jitter. They begin with FIRST_PAUSE and double up to LONGEST_PAUSE."""
 MOST_DOUBLINGS: Final = 10
 
 
@@ -55,9 +57,9 @@ class Step(NamedTuple):
     """One decision.
 
     Attributes:
-        brokers: The candidates of TRY; the brokers that REACH waits for.
-        cap: Seconds for the attempt, None for all the remaining time.
-        repeats: The brokers have been tried before.
+        brokers: The candidates for TRY, or the brokers for which REACH waits.
+        cap: Seconds for the attempt. None stands for all remaining time.
+        repeats: Whether the brokers have been tried before.
     """
 
     verdict: Verdict
@@ -74,7 +76,7 @@ class Rules(NamedTuple):
     """The settings that the policy needs for one call.
 
     Attributes:
-        attempt_timeout: Seconds for one attempt; None: a share of the remaining time.
+        attempt_timeout: Seconds for one attempt. None stands for a share of the remaining time.
     """
 
     retries: int
@@ -87,10 +89,10 @@ class Brokers(NamedTuple):
 
     Attributes:
         names: All brokers with a queue that the call may use.
-        avoided: Slow brokers that selection passes over at the moment. They stay candidates of a step, but an attempt on
-            another broker is not capped for their sake.
-        down: Brokers without a connection whose newest connect failed or still runs.
-        resting: Brokers of ``down`` that are in back-off.
+        avoided: Slow brokers that the selection currently skips. They remain candidates, but an attempt on another broker is not
+            capped in order to leave time for them.
+        down: Brokers without a connection whose last connect failed or is still running.
+        resting: The brokers in ``down`` that are in back-off.
     """
 
     names: frozenset[str]
@@ -103,7 +105,7 @@ def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: flo
     """Return the next step of a call with ``remaining`` seconds until its deadline.
 
     Args:
-        patience: Seconds that capped attempts share, if fewer than ``remaining``.
+        patience: Seconds that capped attempts share. None, or a larger value, stands for ``remaining``.
     """
     if remaining <= 0:
         return FAIL
@@ -126,14 +128,17 @@ def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: flo
 
 
 def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts_left: int, shared: float) -> Step:
-    """Return an attempt on an untried broker, capped unless only one of them is left or only one is not avoided."""
+    """Return an attempt on an untried broker. It is capped unless only one such broker is left or only one is not avoided."""
     inviting = len(untried.difference(brokers.avoided)) or len(untried)
     cap = None if inviting == 1 else attempt_cap(shared, attempts_left, rules.attempt_timeout)
     return Step(Verdict.TRY, untried, cap)
 
 
 def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step:
-    """Return an attempt on a broker tried before, not on the one tried last if another may be tried; REACH if all are down."""
+    """Return an attempt on a broker that was tried before. Return REACH if all of them are down.
+
+    The broker that was tried last is chosen only if no other broker may be tried.
+    """
     if usable.issubset(brokers.down):
         return Step(Verdict.REACH, usable)
     ready = usable.difference(brokers.resting) or usable
@@ -142,7 +147,7 @@ def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step
 
 
 def _least(newest: Any) -> float:
-    """Return the minimum remaining seconds for a repeated attempt: it pauses first and needs time for a response."""
+    """Return the minimum remaining seconds for a repeated attempt, which begins with a pause and needs time for a response."""
     if newest is not None and _is_busy(newest.error):
         return MIN_CAP  # the attempt waited in queues, which are shorter now
     answered = newest is not None and isinstance(newest.error, BrokerError)
@@ -152,7 +157,8 @@ def _least(newest: Any) -> float:
 def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | None) -> float:
     """Return the seconds for one attempt while another untried broker is left.
 
-    ``attempt_timeout``, or an equal share of ``remaining`` but at least ``MIN_CAP``; never more than ``remaining``.
+    The result is ``attempt_timeout`` or, without it, an equal share of ``remaining`` but at least ``MIN_CAP``. It is never more
+    than ``remaining``.
     """
     if attempt_timeout is not None:
         return min(attempt_timeout, remaining)
@@ -162,16 +168,16 @@ def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | N
 def connect_cap(remaining: float) -> float:
     """Return the seconds that an attempt without a cap waits for a connection.
 
-    A third of ``remaining``, but at least ``MIN_CAP`` and at most ``CONNECT_CAP``; never more than ``remaining``.
+    The result is a third of ``remaining``, but at least ``MIN_CAP``, at most ``CONNECT_CAP``, and never more than ``remaining``.
     """
-    # The broker may have moved: then the connection never comes, and a call that waits in ``Recovery`` learns the new address.
+    # If the broker has moved, the connect never succeeds, and a call that waits in ``Recovery`` learns the new address.
     return min(remaining, max(MIN_CAP, min(CONNECT_CAP, remaining / 3)))
 
 
 def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
     """Return whether ``error`` allows a retry.
 
-    For most responses of brokers ``retry_codes`` decide, else the class of the error.
+    ``retry_codes`` determine this for most error responses of brokers. For other errors, the class of the error determines it.
     """
     if isinstance(error, BrokerError):
         return error.always_retried or (error.code in retry_codes and not error.never_retried)
@@ -180,7 +186,7 @@ def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
 
 def _refused_but_stored(error: BaseException | None) -> bool:
     """Return whether the broker has stored a reply message but could not push it to the requesting client."""
-    # Another broker may have a connection to that client; the same one would only store the reply again.
+    # Another broker may have a connection to that client; the same broker would only store the reply again.
     return isinstance(error, BrokerError) and error.maybe_stored and not is_unreplicated(error.code, error.remark)
 
 
@@ -194,11 +200,11 @@ def goes_on_after(error: BaseException, rules: Rules) -> bool:
 
 
 def pause_before(attempts: Attempts, step: Step, remaining: float, jitter: float, since: float = 0.0) -> float:
-    """Return the seconds to wait before the next attempt: 0 for an untried broker, unless the newest error says "too busy".
+    """Return the seconds to wait before the next attempt. Return 0 for an untried broker, unless the last error says "too busy".
 
-    50 ms, doubled each time up to one second, times a factor from 0.5 to 1 by ``jitter`` (0 to 1); less ``since``, the seconds
-    since the newest attempt ended; at most half of ``remaining``. There is no pause after a broker's first GO_AWAY: the retry
-    uses a new connection.
+    The pause is 50 ms and doubles each time up to one second. It is multiplied by a factor from 0.5 to 1, which ``jitter`` (0 to 1)
+    determines, and reduced by ``since``, the seconds since the newest attempt ended. It is at most half of ``remaining``. There is
+    no pause after the first GO_AWAY of a broker, because the retry uses a new connection.
     """
     newest = attempts.newest
     if newest is None:
