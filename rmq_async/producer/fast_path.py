@@ -1,8 +1,8 @@
 """The methods ``send``, ``send_async`` and ``send_oneway``; the hot path of the library is the plain ``send``.
 
-While nothing fails, a plain send takes a credit, picks the next queue of a cached route, fills a header template, enters one
-future into the connection's table and reads the response from it: no Task and no timer. Functions of other modules are inlined
-in ``send``, because each call costs 50 to 100 ns. All other calls go by ``begin``.
+While nothing fails, a plain send takes a credit, picks the next queue of a cached route, fills a header template, enters one future
+into the connection's table and reads the response from it. It needs no task and no timer. Functions of other modules are inlined in
+``send``, because each call costs 50 to 100 ns. All other calls use ``begin``.
 """
 
 from __future__ import annotations
@@ -41,27 +41,39 @@ class SendMethods(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Send one message and return when a broker has stored it; retries within ``timeout`` seconds, first on other brokers.
+        """Send one message and return when a broker has stored it. Retry within the timeout, first on other brokers.
 
-        ``timeout`` (default: the producer's) is the budget of the whole call. ``queue`` is the queue to send to; without it,
-        ``selector(queues, message, key)`` chooses one; without both, the producer's ``queue_selector`` or the hash of ``key``
-        (default: the message's sharding key) does. With ``queue``, ``selector`` or a key, the queue is chosen once, and there
-        is one attempt, not counting attempts that reached no broker (``retry_same_queue`` allows more). Such messages for one
-        queue are stored in call order, unless one of their calls ends with ``maybe_stored``.
+        If the call has a ``queue``, a ``selector`` or a key, the queue is chosen once and only one attempt is made, not counting
+        attempts that reached no broker (``retry_same_queue`` allows more). Such messages to one queue are stored in the order of
+        the calls, unless one of their calls ends with ``maybe_stored``.
 
-        Before anything is sent, raises TypeError for an object that is not a Message; InvalidMessageError for an invalid
-        message; ConfigError for an invalid ``queue``; SelectorError for a queue of another topic, an invalid key or a selector
-        that fails other than by a RocketMQError, which is raised as it is; BackpressureError if ``async_limit``,
-        ``pending_bytes_limit`` or ``max_pending_bytes`` leaves no room within ``timeout``, or earlier sends to the topic that
-        choose a queue still wait then; ForbiddenError if a hook refuses the message; TopicNotFoundError, NameServerError or
-        BrokerNotFoundError if no route has a queue to send to; RequestTimeoutError if the time ends during this. Then raises
-        the error of the only attempt (such as BrokerError, RequestTimeoutError, ConnectError, ConnectionLostError), SendError
-        after several, ClientStateError when the producer stops. The error's ``maybe_stored`` is True if the message may be
-        stored all the same; after a cancellation it may be stored, too.
+        Args:
+            queue: The queue to send to.
+            selector: If there is no ``queue``, ``selector(queues, message, key)`` chooses one.
+            key: The argument of the selector. Without a ``queue`` and a ``selector``, the producer's ``queue_selector`` or the hash
+                of the key chooses the queue. The default is the message's sharding key.
+            timeout: Seconds for the whole call. The default is the timeout of the producer.
+
+        Raises:
+            TypeError: If ``message`` is not a Message.
+            InvalidMessageError: If the message is invalid.
+            ConfigError: If ``queue`` is invalid.
+            SelectorError: If the queue belongs to another topic, the key is invalid, or the selector fails. A RocketMQError of the
+                selector is raised unchanged.
+            BackpressureError: If ``async_limit``, ``pending_bytes_limit`` or ``max_pending_bytes`` leaves no room within the
+                timeout, or if earlier sends to the topic that choose a queue are still waiting.
+            ForbiddenError: If a hook refuses the message.
+            TopicNotFoundError, NameServerError, BrokerNotFoundError: If no route has a queue to send to.
+            RequestTimeoutError: If the timeout ends before the first attempt.
+            RocketMQError: The error of the only attempt, such as BrokerError, RequestTimeoutError, ConnectError or
+                ConnectionLostError. ``maybe_stored`` is True if the message may be stored despite the error. It may also be stored
+                after a cancellation.
+            SendError: If several attempts failed.
+            ClientStateError: If the producer stops.
         """
-        # ``begin`` and ``deliver`` in one piece, for messages without delay, compression, hooks and choice of a queue.
-        # The whole frame fits the allocator for small objects (512 bytes), so it has few variables. A function that is an
-        # attribute is named before it is called: CPython 3.11 calls it through a slow general way otherwise.
+        # This is ``begin`` and ``deliver`` in one function, for messages without delay, compression, hooks and choice of a queue.
+        # The frame has few variables, so that it fits the allocator for small objects (512 bytes). A function that is an attribute
+        # is assigned to a variable before it is called, because CPython 3.11 would otherwise use a slower call.
         _: Callable[..., Any]
         if not (_ := self._loop_runs)() or get_ident() != self._thread:
             self._refuse()
@@ -95,7 +107,7 @@ class SendMethods(ProducerLife):
                     gathering.left()
                     raise
                 finally:
-                    del future  # an error that it holds has this frame in its traceback
+                    del future  # an error in the future refers to this frame
             target = (_ := topic_queues.next)()
             if (connection := sender.connections.get(target.address)) is None:
                 return await deliver(sender, record(sender, message, None, topic_queues, deadline, target))
@@ -106,12 +118,12 @@ class SendMethods(ProducerLife):
             unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
             future = (_ := sender.create_future)()
             opaque = next(requests.opaques, 0) or requests.next_opaque()
-            # The frame is no variable: tracebacks that show variables would show its signature and token.
+            # The frame is not stored in a variable: a traceback that shows variables would show its signature and token.
             pending = requests.enter_single(
                 opaque,
                 template.plain_frame
                 % (LENGTHS[template.plain_base + size], sender.ids.born_ms, unique_id.encode(), opaque, message.body)
-                if plain and size < template.plain_below  # what ``parts`` does, nearly always
+                if plain and size < template.plain_below  # nearly always: ``parts`` would do the same
                 else template.parts(
                     opaque, sender.ids.born_ms, message_properties(message, unique_id), message.body, 0, message.flag
                 ),
@@ -137,7 +149,7 @@ class SendMethods(ProducerLife):
                 if (
                     not reply.code and fields is not None and fields.queueId == target.queue_id
                     and fields.msgId is not None and fields.queueOffset is not None
-                ):  # fmt: skip  # what ``stored`` does, nearly always
+                ):  # fmt: skip  # nearly always: ``stored`` would do the same
                     return SendResult(
                         SEND_OK, unique_id, fields.msgId, target.queue, fields.queueOffset, fields.transactionId,
                         fields.MSG_REGION, fields.TRACE_ON is not False, fields.recallHandle,
@@ -164,18 +176,29 @@ class SendMethods(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> asyncio.Future[SendResult]:
-        """Accept one message and return a future of its result.
+        """Accept one message and return a future for its result.
 
         Wait only until the message can be sent: for room within ``async_limit``, ``pending_bytes_limit`` and
-        ``max_pending_bytes``, for the route, the connection, and, if needed, for a selector, the compression of the body and
-        earlier sends that choose their queue. Exactly one of ``on_success(result)`` and ``on_error(error)`` is called, once, on
-        the loop, before anything that awaits the future resumes, also when the producer stops. They are plain functions; one
-        that raises is reported to the loop's exception handler. Cancelling the future ends the send and calls
-        ``on_error(CancelledError())``; the message may be stored all the same.
+        ``max_pending_bytes``, for the route and the connection and, if necessary, for a selector, the compression of the body and
+        earlier sends that choose their queue.
 
-        The other arguments are those of ``send``. The call itself raises TypeError for a callback that is not a plain function,
-        and the errors of ``send`` that occur before the message is accepted. The future gets later errors, errors of hooks
-        included.
+        Either ``on_success(result)`` or ``on_error(error)`` is called once on the loop, before any task that awaits the future
+        resumes. This also holds if the producer stops. Both must be plain functions; an error that they raise is reported to the
+        loop's exception handler. Cancelling the future ends the send and calls ``on_error(CancelledError())``, but the message may
+        be stored nevertheless.
+
+        Args:
+            on_success: Called with the result.
+            on_error: Called with the error.
+            queue: See ``send``.
+            selector: See ``send``.
+            key: See ``send``.
+            timeout: See ``send``.
+
+        Raises:
+            TypeError: If a callback is not a plain function, or ``message`` is not a Message.
+            RocketMQError: Errors of ``send`` that occur before the message is accepted. The future gets later errors, including
+                errors of hooks.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -196,16 +219,26 @@ class SendMethods(ProducerLife):
         key: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """Send one message that no broker confirms; return when its frame is queued.
+        """Send one message that no broker confirms, and return when its frame is queued.
 
-        The arguments are those of ``send``. There is one attempt. The message counts towards ``oneway_limit`` until the last
-        byte of its frame is in the kernel. On each connection, at least one of ``oneway_window`` messages is sent as an
-        ordinary request, which counts until it has ended, and whose error is at most logged. While two of these are unanswered,
-        a call that would send a third one waits up to ``timeout`` seconds.
+        Only one attempt is made. The message counts towards ``oneway_limit`` until the last byte of its frame is in the kernel. On
+        each connection, at least one of ``oneway_window`` messages is sent as an ordinary request. Such a message counts until its
+        request has ended, and an error of the request is at most logged. While two of these requests are unanswered, a call that
+        would send a third one waits at most ``timeout`` seconds.
 
-        Raise the errors that ``send`` raises before anything is sent; BackpressureError also after that wait; ConnectError or
-        RequestTimeoutError if no connection is made, ConnectionLostError if it closes; RequestTimeoutError also if earlier
-        sends to a chosen queue are not answered in time; ClientStateError when the producer stops.
+        Args:
+            queue: See ``send``.
+            selector: See ``send``.
+            key: See ``send``.
+            timeout: See ``send``.
+
+        Raises:
+            BackpressureError: As in ``send``, or if two ordinary requests are still unanswered at the end of the wait.
+            ConnectError: If there is no connection to the broker.
+            ConnectionLostError: If the connection closes.
+            RequestTimeoutError: If there is no connection in time, or if earlier sends to a chosen queue are not answered in time.
+            ClientStateError: If the producer stops.
+            RocketMQError: Other errors of ``send`` that occur before anything is sent.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -223,22 +256,22 @@ def cancelled(sender: ProducerCore, target: Target, started: float) -> None:
 
 
 def succeeded(sender: ProducerCore, target: Target, reply: SendReply, started: float) -> None:
-    """Report a first attempt that stored the message to a fault table that has entries or measures."""
+    """Report a first attempt that stored the message to the fault table. Call it if the table has entries or ``measures``."""
     faults, now = sender.faults, machine.monotonic()
     if faults is not None and not reply.code and (target.broker in faults.items or now - started >= faults.patience):
         faults.succeeded(target.broker, now - started, now)
 
 
 async def gather_encoded(sender: ProducerCore, message: Message, size: int, deadline: float) -> SendResult:
-    """Send a message that has more than a topic and a body with a batch, or alone if no batch has room for it.
+    """Send a message that has more than a topic and a body in a batch, or alone if no batch has room for it.
 
-    Its credits are the caller's. A message without a unique id gets one when its batch is encoded.
+    The caller holds the credits of the message. A message without a unique id gets one when its batch is encoded.
 
     Args:
-        size: Bytes of its body.
+        size: Bytes of the body.
 
     Raises:
-        InvalidMessageError: The properties have more than 32767 bytes.
+        InvalidMessageError: If the properties have more than 32767 bytes.
     """
     batcher, unique_id, topic_queues = sender.batcher, message.unique_id, sender.queues_by_topic[message.topic]
     text = message_properties(message, unique_id or batcher.stand_in)
@@ -257,4 +290,4 @@ async def gather_encoded(sender: ProducerCore, message: Message, size: int, dead
         gathering.left()
         raise
     finally:
-        del future  # an error that it holds has this frame in its traceback
+        del future  # an error in the future refers to this frame

@@ -12,10 +12,10 @@ from .routing import BrokerProbe, FailureTable, LatencyTable, Overdue, QueueSele
 def queue_selection_of(
     config: ProducerConfig, instance: ClientInstance, queues_by_topic: Mapping[str, TopicQueues], owner: object
 ) -> QueueSelection | None:
-    """Return the queue selection for the settings; None for plain round robin.
+    """Return the queue selection for the settings. Return None for plain round robin.
 
     Args:
-        queues_by_topic: Live mapping of a topic to its queues.
+        queues_by_topic: A live mapping of topics to their queues.
         owner: Marks the producer's entries in the connections' request tables.
     """
     if config.latency_fault is False:
@@ -25,7 +25,7 @@ def queue_selection_of(
     vip = instance.config.vip_channel
 
     def busy(broker: str) -> bool:
-        # Not from ``queues_by_topic``, for speed: called for each send while the broker is on trial.
+        # ``queues_by_topic`` would be too slow here: this is called for each send while the broker is on trial.
         address = routes.address_of(broker)
         return address is not None and overdue.waits(vip_address(address) if vip else address)
 

@@ -1,4 +1,4 @@
-"""The condition of a producer for probes and alerts, read from its own state without a request and without waiting."""
+"""The condition of a producer for probes and alerts, determined from its own state without a request and without waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .core import ProducerCore
 
 
 class ProducerState(Enum):
-    """The states of a producer's life cycle; a producer is NEW again after a failed start."""
+    """The states of a producer's life cycle. After a failed start, a producer is NEW again."""
 
     NEW = "not started"
     STARTING = "starting"
@@ -26,18 +26,19 @@ class ProducerHealth:
     """A snapshot of a producer's condition, returned by ``Producer.health()``.
 
     Attributes:
-        state: The state in its life cycle.
-        live: False if the process needs a restart: the event loop has been blocked for more than a second or has stopped, or
-            the producer was started before a fork.
-        ready: The producer is running and live; a name server has answered and, with ``start_without_cluster``, named a broker;
-            and at least one broker of the routes in use is reachable, or there is none in them.
-        problems: All problems, including problems that leave the producer ready.
-        last_success_age: Seconds since a broker confirmed a stored message to any producer that shares the client's
-            connections; None if none has, before the start, after the stop and after a fork. Each read from a connection
-            updates it by the last response in that read only, so it may lag by some reads while stored and refused messages
-            alternate. One-way messages do not count, except messages sent as ordinary requests (``oneway_window``).
-        unanswered: Number of messages accepted and not finished, including messages that wait for a route or a connection.
-        brokers: The masters of the routes in use by the client, by broker name.
+        state: The state in the producer's life cycle.
+        live: False if the process needs a restart, because the event loop has been blocked for more than a second or has stopped,
+            or because the producer was started before a fork.
+        ready: True if three conditions hold. The producer is running and live. A name server has responded and, with
+            ``start_without_cluster``, has named a broker. At least one broker of the routes in use is reachable, or these routes
+            contain no broker.
+        problems: All problems, including those that leave the producer ready.
+        last_success_age: Seconds since a broker confirmed a stored message to any producer that shares the client's connections.
+            None if no broker has done so, before the start, after the stop and after a fork. Each read from a connection updates
+            the time only by the last response in that read, so it may be some reads late while stored and refused messages
+            alternate. One-way messages do not count, except those that are sent as ordinary requests (``oneway_window``).
+        unanswered: Number of messages that are accepted and not finished, including those that wait for a route or a connection.
+        brokers: The masters of the routes that the client uses, by broker name.
     """
 
     state: ProducerState
@@ -58,13 +59,13 @@ def health_of(
     *,
     forked: bool,
 ) -> ProducerHealth:
-    """Make the snapshot that ``health()`` returns.
+    """Return the snapshot for ``Producer.health()``.
 
     Args:
-        idle: The problem that the producer does not run.
-        instance: The client instance; None unless the producer runs or stops.
-        sender: The run of the producer; None unless it runs or stops.
-        forked: True if the producer was started before a fork, in the parent process.
+        idle: The problem that the producer is not running, or None.
+        instance: The client instance. None unless the producer is running or stopping.
+        sender: The run of the producer. None unless the producer is running or stopping.
+        forked: True if the producer was started in the parent process, before a fork.
     """
     problems = [idle] if idle is not None else []
     if forked:
@@ -89,7 +90,7 @@ def health_of(
 
 
 def _no_room(sender: ProducerCore) -> Problem | None:
-    """Return the problem that calls wait because a limit on unfinished messages is reached, or None."""
+    """Return the problem that calls wait because a limit on unfinished messages is reached. Return None if no call waits."""
     for credits in (sender.credits, sender.oneway_credits):
         if (waiting := credits.waiting) > 0:
             return Problem(ProblemCode.NO_CREDITS, f"{waiting} calls wait to be accepted: {credits!r}")

@@ -22,7 +22,7 @@ from .health import ProducerHealth, ProducerState, health_of
 
 
 class ProducerLife(LifeCycle):
-    """The life cycle, state and health of a producer; subclasses add the methods that send."""
+    """The life cycle, state and health of a producer. Subclasses add the methods that send."""
 
     _waits_for_requests = True
 
@@ -38,21 +38,21 @@ class ProducerLife(LifeCycle):
         check_group(group)
         if group == DEFAULT_PRODUCER_GROUP:
             raise ConfigError(f"producer group {group} is reserved by RocketMQ; choose another name")
-        self.group = str.__str__(group)  # the encoders take str only, no subclass
+        self.group = str.__str__(group)  # the encoders accept only str, not a subclass
         client_config, self.config = split_options(type(self).__name__, namesrv, client, config, options)
         super().__init__(client_config, label=f"producer {self.group}", stop_timeout=self.config.stop_timeout)
         self._sender: ProducerCore = cast(ProducerCore, None)
         self._loop_runs: Callable[[], bool] = _never
-        # With ``_loop_runs``: a check for the loop of ``start`` at half the cost of ``get_running_loop``.
+        # Together with ``_loop_runs``, this checks for the loop of ``start`` at half the cost of ``get_running_loop``.
         self._thread = 0
 
     @property
     def state(self) -> ProducerState:
-        """The producer's state in its life cycle."""
+        """The current state in the producer's life cycle."""
         return ProducerState[self._state.name]
 
     def health(self) -> ProducerHealth:
-        """Return the producer's condition, from any thread; send no request, never waits and never raises."""
+        """Return the producer's condition. May be called from any thread; it sends no request, does not wait and does not raise."""
         life, instance, sender = self._state, self._instance, self._sender
         state = ProducerState[life.name]
         forked = state not in (ProducerState.NEW, ProducerState.STOPPED) and self._generation != generation()
@@ -67,38 +67,41 @@ class ProducerLife(LifeCycle):
     async def start(self) -> None:
         """Join the shared client instance and register the group.
 
-        Fetch the routes of ``topics`` and send their brokers heartbeats (with ``start_without_cluster``, once there is a
-        cluster).
+        Fetch the routes of ``topics`` and send heartbeats to their brokers (with ``start_without_cluster``, once a cluster is
+        found). For a topic in ``topics`` that has no route, and for a broker that does not respond, log a WARNING.
 
-        Log a warning for a topic of ``topics`` without a route and for a broker that does not answer. A call on a running
-        producer has no effect; one during another ``start`` waits for its end and raises its error, or starts if that was
-        cancelled.
+        A call on a running producer has no effect. A call during another ``start`` waits until that call ends and raises its error;
+        if that call is cancelled, this call starts the producer.
 
-        After an error the producer holds no connection, registration or task.
+        After an error, the producer holds no connection, registration or task.
 
         Raises:
-            NameServerError: When no name server is configured, or none answers within ``request_timeout`` and
+            NameServerError: If no name server is configured, or if none responds within ``request_timeout`` and
                 ``start_without_cluster`` is False.
-            ConfigError: When the group is already registered with the same client settings, or is too long with its namespace,
-                and for an invalid address in ``NAMESRV_ADDR``.
-            RequestTimeoutError: When the system's certificate authorities are not read in that time.
-            ClientStateError: During ``stop``, and when ``stop`` is called meanwhile.
-            WrongLoopError, ForkedError: When the producer runs on another loop or in the parent process.
+            ConfigError: If the group is already registered with the same client settings, if it is too long with its namespace, or
+                if ``NAMESRV_ADDR`` contains an invalid address.
+            RequestTimeoutError: If the system's certificate authorities are not read within ``request_timeout``.
+            ClientStateError: If ``stop`` is running, or is called during the start.
+            WrongLoopError, ForkedError: If the producer is running on another loop or in the parent process.
         """
         await super().start()
         self._loop_runs, self._thread = get_running_loop().is_running, get_ident()
         _started.add(self)
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Accept no more messages, wait up to ``timeout`` seconds (default ``stop_timeout``) for accepted ones, then close.
+        """Accept no more messages, wait for accepted messages, then close.
 
-        Messages that are unanswered by then fail with ClientStateError. Allowed before ``start()``, during it and more than
-        once; a call during another ``stop()`` waits for its end. The producer can be started again.
+        Messages that are still unanswered after ``timeout`` seconds fail with ClientStateError. ``stop`` may be called before and
+        during ``start()``, and more than once; a call during another ``stop()`` waits until that call ends. The producer can be
+        started again.
+
+        Args:
+            timeout: Maximum seconds to wait for accepted messages. The default is ``stop_timeout``.
 
         Raises:
-            TypeError, ValueError: For a ``timeout`` that is not a number of seconds, 0 or more.
-            WrongLoopError: On another loop.
-            ForkedError: In a forked child.
+            TypeError, ValueError: If ``timeout`` is not a number of seconds of at least 0.
+            WrongLoopError: If the producer was started on another loop.
+            ForkedError: If the process is a fork of the one that started the producer.
         """
         await super().stop(timeout)
 
@@ -116,7 +119,7 @@ class ProducerLife(LifeCycle):
             await instance.unregister_producer(self._sender.producer_group, max(0.0, deadline - machine.monotonic()))
 
     async def _drain(self, budget: float) -> None:
-        """Wait up to ``budget`` seconds for accepted messages, then fail the rest."""
+        """Wait at most ``budget`` seconds for accepted messages, then fail the remaining ones."""
         await self._sender.close(budget)
 
     async def _join(self, instance: ClientInstance) -> ProducerCore:
@@ -142,7 +145,9 @@ class ProducerLife(LifeCycle):
         """Return the sender.
 
         Raises:
-            ClientStateError, WrongLoopError, ForkedError: If calls are not possible here and now.
+            ClientStateError: If the producer is not running.
+            WrongLoopError: If the producer was started on another loop.
+            ForkedError: If the process is a fork of the one that started the producer.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -161,7 +166,12 @@ class ProducerLife(LifeCycle):
 
 
 def check_here(producer: ProducerLife) -> None:
-    """Raise ForkedError for a running producer of the parent process, WrongLoopError for one that runs on another loop."""
+    """Check that a running producer may be used here.
+
+    Raises:
+        ForkedError: If the producer is running in the parent process.
+        WrongLoopError: If the producer is running on another loop.
+    """
     if producer.state is ProducerState.RUNNING:
         producer._running_instance()  # noqa: SLF001 - this module's class
 
@@ -174,7 +184,7 @@ _started: weakref.WeakSet[ProducerLife] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Make started producers refuse to send: a child process must not use the sockets of its parent."""
+    """Make started producers refuse to send, because a child process must not use the sockets of its parent."""
     for producer in list(_started):
         producer._loop_runs = _never  # noqa: SLF001 - this module's class
 

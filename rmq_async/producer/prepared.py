@@ -1,4 +1,4 @@
-"""Prepares messages and batches, and sends them any number of times, for the Spark sink.
+"""Prepares messages and batches for the Spark sink, which may send each of them several times.
 
 All copies of a prepared message or batch have the same unique ids.
 """
@@ -29,10 +29,10 @@ class PreparedSend(NamedTuple):
     """An encoded message or batch of checked messages.
 
     Attributes:
-        queue: The only queue that it may go to, or None.
+        queue: The only queue to which it may be sent, or None.
         messages: Number of messages.
-        bytes: Size of their bodies.
-        held: Bytes kept until the response, properties included, before compression.
+        bytes: Total bytes of the bodies.
+        held: Bytes that are kept until the response, including properties, before compression.
     """
 
     outgoing: Outgoing
@@ -50,10 +50,10 @@ def prepare(
     flags: Sequence[int] | None,
     queue: MessageQueue | None,
 ) -> PreparedSend:
-    """Encode checked messages of one topic with new unique ids, several messages as one batch.
+    """Encode checked messages of one topic with new unique ids. Several messages become one batch.
 
     Args:
-        texts: The properties of each message as they are on the wire, without the unique id and WAIT.
+        texts: The properties of each message in the form on the wire, without the unique id and WAIT.
     """
     encoder = producer._usable().encoder  # noqa: SLF001 - a part of the producer, for Spark only
     ids = encoder.ids.take(len(bodies))
@@ -69,12 +69,13 @@ def prepare(
 
 
 async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> PreparedSend:
-    """Return a single message with its body compressed if ``send`` would do that; return others, and batches, unchanged.
-
-    Raises as ``Compressor.compress``.
+    """Return a single message with its body compressed, if ``send`` would compress it. Return batches and other messages unchanged.
 
     Args:
         timeout: Seconds for the compression.
+
+    Raises:
+        RocketMQError: The errors of ``Compressor.compress``.
     """
     core = producer._usable()  # noqa: SLF001 - a part of the producer, for Spark only
     if prepared.outgoing.batch_ids is not None or prepared.bytes < core.compressor.above:
@@ -83,8 +84,9 @@ async def compress_prepared(producer: Producer, prepared: PreparedSend, timeout:
 
 
 async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: float) -> SendResult | BatchSendResult:
-    """Send a prepared message or batch, which may be sent again. The result and errors are the same as of ``send`` and
-    ``send_batch``.
+    """Send a prepared message or batch, which may be sent again later.
+
+    The result and the errors are the same as in ``send`` and ``send_batch``.
     """
     core, started = producer._usable(), machine.monotonic()  # noqa: SLF001 - a part of the producer, for Spark only
     outgoing, queue = prepared.outgoing, prepared.queue
@@ -99,15 +101,17 @@ async def send_prepared(producer: Producer, prepared: PreparedSend, timeout: flo
 async def queues_instead(
     producer: Producer, queue: MessageQueue, timeout: float, *, returning: bool
 ) -> tuple[MessageQueue, ...] | None:
-    """Return the queues that the topic of ``queue`` has if ``queue`` is none of them; None if it exists or may come back.
+    """Return the queues of the topic of ``queue`` if ``queue`` no longer exists. Return None if it exists or may come back.
 
-    A name server is asked anew, because queues may be new.
-
-    A broker that restarts is in no route meanwhile: one that this producer has used may come back, and any other one if
-    ``returning``. Raises as ``RouteTable.fetch``.
+    The route is requested again, because queues may be new. While a broker restarts, it is in no route. Therefore the queue of a
+    broker that this producer has used may come back.
 
     Args:
         timeout: Seconds for the request.
+        returning: True assumes that queues of other brokers may come back, too.
+
+    Raises:
+        RocketMQError: The errors of ``RouteTable.fetch``.
     """
     core = producer._usable()  # noqa: SLF001 - a part of the producer, for Spark only
     route = await core.instance.routes.fetch(core.topics.wire_topic(queue.topic), timeout)
@@ -121,9 +125,7 @@ async def queues_instead(
 
 
 def encoded_batch(bodies: Sequence[bytes], texts: Sequence[str], ids: Sequence[str], flags: Sequence[int]) -> bytes:
-    """Return the body of a batch, equal to the result of ``rmq_protocol.batch.encode_batch`` for the messages with
-    ``wait_store=True``.
-    """
+    """Return the body of a batch. It is equal to the result of ``rmq_protocol.batch.encode_batch`` with ``wait_store=True``."""
     parts: list[bytes] = []
     head = tail = b""
     size = width = last = -1

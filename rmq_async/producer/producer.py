@@ -1,4 +1,4 @@
-"""The public class ``Producer``; it inherits ``send``, ``send_async`` and ``send_oneway`` from ``fast_path``."""
+"""The public class ``Producer``. It inherits ``send``, ``send_async`` and ``send_oneway`` from ``fast_path``."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ from .send_async import check_callback
 class Producer(SendMethods):
     """Sends messages to the topics of one cluster, as one producer group.
 
-    Raises TypeError for an unknown keyword and a config of another type, ConfigError for an invalid value, and
-    InvalidGroupError, a ConfigError, for an invalid group. The constructor does no I/O; ``start()`` needs a running loop, and
-    the producer belongs to that loop until ``stop()``.
+    The constructor does no I/O. ``start()`` needs a running loop, and the producer belongs to that loop until ``stop()``.
 
-    All calls but ``start``, ``stop``, ``aclose`` and ``health`` raise ClientStateError while the producer is not running,
-    WrongLoopError on another loop, ForkedError in a forked child process, and TypeError or ValueError for a ``timeout`` that is
-    not a number of seconds above 0.
+    All methods except ``start``, ``stop``, ``aclose`` and ``health`` raise ClientStateError while the producer is not running,
+    WrongLoopError on another loop, ForkedError in a forked child process, and TypeError or ValueError if a ``timeout`` is not a
+    number of seconds above 0.
 
     Producers, consumers and admins with equal client settings on one event loop share connections, routes and heartbeats.
 
     Args:
-        namesrv: "host:port;host:port" or a sequence of "host:port"; default: the environment variable NAMESRV_ADDR.
-        client: Settings of the client; a field of ClientConfig may be given as a keyword instead.
-        config: Settings of the producer; a field of ProducerConfig may be given as a keyword instead.
+        namesrv: "host:port;host:port" or a sequence of "host:port". The default is the environment variable NAMESRV_ADDR.
+        client: Settings of the client. Fields of ClientConfig may also be passed as keyword arguments.
+        config: Settings of the producer. Fields of ProducerConfig may also be passed as keyword arguments.
+
+    Raises:
+        TypeError: If a keyword is unknown or a config has another type.
+        ConfigError: If a value is invalid. For an invalid group, it is an InvalidGroupError.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class Producer(SendMethods):
         config: ProducerConfig | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        # Here, so that the TypeError of a call without a group names this class, not a base that users do not know.
+        # Defined here so that the TypeError of a call without a group names this class, and not a base class that users do not
+        # know.
         super().__init__(group, namesrv=namesrv, client=client, config=config, **options)
 
     async def send_batch(
@@ -63,14 +66,17 @@ class Producer(SendMethods):
     ) -> BatchSendResult:
         """Send several messages of one topic as one request, which a broker stores as a whole or not at all.
 
-        The messages must have equal ``wait_store``, no delay and no retry topic; their encoded size is limited to
-        ``max_message_size`` bytes. Bodies are not compressed. Raises InvalidMessageError also for a batch that is empty or
-        breaks these rules, and as ``send`` does.
+        The messages must have equal ``wait_store``, no delay and no retry topic. Their encoded size is limited to
+        ``max_message_size`` bytes. Bodies are not compressed.
 
         Args:
-            queue: The queue of the batch; sharding keys of its messages have no effect. Without it, a ``queue_selector`` of the
-                user is called with the first message.
-            timeout: Seconds, as in ``send``.
+            queue: The queue for the batch. Without it, a ``queue_selector`` of the user is called with the first message. Sharding
+                keys of the messages have no effect.
+            timeout: Seconds for the whole call, as in ``send``.
+
+        Raises:
+            InvalidMessageError: If the batch is empty, or breaks one of the rules above.
+            RocketMQError: Other errors of ``send``.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()
@@ -89,16 +95,19 @@ class Producer(SendMethods):
         queue: MessageQueue | None = None,
         timeout: float | None = None,
     ) -> asyncio.Future[BatchSendResult]:
-        """Accept a batch as ``send_batch`` does, and return a future of its result; callbacks as in ``send_async``.
+        """Accept a batch and return a future for its result.
 
-        Raises as ``send_async`` does, too.
+        The rules for batches are those of ``send_batch``, and the rules for callbacks are those of ``send_async``.
 
         Args:
-            queue: The queue of the batch; sharding keys have no effect.
-            timeout: Seconds for the whole send, by default the producer's.
+            on_success: Called with the result.
+            on_error: Called with the error.
+            queue: The queue for the batch. Sharding keys of the messages have no effect.
+            timeout: Seconds for the whole send. The default is the timeout of the producer.
 
         Raises:
-            InvalidMessageError: For a batch as ``send_batch`` does.
+            InvalidMessageError: If the batch is empty, or breaks a rule of ``send_batch``.
+            RocketMQError: Other errors of ``send_async``.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -120,13 +129,20 @@ class Producer(SendMethods):
     ) -> MessageExt:
         """Send a request message, and return the reply that its consumer sends (``reply``).
 
-        Raises as ``send`` does; ReplyTimeoutError when the request is stored and no reply arrived in time; ClientStateError
-        when the producer stops during the wait for the reply; CorruptMessageError for a reply whose compressed body is damaged
-        or exceeds ``max_decompressed_size``. In these three cases ``maybe_stored`` is True.
+        The request is sent as in ``send``. It counts towards ``async_limit`` until the call ends.
 
         Args:
-            timeout: Seconds for request and reply, by default the producer's. Sends as ``send`` does; the request counts
-                towards ``async_limit`` until the call ends.
+            queue: See ``send``.
+            selector: See ``send``.
+            key: See ``send``.
+            timeout: Seconds for the request and the reply. The default is the timeout of the producer.
+
+        Raises:
+            ReplyTimeoutError: If the request was stored but no reply arrived in time. ``maybe_stored`` is True.
+            ClientStateError: If the producer stops. ``maybe_stored`` is True if it was waiting for the reply.
+            CorruptMessageError: If the compressed body of the reply is damaged or exceeds ``max_decompressed_size``.
+                ``maybe_stored`` is True.
+            RocketMQError: Other errors of ``send``.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
@@ -135,47 +151,52 @@ class Producer(SendMethods):
     async def reply(
         self, request: MessageExt, body: bytes, *, properties: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> SendResult:
-        """Reply to a message that another client sent by ``request``; return when that client has received the reply.
-
-        Raises TypeError if ``request`` is not a MessageExt, LocalProtocolError (10007) for a message that was not sent by
-        ``request``, BrokerError or SendError (code 1; Java's ``ReplyMessageProcessor``) when the requesting client is not
-        connected any more, and as ``send`` does.
+        """Reply to a message that another client sent with ``request``. Return when that client has received the reply.
 
         Args:
-            properties: Properties of the reply; the properties that identify its request are added.
-            timeout: Seconds for all attempts, by default the producer's.
+            request: The received message.
+            body: The body of the reply.
+            properties: Properties of the reply. The properties that identify the request are added to them.
+            timeout: Seconds for all attempts. The default is the timeout of the producer.
+
+        Raises:
+            TypeError: If ``request`` is not a MessageExt.
+            LocalProtocolError: If the message was not sent with ``request`` (code 10007).
+            BrokerError, SendError: If the requesting client is no longer connected (code 1; Java's ``ReplyMessageProcessor``).
+            RocketMQError: Other errors of ``send``.
         """
         sender = self._usable()
         budget = self.config.timeout if timeout is None else checked_timeout(timeout)
         return await reply(sender, request, body, properties, budget)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Cancel the delivery of a message that was sent with ``delay`` or ``deliver_at``; return the message's unique id.
+        """Cancel the delivery of a message that was sent with ``delay`` or ``deliver_at``, and return the message's unique id.
 
-        Raises as ``send`` does, too.
+        This requires brokers since 5.3.2 with ``recallMessageEnable=true``. They confirm a recall even if the message no longer
+        exists. The call takes at most the producer's ``timeout``.
 
         Args:
-            recall_handle: The ``recall_handle`` of its SendResult. Requires brokers from 5.3.2 on with
-                ``recallMessageEnable=true``; they confirm a recall even if the message no longer exists. The call takes at most
-                the producer's ``timeout``.
+            topic: The topic of the message.
+            recall_handle: The ``recall_handle`` in the message's SendResult.
 
         Raises:
-            InvalidMessageError: For a retry or dead letter topic, for an invalid handle and for one of another topic.
-            BrokerError: When the broker refuses (16: not enabled, 3: broker too old, 604: too late; Java's
+            InvalidMessageError: If the topic is a retry or dead letter topic, or if the handle is invalid or belongs to another
+            topic. BrokerError: If the broker refuses the recall (16: not enabled, 3: broker too old, 604: too late; Java's
                 ``RecallMessageProcessor``).
-            RemoteProtocolError: For a confirmation without an id.
+            RemoteProtocolError: If the confirmation contains no id.
+            RocketMQError: Other errors of ``send``.
         """
         return await recall(self._usable(), topic, recall_handle)
 
     async def fetch_publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of ``topic`` among which keys and selectors choose, in the order of the round robin: the queues
-        that may be written to, but with an order conf and for a static topic all queues of the route, also of absent brokers.
+        """Return the queues of ``topic`` among which keys and selectors choose, in the order of the round robin.
 
-        Take at most the producer's ``timeout``.
+        These are the queues to which messages can be sent. For a topic with an order conf and for a static topic, they are all
+        queues of the route, including those of absent brokers. The call takes at most the producer's ``timeout``.
 
         Raises:
-            InvalidMessageError: For an invalid name.
-            TopicNotFoundError, NameServerError, BrokerNotFoundError, RequestTimeoutError: As ``send`` does.
+            InvalidMessageError: If the topic name is invalid.
+            TopicNotFoundError, NameServerError, BrokerNotFoundError, RequestTimeoutError: See ``send``.
         """
         sender = self._usable()
         check_topic(topic)
@@ -183,11 +204,16 @@ class Producer(SendMethods):
         return topic_queues.keyed
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all messages accepted so far have a result or an error; one-way messages, until they are written.
+        """Wait until all messages that were accepted so far have a result or an error.
 
-        For one-way messages that are sent as ordinary requests (``oneway_window``) it waits until they are answered. Do not
-        wait for messages that are accepted during the wait. Raises RequestTimeoutError, a TimeoutError, after ``timeout``
-        seconds; None sets no limit, since each send ends by its own deadline.
+        For one-way messages, wait until they are written, or until they are answered if they are sent as ordinary requests
+        (``oneway_window``). Do not wait for messages that are accepted during the wait.
+
+        Args:
+            timeout: Maximum seconds. None sets no limit, because each send ends by its own deadline.
+
+        Raises:
+            RequestTimeoutError: If messages are unfinished after ``timeout`` seconds. It is also a TimeoutError.
         """
         sender = self._usable()
         deadline = machine.monotonic() + (checked_timeout(timeout) if timeout is not None else FOR_EVER)
@@ -196,5 +222,5 @@ class Producer(SendMethods):
         if not await finished(accepted, deadline):
             unfinished = sender.credits.taken + sender.oneway_credits.taken
             raise RequestTimeoutError(
-                f"flush: {unfinished} messages are unfinished after {timeout} s; call it again, or allow more time"
+                f"flush: {unfinished} messages are unfinished after {timeout} s; call flush() again, or use a longer timeout"
             )

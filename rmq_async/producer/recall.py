@@ -1,4 +1,4 @@
-"""Cancels the delivery of a delayed message (RECALL_MESSAGE, 370), by the recall handle of its send result."""
+"""Cancels the delivery of a delayed message (RECALL_MESSAGE, 370) with the recall handle from its send result."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ..errors import BrokerError, BrokerNotFoundError, NoPermissionError
 from .core import ProducerCore
 
 _NAMES: Final = -1
-"""Java's code for topics and handles that the client refuses without a request."""
+"""Java's error code for topics and handles that the client refuses without sending a request."""
 
 
 async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
-    """Recall a message and return its unique id, see ``Producer.recall``.
+    """Recall a message and return its unique id; see ``Producer.recall``.
 
-    The request goes to the broker that the handle names, or to another one of the topic if that one's master is not known.
+    The request goes to the broker that the handle names. If the master of this broker is unknown, it goes to another broker of the
+    topic.
     """
     deadline = machine.monotonic() + sender.timeout
     check_topic(topic)
     if is_retry_topic(topic) or is_dlq_topic(topic):
         raise InvalidMessageError(
-            f"messages of topic {topic} cannot be recalled: it is a retry or dead letter topic; give the topic "
-            "that the message was sent to",
+            f"messages of topic {topic} cannot be recalled, because it is a retry or dead letter topic; pass the topic "
+            "to which the message was sent",
             code=_NAMES,
         )
     wire_topic = sender.instance.names.wire(topic)
@@ -41,7 +42,7 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
         raise InvalidMessageError(str(error), code=_NAMES) from None
     if handle.topic != wire_topic:
         raise InvalidMessageError(
-            f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}; give the handle's topic", code=_NAMES
+            f"the recall handle belongs to topic {handle.topic[:200]!r}, not to {topic}; pass the handle's topic", code=_NAMES
         )
     header = RecallMessageRequestHeader(
         producerGroup=sender.producer_group, topic=wire_topic, recallHandle=recall_handle, bname=handle.broker_name
@@ -68,10 +69,10 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
 def _refusal(response: RemotingCommand, broker: str, address: str) -> BrokerError:
     """Return the broker's error.
 
-    If the broker has recalls turned off or does not know them, the text names the setting that enables them.
+    If recalls are disabled on the broker or unknown to it, the message names the setting that enables them.
     """
     error = broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
-    if type(error) is NoPermissionError:  # not a subclass: those are about the rights of a user
+    if type(error) is NoPermissionError:  # not a subclass, which concerns the permissions of a user
         error.args = (f"{error}; a broker recalls messages only with recallMessageEnable=true in its configuration",)
     elif error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         error.args = (f"{error}; brokers recall messages from 5.3.2 on, with recallMessageEnable=true in their configuration",)

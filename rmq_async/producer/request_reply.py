@@ -1,9 +1,9 @@
 """Request and reply: a request message, and the reply message that a broker pushes to the client that sent the request.
 
-A broker finds the requesting client by its id, which it knows from heartbeats, among its own connections only. So a request
-first waits a moment for the answers of the brokers that may push the reply to a heartbeat: the brokers of the cluster's reply
-topic, not only the brokers of the message's topic. A request holds its credit and its entry in the reply table until its call
-ends.
+A broker finds the requesting client by its id, which it knows from heartbeats, and only among its own connections. Therefore a
+request first waits a moment until the brokers that may push the reply have responded to a heartbeat. These are the brokers of the
+cluster's reply topic, not only the brokers of the message's topic. A request holds its credit and its entry in the reply table
+until its call ends.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from .encoding import stored_message
 from .routing import Selector, TopicQueues, choice_of
 
 INTRODUCTION: Final = 1.0
-"""Maximum seconds that a request waits for brokers to answer a heartbeat; also at most a third of its remaining time."""
+"""Maximum seconds that a request waits for brokers to answer a heartbeat. It also waits at most a third of its remaining time."""
 
 MOST_CLUSTERS: Final = 16
 """Maximum number of clusters of one topic whose reply topics are looked up."""
 
 ANSWER_AFTER_REPLY: Final = 0.1
-"""Maximum seconds that a request waits for its send response after its reply has arrived."""
+"""Maximum seconds that a request waits for the response to its send after its reply has arrived."""
 
 DECODE_IN_THREAD: Final = 64 * 1024
-"""Size in bytes of a compressed body from which it is decompressed in another thread."""
+"""Compressed bodies of at least this many bytes are decompressed in another thread."""
 
 
 async def request(
     sender: ProducerCore, message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any, timeout: float
 ) -> MessageExt:
-    """Send ``message`` like any other, and return the reply to it."""
+    """Send ``message`` as ``send`` does, and return the reply to it."""
     started = machine.monotonic()
     deadline = started + timeout
     instance = sender.instance
@@ -66,9 +66,9 @@ async def request(
     call = Call(outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body))
     replied = instance.replies.expect(correlation_id)
     try:
-        # The heartbeats are part of ``enter``: a call that chooses its queue keeps its place in the topic's line meanwhile.
+        # ``enter`` waits for the heartbeats, so that a call that chooses its queue keeps its place in the topic's line meanwhile.
         await sender.admission.enter(call, partial(_introduce, sender, deadline))
-        epoch = call.transfer()  # held until the reply has come
+        epoch = call.transfer()  # held until the reply has arrived
         try:
             sent = await _sent(replied, deliver(sender, call))
             if sent is not None:
@@ -76,7 +76,7 @@ async def request(
             try:
                 return await _message(replied.result(), sender, deadline, timeout)
             except CorruptMessageError as error:
-                error.maybe_stored = True  # the request, which was answered
+                error.maybe_stored = True  # the request is stored, because it was answered
                 raise
         finally:
             sender.credits.give_back(epoch, 1, call.size)
@@ -88,8 +88,9 @@ async def request(
 async def reply(
     sender: ProducerCore, asked: MessageExt, body: bytes, properties: Mapping[str, str] | None, timeout: float
 ) -> SendResult:
-    """Send the reply to a received message, first to the message's broker if it takes replies: the requesting client is most
-    likely connected to it.
+    """Send the reply to a received message.
+
+    The first attempt goes to the message's broker if it accepts replies, because the requesting client is probably connected to it.
     """
     started = machine.monotonic()
     deadline = started + timeout
@@ -98,7 +99,7 @@ async def reply(
     topic, asking = create_reply(asked.properties)
     for name in (PropertyName.CORRELATION_ID, PropertyName.REPLY_TO_CLIENT):
         if name not in asking:
-            text = f"message {shown(asked.msg_id)} has no property {name}: reply only to messages sent by request()"
+            text = f"message {shown(asked.msg_id)} has no property {name}; reply only to messages that were sent with request()"
             raise LocalProtocolError(text, code=CREATE_REPLY_MESSAGE)
     message = Message(topic, body, properties=properties)
     sender.encoder.check(message)
@@ -111,7 +112,7 @@ async def reply(
     try:
         if len(body) >= sender.compressor.above:
             call.outgoing = await sender.compressor.compress(outgoing, deadline)
-        # Brokers create the reply topic themselves, outside all namespaces; the route is fetched so that no send creates it.
+        # Brokers create the reply topic themselves, outside all namespaces. The route is fetched first, so that no send creates it.
         await sender.unless_stopped(sender.instance.routes.get(topic, max(deadline - machine.monotonic(), 0.0)))
         sender.outside_namespaces(topic)
         topic_queues = sender.queues_by_topic.get(topic) or await sender.topics.find(topic, deadline)
@@ -124,7 +125,7 @@ async def reply(
 
 
 async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:
-    """Wait for the answers to heartbeats of the brokers that may push the reply; see ``INTRODUCTION`` for the limit."""
+    """Wait until the brokers that may push the reply have answered a heartbeat; see ``INTRODUCTION`` for the limit."""
     now = machine.monotonic()
     until = now + min(INTRODUCTION, (deadline - now) / 3)
     routes = sender.instance.routes
@@ -152,7 +153,7 @@ async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQ
 
 
 async def _sent(replied: asyncio.Future[PushedReply], sending: Awaitable[SendResult]) -> SendResult | None:
-    """Return the send result, or None if only the reply has arrived, which proves that the request is stored."""
+    """Return the send result. Return None if only the reply has arrived, which proves that the request is stored."""
     scope, over = asyncio.timeout(None), False
 
     def hurry(_: object, scope: asyncio.Timeout = scope) -> None:
@@ -183,10 +184,12 @@ async def _until_replied(
         if await sender.unless_stopped(wait_until(replied, deadline)):
             return
     except ClientStateError:
-        text = f"the producer was stopped before the reply to {sent.msg_id} arrived; a longer stop_timeout gives it time"
+        text = f"the producer was stopped before the reply to {sent.msg_id} arrived; use a longer stop_timeout"
         raise _stored(ClientStateError, text, broker) from None
     place = f"queue {sent.queue.queue_id} of topic {sent.queue.topic} on {broker}"
-    text = f"no reply to {sent.msg_id} in {place} within {timeout:.3g} s; let a consumer call reply(), or use a longer timeout"
+    text = (
+        f"no reply to {sent.msg_id} in {place} within {timeout:.3g} s; check that a consumer replies, or use a longer timeout"
+    )
     raise _stored(ReplyTimeoutError, text, broker)
 
 
@@ -197,13 +200,12 @@ def _stored(kind: type[ClientStateError | ReplyTimeoutError], text: str, broker:
 
 
 async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, timeout: float) -> MessageExt:
-    """Make the message of a pushed reply.
-
-    If the body is decompressed in another thread, raises ReplyTimeoutError at ``deadline`` and ClientStateError when the
-    producer stops.
+    """Return the message of a pushed reply.
 
     Raises:
-        CorruptMessageError: For a damaged body or one above ``max_decompressed_size``.
+        CorruptMessageError: If the body is damaged or exceeds ``max_decompressed_size``.
+        ReplyTimeoutError: If the decompression in another thread has not ended at ``deadline``.
+        ClientStateError: If the producer stops during the decompression in another thread.
     """
     header, properties, body = pushed
     instance = sender.instance
@@ -219,7 +221,7 @@ async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, t
                 text = f"the reply's {len(body)} bytes were not decompressed within {timeout:.3g} s; use a longer timeout"
                 raise _stored(ReplyTimeoutError, text) from None
             except ClientStateError:
-                text = "the producer was stopped before the reply was decompressed; a longer stop_timeout gives it time"
+                text = "the producer was stopped before the reply was decompressed; use a longer stop_timeout"
                 raise _stored(ClientStateError, text) from None
         sys_flag &= ~SysFlag.COMPRESSED
     return MessageExt(
@@ -238,7 +240,7 @@ async def _message(pushed: PushedReply, sender: ProducerCore, deadline: float, t
 
 
 def _host(text: str) -> str:
-    """Return the text if it is a valid host, else "": message ids are made from hosts."""
+    """Return ``text`` if it is a valid host, else "", because message ids are made from hosts."""
     try:
         pack_host(text)
     except LocalProtocolError:

@@ -21,16 +21,16 @@ from .routing import Target, TopicQueues
 class Withdrawable(Protocol):
     """The attempts of an accepted send."""
 
-    # An object, because a bound method would take 80 bytes for each send in flight.
+    # This is an object because a bound method would take 80 bytes for each send in flight.
 
     def left(self) -> None:
         """Abandon the attempts, because the caller cancelled the future."""
 
 
 class SendFuture(asyncio.Future[Result]):
-    """Future that notifies its send of a cancellation immediately, not one loop iteration later."""
+    """A future that notifies its send of a cancellation immediately, not one loop iteration later."""
 
-    __slots__ = ("_owner",)  # without a dict, 150 bytes less for each send in flight
+    __slots__ = ("_owner",)  # without a dict, each send in flight takes 150 bytes less
 
     def __init__(self, owner: AsyncSend[Result]) -> None:
         super().__init__(loop=asyncio.get_running_loop())
@@ -38,25 +38,27 @@ class SendFuture(asyncio.Future[Result]):
 
     def cancel(self, msg: Any = None) -> bool:
         owner = self._owner
-        if owner is None or owner.ended or not super().cancel(msg):  # ended: called by a callback, which has the result
+        if owner is None or owner.ended or not super().cancel(msg):  # ended: a callback, which has the result, calls this
             return False
         owner.cancelled()
         return True
 
     def let_go(self) -> None:
-        """Drop the reference to the ended send: without a cycle, reference counting frees both."""
+        """Drop the reference to the ended send. Without a cycle, reference counting frees both."""
         self._owner = None
 
 
 class AsyncSend(Generic[Result]):
-    """An accepted send: at its end, it gives its credits back and, unless ``drop`` ended it, calls the callback for its outcome.
+    """An accepted send.
+
+    When it ends, it gives its credits back and calls the callback for its outcome. ``drop`` ends it without a callback.
 
     Args:
-        number: Credits that it holds, in messages.
-        size: Credits that it holds, in bytes.
+        number: Number of messages for which it holds credits.
+        size: Number of bytes for which it holds credits.
 
     Attributes:
-        work: The attempts, notified when the future is cancelled; None before they begin and after the end.
+        work: The attempts, which are notified when the future is cancelled. None before the attempts begin and after the end.
     """
 
     __slots__ = (
@@ -87,10 +89,10 @@ class AsyncSend(Generic[Result]):
         self._size = size
         self._on_success = on_success
         self._on_error = on_error
-        # The caller's: callbacks run in it, and user functions in further attempts.
+        # The caller's context, in which callbacks run, and functions of the user in further attempts.
         self.context = copy_context() if on_success is not None or on_error is not None else None
         self.work: Withdrawable | None = None
-        self.ended = False  # credits are given back; its callback runs or has run
+        self.ended = False  # credits were given back; the callback is running or has run
         self.future: SendFuture[Result] = SendFuture(self)
 
     def drop(self) -> None:
@@ -142,20 +144,23 @@ class AsyncSend(Generic[Result]):
 
     def _call_back(self, callback: Callable[[Any], object], argument: object) -> None:
         try:
-            self.context.run(callback, argument)  # type: ignore[union-attr]  # there is one where there are callbacks
+            self.context.run(callback, argument)  # type: ignore[union-attr]  # with callbacks there is a context
         except BaseException as error:  # noqa: BLE001 - a callback's error must not affect the send
             report(f"callback {callback!r} of a send raised", error)
 
 
 MOST_CHECKED: Final = 1024
 _checked: set[Hashable] = set()
-"""What ``_kind_of`` has returned for callbacks that were fit. Callbacks are often made for each send, and a look at the parameters
-of one takes longer than the rest of the send."""
+"""The results of ``_kind_of`` for callbacks that were valid. Callbacks are often made for each send, and a check of the parameters
+of a callback takes longer than the rest of the send."""
 
 
 def check_callback(name: str, callback: object) -> None:
-    """Raise TypeError unless ``callback`` is None or a plain function that takes one argument: nothing would await another one,
-    and its calls would fail.
+    """Check a callback.
+
+    Raises:
+        TypeError: If ``callback`` is neither None nor a plain function that takes one argument. Nothing would await a coroutine,
+            and calls with other parameters would fail.
     """
     if callback is None:
         return
@@ -175,7 +180,7 @@ def check_callback(name: str, callback: object) -> None:
 
 
 def _kind_of(callback: Any) -> Hashable:
-    """Return what callbacks with the same parameters share; None if that is not known."""
+    """Return a key that callbacks with the same parameters share. Return None if there is no such key."""
     kind = type(callback)
     if kind is partial:
         inner = None if callback.keywords else _kind_of(callback.func)
@@ -190,7 +195,7 @@ def _kind_of(callback: Any) -> Hashable:
 
 
 class AsyncAttempt(FirstAttempt[Result]):
-    """The attempts of one accepted ``send_async`` or ``send_batch_async``; ``accepted`` receives the result or the error."""
+    """The attempts of one accepted ``send_async`` or ``send_batch_async``. ``accepted`` receives the result or the error."""
 
     __slots__ = ("_accepted",)
 

@@ -1,4 +1,4 @@
-"""Splits messages into batches that a broker accepts, by their encoded size and not by the size of their bodies."""
+"""Splits messages into batches that a broker accepts. The encoded size counts, not the size of the bodies."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..client import longest_id
 def split_batches(messages: Iterable[Message], max_bytes: int = MAX_BODY_SIZE) -> Iterator[list[Message]]:
     """Yield batches for ``send_batch``, in the order of ``messages``, each of at most ``max_bytes`` encoded bytes.
 
-    A batch ends where the next message would not fit, or has another topic or ``wait_store``. ``messages`` is read lazily, one
-    message ahead of the batches. The size includes the unique id of each message, its own or the id that it gets when it is
-    sent: 32 digits, or 56 while this process has a client with an IPv6 address.
+    A batch ends if the next message does not fit, or has another topic or ``wait_store``. ``messages`` is read lazily, one message
+    ahead of the batches. The size includes the unique id of each message. If a message has no unique id yet, it will get one with
+    32 digits, or with 56 digits while this process has a client with an IPv6 address.
 
     Raises:
-        InvalidMessageError: At the position of the message in the iteration, for a message that a batch must not hold (delayed,
-            of a retry topic, or otherwise invalid) and for one that alone is larger than ``max_bytes``: send that one by
-            itself.
-        ValueError: For a ``max_bytes`` that is not a whole number above 0.
-        TypeError: In the iteration, for an object that is not a Message.
+        InvalidMessageError: If a batch must not contain the message (because it is delayed, belongs to a retry topic or is
+            otherwise invalid), or if the message alone is larger than ``max_bytes``. Send such a message by itself. The error is
+            raised when the iteration reaches the message.
+        ValueError: If ``max_bytes`` is not a whole number above 0.
+        TypeError: If an object is not a Message. The error is raised when the iteration reaches the object.
     """
     if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
         raise ValueError(f"max_bytes must be a whole number above 0, not {shown(max_bytes)}")
@@ -63,7 +63,7 @@ def _checked_size(number: int, message: Message, max_bytes: int) -> int:
     size = BATCH_OVERHEAD + len(message.body) + len(properties.encode())
     if size > max_bytes:
         raise InvalidMessageError(
-            f"message {number} ({_named(message)}) takes {size} bytes encoded, above max_bytes {max_bytes}; send it by itself"
+            f"message {number} ({_named(message)}) has {size} encoded bytes, above max_bytes {max_bytes}; send it by itself"
         )
     return size
 

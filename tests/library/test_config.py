@@ -82,7 +82,7 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"retries": True}, "retries"),
         ({"attempt_timeout": 0}, "attempt_timeout"),
         ({"compress_type": "rar"}, "rar"),
-        ({"compress_type": "zlib", "compress_level": 10}, "compress_level 10"),
+        ({"compress_type": "zlib", "compress_level": 10}, "compress_level must be 0 to 9 for zlib, not 10"),
         ({"compress_type": "zstd", "compress_level": 0}, "compress_level must be 1 to 22 for zstd, not 0"),
         ({"max_message_size": 1 << 30}, "max_message_size"),
         ({"async_limit": 0}, "async_limit"),

@@ -1,4 +1,4 @@
-"""Builds send requests as commands where no header template covers them.
+"""Builds send requests as commands if no header template covers them.
 
 These are requests with users' RPC hooks, with ``namespace_v2`` or in the long header form (V1), messages to retry topics, and
 reply messages.
@@ -33,11 +33,11 @@ def send_command(
     """Return the send request for ``target``.
 
     Args:
-        properties: Properties, encoded.
-        born_ms: Milliseconds since the epoch.
+        properties: The encoded properties.
+        born_ms: The born time in milliseconds since the epoch.
 
     Raises:
-        InvalidMessageError: For a message to a retry topic whose counters are not numbers from 0 to 2^31 - 1 of at most 10
+        InvalidMessageError: If a message to a retry topic has counters that are not numbers from 0 to 2^31 - 1 with at most 10
             digits.
     """
     batch = outgoing.batch_ids is not None
@@ -82,7 +82,7 @@ def reply_command(reply: SendReply) -> RemotingCommand:
 
 
 def _counters(properties: str) -> tuple[int, int | None]:
-    """Return the reconsume count of a message to a retry topic, and its limit, if any."""
+    """Return the reconsume count of a message to a retry topic, and the limit of that count or None."""
     found = decode_properties(properties)
     reconsumed = found.get(PropertyName.RECONSUME_TIME)
     most = found.get(PropertyName.MAX_RECONSUME_TIMES)
@@ -94,6 +94,6 @@ def _number(name: str, text: str | None) -> int | None:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > _LARGEST:
         raise InvalidMessageError(
-            f"property {name} must be a number from 0 to {_LARGEST}, of at most 10 digits, not {text[:40]!r}"
+            f"property {name} must be a number from 0 to {_LARGEST} with at most 10 digits, not {text[:40]!r}"
         )
     return int(text)

@@ -1,7 +1,7 @@
 """Makes the frame of an attempt and queues it on a connection.
 
-Most frames are made from a header template of the queue. Requests that no template covers are built as commands. The send hooks
-of an attempt are called here, before its frame is made, unless the caller has done so.
+Most frames are made from a header template of the queue. Requests that no template covers are built as commands. This module calls
+the send hooks of an attempt before its frame is made, unless the caller has already called them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Frames:
     """Makes the frames of one producer and queues them.
 
     Args:
-        born_ms: Milliseconds since the epoch, as thirteen digits.
+        born_ms: Returns the current time in milliseconds since the epoch, as thirteen digits.
         owner: Marks the producer's requests in the connections' tables.
         window: Maximum number of sends in flight on one connection.
     """
@@ -55,18 +55,18 @@ class Frames:
         Args:
             deadline: Monotonic time at which the attempt ends.
             call_deadline: Monotonic time at which the call ends.
-            attempt: The attempt, if hooks were already called for it; else None.
+            attempt: The attempt if hooks were already called for it, else None.
 
         Raises:
-            RocketMQError: If the connection is closed, a hook refuses the attempt or the request cannot be encoded; hooks that
-                the attempt has passed are called with the error.
+            RocketMQError: If the connection is closed, a hook refuses the attempt or the request cannot be encoded. Hooks that
+                have accepted the attempt are called with the error.
         """
         if target.general or outgoing.watch is not None or outgoing.code:
             return self._general(connection, target, outgoing, receiver, deadline, call_deadline, attempt)
         batch = outgoing.batch_ids is not None
         template, code = (target.batch, SEND_BATCH) if batch else (target.single, SEND)
         if not connection.requests.is_open:
-            connection.requests.require_open()  # before the frame is made: a traceback could show its signature
+            connection.requests.require_open()  # call it before the frame is made: a traceback could show its signature
         opaque, born_ms = connection.requests.next_opaque(), self.born_ms()
         parts = template.parts(opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag)
         pending = Pending(receiver, deadline, call_deadline, code, self.owner)
@@ -107,10 +107,10 @@ class Frames:
     def frame(
         self, connection: Connection, target: Target, outgoing: Outgoing, opaque: int, *, oneway: bool = False
     ) -> tuple[int, bytes | list[bytes], HookedRequest | None]:
-        """Return the request code, the frame, and the request as RPC hooks changed it, or None if none ran.
+        """Return the request code, the frame, and the request after RPC hooks (None if there are no hooks).
 
         Args:
-            oneway: Sets the flag of one-way requests; has an effect only for requests that no template covers.
+            oneway: True sets the flag for one-way requests. It has an effect only for requests that no template covers.
         """
         born_ms = self.born_ms()
         if not target.general and not outgoing.code:
@@ -124,7 +124,7 @@ class Frames:
             passed = connection.hooks.hooked(connection.address, command)
             command = passed.command
         try:
-            connection.requests.require_open()  # a hook may have closed it
+            connection.requests.require_open()  # a hook may have closed the connection
             command = msgspec.structs.replace(command, opaque=opaque)
             whole = encode_command(command, connection.serialize_type, self._settings.max_frame_size)
         except Exception as error:

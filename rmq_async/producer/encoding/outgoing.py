@@ -1,4 +1,4 @@
-"""Encoding of a caller's Message into the form that the attempts of the call send. The message itself is not changed."""
+"""Encodes a caller's Message into the form that the attempts of the call send. The message itself is not changed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from ..routing import Target
 class Outgoing(msgspec.Struct, gc=False):
     """One encoded message or batch.
 
+    The garbage collector does not see this object (``gc=False``), so it must not be part of a cycle.
+
     Attributes:
-        properties: Properties, encoded.
-        batch_ids: The unique ids of a batch's messages, None for a single message.
-        code: Request code (V2), 0 for the usual ones.
-        message: The argument of a selector that is called for each attempt; of a batch, its first message.
-        watch: Calls the hooks for each attempt; only a ``Watched`` may have one. ``gc=False``: the garbage collector does not
-            see this object, so it must not be part of a cycle.
+        properties: The encoded properties.
+        batch_ids: The unique ids of a batch's messages. None for a single message.
+        code: The request code (V2). 0 stands for the usual codes.
+        message: The argument for a selector that is called for each attempt. For a batch, it is the first message.
+        watch: Calls the hooks for each attempt. Only a ``Watched`` may have one.
     """
 
     topic: str
@@ -53,12 +54,12 @@ class Outgoing(msgspec.Struct, gc=False):
 
 
 BatchItem = Message | Outgoing | tuple[Message, str]
-"""A gathered message: not encoded, encoded, or with the part of its encoded properties that follows the unique id."""
+"""A gathered message: a Message, an encoded message, or a Message with the part of its encoded properties after the unique id."""
 
 
 class Watched(Outgoing, gc=True):
-    """An Outgoing with a ``watch``: garbage-collected, because user code may refer back to it, such as by the traceback of an
-    error.
+    """An Outgoing with a ``watch``. The garbage collector sees it, because user code may refer back to it, for example through the
+    traceback of an error.
     """
 
 
@@ -72,16 +73,16 @@ class CallWatch(ABC):
         """Call the hooks before an attempt.
 
         Raises:
-            ForbiddenError: If one refuses it or fails to check it.
+            ForbiddenError: If a hook refuses the attempt or fails to check it.
         """
 
     @abstractmethod
     def give_up(self, error: BaseException) -> None:
-        """End the open attempts with ``error``: no more responses are awaited."""
+        """End the open attempts with ``error``, because nothing waits for their responses any longer."""
 
 
 class AttemptWatch(ABC):
-    """One attempt whose start the hooks have seen; its methods call them for its end, once."""
+    """One attempt whose start the hooks have seen. Its methods call the hooks once for its end."""
 
     __slots__ = ()
 
@@ -129,7 +130,7 @@ def notify_failed(outgoing: Outgoing, target: Target, error: BaseException) -> N
     """Call the hooks, if any, for an attempt that found no connection.
 
     Raises:
-        ForbiddenError: As ``begin`` does.
+        ForbiddenError: If a hook refuses the attempt (see ``CallWatch.begin``).
     """
     if outgoing.watch is not None:
         outgoing.watch.begin(outgoing, target).failed(error)
@@ -139,8 +140,8 @@ class Encoder:
     """Encodes messages with the settings, unique ids and clock of one producer.
 
     Attributes:
-        instance: The property that names the client's ``namespace``, empty if there is none.
-        outgoing: The class that is made, ``Watched`` if calls have hooks.
+        instance: The property with the client's ``namespace``. Empty if there is no namespace.
+        outgoing: The class of the encoded messages, which is ``Watched`` if calls have hooks.
     """
 
     __slots__ = ("_instance_text", "_kind", "_level", "born_ms", "compress_over", "ids", "instance", "max_size", "outgoing")
@@ -157,7 +158,12 @@ class Encoder:
         self.outgoing: type[Outgoing] = Outgoing
 
     def check(self, message: Message) -> None:
-        """Raise InvalidMessageError for an invalid topic or body, TypeError for anything but a Message."""
+        """Check a message.
+
+        Raises:
+            InvalidMessageError: If the topic or the body is invalid.
+            TypeError: If ``message`` is not a Message.
+        """
         if not isinstance(message, Message):
             raise TypeError(f"the message must be a Message, not {type_name(message)}")
         check_message(message.topic, message.body, self.max_size)
@@ -165,11 +171,11 @@ class Encoder:
     def encode(
         self, message: Message, extra: Mapping[str, str] | None = None, sys_flag: int = 0, unique_id: str | None = None
     ) -> Outgoing:
-        """Return the message encoded, uncompressed.
+        """Return the encoded message, uncompressed.
 
         Args:
-            extra: Properties that the kind of send adds.
-            unique_id: An id taken for it earlier; the message's own has precedence. Without either, a new one is made.
+            extra: Properties that this kind of send adds.
+            unique_id: A unique id that was taken earlier. The message's own id has precedence. Without either, a new id is taken.
         """
         unique_id = message.unique_id or unique_id or self.ids.next()
         if self.instance:
@@ -178,30 +184,30 @@ class Encoder:
         return self.outgoing(message.topic, unique_id, properties, message.body, sys_flag, message.flag)
 
     def compressed(self, outgoing: Outgoing) -> Outgoing:
-        """Return a copy with a compressed body, or ``outgoing`` itself if that is not smaller."""
+        """Return a copy with a compressed body. Return ``outgoing`` itself if the compressed body is not smaller."""
         return _smaller(outgoing, self._kind, self._level)
 
     def encode_batch(self, messages: Iterable[Message]) -> tuple[Outgoing, int]:
-        """Return the batch encoded, and the bytes of its messages' bodies.
+        """Return the encoded batch, and the total bytes of its messages' bodies.
 
         Raises:
-            InvalidMessageError: For a message that is invalid or not allowed in this batch, and for a batch that is empty or
-                whose encoded size is above ``max_message_size``.
-            TypeError: For an object that is not a Message.
+            InvalidMessageError: If a message is invalid or not allowed in this batch, or if the batch is empty or its encoded size
+                is above ``max_message_size``.
+            TypeError: If an object is not a Message.
         """
         batch = list(messages)
         ids = self.ids.take(len(batch))
         body = encode_batch(batch, ids, self.max_size)
         if len(body) > self.max_size:
-            advice = "send it in parts (split_batches)" if len(batch) > 1 else "send its only message by send()"
-            raise InvalidMessageError(f"the batch has {len(body)} bytes encoded, the limit is {self.max_size}; {advice}")
+            advice = "send it in parts (split_batches)" if len(batch) > 1 else "send its only message with send()"
+            raise InvalidMessageError(f"the encoded batch has {len(body)} bytes, the limit is {self.max_size}; {advice}")
         size = sum([len(message.body) for message in batch])
         properties = WAIT if batch[0].wait_store else NO_WAIT
         outgoing = self.outgoing(batch[0].topic, ids[0], properties + self._instance_text, body, 0, 0, tuple(ids))
         return outgoing, size
 
     def together(self, messages: Sequence[Outgoing]) -> Outgoing:
-        """Return a batch of messages that are valid and encoded already."""
+        """Return a batch of messages that are already checked and encoded."""
         first = messages[0]
         body = encode_batch_records([(message.flag, message.body, message.properties.encode()) for message in messages])
         properties = NO_WAIT if AFTER_ID_NO_WAIT in first.properties else WAIT
@@ -211,13 +217,13 @@ class Encoder:
     def encode_gathered(
         self, messages: Sequence[BatchItem], ids: Sequence[str] | None = None, *, plain: bool = False
     ) -> Outgoing:
-        """Return the encoded message if there is only one, else a batch of all.
+        """Return a batch of the messages, or the encoded message if there is only one.
 
-        The messages are valid, and some may be encoded already.
+        The messages are already checked, and some may be encoded.
 
         Args:
-            ids: Unique ids of the messages, if they were taken earlier.
-            plain: True if the messages have only topic and body, and bodies are ``bytes``.
+            ids: The unique ids of the messages, if they were taken earlier.
+            plain: True if all messages have only a topic and a body, and all bodies are ``bytes``.
         """
         if len(messages) == 1:
             return self._encoded(messages[0], None if ids is None else ids[0])
@@ -233,7 +239,7 @@ class Encoder:
         return self.outgoing(message.topic, unique_id, f"{BEFORE_ID}{unique_id}{after_id}", message.body, 0, message.flag)
 
     def batch_of(self, messages: Sequence[Any], ids: Sequence[str] | None, *, plain: bool) -> Outgoing:
-        """Return the messages encoded as a batch, also a single one (see ``encode_gathered``)."""
+        """Return the messages encoded as a batch, even if there is only one (see ``encode_gathered``)."""
         kind = None if plain else _kind(messages)
         if kind is Outgoing:
             taken: Sequence[str | None] = ids or [None] * len(messages)
@@ -253,7 +259,7 @@ class Encoder:
 
 
 def _kind(items: Sequence[BatchItem]) -> type:
-    """Return the class of the items, Outgoing if they differ."""
+    """Return the class of the items. Return Outgoing if their classes differ."""
     kinds = [item.__class__ for item in items]
     return kinds[0] if kinds.count(kinds[0]) == len(kinds) else Outgoing
 
@@ -267,7 +273,7 @@ def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:
 
 
 IN_THREAD: Final = 64 * 1024
-"""Minimum size in bytes of a body that is compressed in a thread: in the loop it would take a millisecond or more."""
+"""Bodies of at least this many bytes are compressed in a thread, because it would block the loop for a millisecond or more."""
 
 
 class Compressor:
@@ -277,7 +283,7 @@ class Compressor:
         unless_stopped: Awaits its argument, and raises ClientStateError if the producer stops first.
 
     Attributes:
-        above: Bytes from which on a body is compressed (``compress_over``).
+        above: A body of at least this many bytes is compressed (``compress_over``).
     """
 
     __slots__ = ("_encoder", "_threads", "_unless_stopped", "above")
@@ -289,10 +295,13 @@ class Compressor:
         self._unless_stopped = unless_stopped
 
     async def compress(self, outgoing: Outgoing, deadline: float) -> Outgoing:
-        """Return the message with its body compressed, or unchanged if that is not smaller.
+        """Return the message with a compressed body. Return it unchanged if the compressed body is not smaller.
 
-        A body of 64 KiB or more is compressed in a thread: raises RequestTimeoutError, with ``maybe_stored=False``, if that has
-        not ended at ``deadline`` (``time.monotonic``), and ClientStateError when the producer stops.
+        A body of 64 KiB or more is compressed in a thread.
+
+        Raises:
+            RequestTimeoutError: If the thread has not ended at ``deadline`` (``time.monotonic``). ``maybe_stored`` is False.
+            ClientStateError: If the producer stops while the thread runs.
         """
         if len(outgoing.body) < IN_THREAD:
             return self._encoder.compressed(outgoing)

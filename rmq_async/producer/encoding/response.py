@@ -1,4 +1,4 @@
-"""Decoding of a broker's response into a result or an error."""
+"""Decodes a broker's response to a send into a result or an error."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _STATUS: Final = {
 
 
 def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> SendResult | None:
-    """Return the result of a single send; None unless the reply says that the message is stored (see ``reply_error``)."""
+    """Return the result of a single send. Return None unless the reply says that the message is stored (see ``reply_error``)."""
     return stored(reply, outgoing.unique_id, target, attempts)
 
 
 def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> SendResult | None:
-    """Do the work of ``stored_message`` with the unique id alone, without an Outgoing."""
+    """Do the work of ``stored_message`` with only a unique id, without an Outgoing."""
     status = _STATUS.get(reply.code) if reply.code else SEND_OK
     fields = reply.extFields
     if status is None or fields is None:
@@ -58,9 +58,10 @@ def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> S
 
 
 def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> BatchSendResult | None:
-    """Return the result of a batch; None if ``stored_message`` would return None, or if the number of offset ids does not fit.
+    """Return the result of a batch.
 
-    A broker that stores the batch as one record returns one offset id for all messages.
+    Return None if ``stored_message`` would return None, or if the number of offset ids does not match. A broker that stores the
+    batch as one record returns one offset id for all messages.
     """
     ids = outgoing.batch_ids or ()
     single = stored(reply, outgoing.unique_id, target, attempts)
@@ -77,18 +78,21 @@ def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts:
 
 
 def is_unclear(reply: SendReply, connection: Connection | None) -> bool:
-    """Return whether the broker of ``connection`` has to be asked if the refused message may be stored (``Replication.learn``)."""
+    """Return whether ``Replication.learn`` must ask the broker of ``connection`` before it is known if the message may be
+    stored.
+    """
     return connection is not None and is_unreplicated(reply.code, reply.remark) and Replication.counts_first(connection) is None
 
 
 def reply_error(reply: SendReply, target: Target, connection: Connection | None = None) -> RocketMQError:
     """Return the error for a reply without a result.
 
+    The error has ``maybe_stored`` in three cases: the code says "stored" but fields are missing; the broker's replicas have not
+    confirmed the message, and the broker is not known to count its replicas first; the reply is a refusal but contains the id of a
+    stored message. The last case occurs if a broker has stored a reply message that it cannot push to the requesting client.
+
     Args:
-        connection: Connection of the reply, or None. The error has ``maybe_stored`` if the code says "stored" but
-            fields are missing, if the broker's replicas have not confirmed the message and it is not known to count them first,
-            or if the response refuses but has the id of a stored message: a broker also stores a reply message that it cannot
-            push to the requesting client.
+        connection: The connection of the reply, or None.
     """
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(

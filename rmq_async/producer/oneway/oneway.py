@@ -1,4 +1,4 @@
-"""One-way sends that may have to wait, and the counts of one-way messages not yet written to the socket."""
+"""One-way sends that may have to wait, and the counts of one-way messages that are not yet written to the socket."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class Tally:
-    """The credits of the messages that a producer's fast path has queued on one connection and that are not yet written.
+    """The credits of messages that ``queue_now`` has queued on one connection and that are not yet written.
 
     Args:
-        pacing: The pacing of the connection; None for a producer that does not pace.
+        pacing: The pacing of the connection. None if the producer does not pace.
     """
 
     __slots__ = ("_connection", "_credits", "_tallies", "epoch", "number", "pacing", "size")
@@ -45,17 +45,17 @@ class Tally:
         self.number = self.size = 0
 
     def written(self, _: int) -> None:
-        """Give the credits back, when all these messages are written or the connection is lost."""
+        """Give the credits back. Called when all these messages are written or the connection is lost."""
         if self._tallies.get(self._connection) is self:
             del self._tallies[self._connection]
         self._credits.give_back(self.epoch, self.number, self.size)
 
 
 class Oneway:
-    """The one-way sends of one producer, except sends of the fast path, which do not wait.
+    """The one-way sends of one producer.
 
     Args:
-        answer_within: Seconds for the response to the ordinary request that ends a window.
+        answer_within: Seconds to wait for the response to the ordinary request that ends a window.
     """
 
     __slots__ = (
@@ -71,15 +71,16 @@ class Oneway:
         self._credits = admission.credits
         self._ordered = ordered
         self._ids = ids
-        self._tallies: dict[Connection, Tally] = {}  # messages not yet written to the socket
+        self._tallies: dict[Connection, Tally] = {}  # messages that are not yet written to the socket
         self._answer_within = answer_within
         self._window = dispatch.config.oneway_window
 
     def queue_now(self, call: Call[Any]) -> bool:
-        """Queue the frame of an admitted call, whose credits the tally of its connection takes over; return whether it did.
+        """Queue the frame of an admitted call and transfer its credits to the tally of its connection. Return whether it was
+        queued.
 
-        It does not if a hook or the order has a part in it, the connection is missing or not ready, the broker is avoided, or the
-        message would end a window.
+        The frame is not queued if the call has hooks or must keep an order, if the connection is missing or not ready, if the
+        broker is avoided, or if the message would end a window.
         """
         outgoing, target, faults, epoch = call.outgoing, call.target, self._dispatch.faults, call.epoch
         connection = self._dispatch.connections.get(target.address)
@@ -150,7 +151,8 @@ class Oneway:
         """Queue the frame of a one-way request, or of the ordinary request that ends a window.
 
         Args:
-            probes: The broker is on trial, and the message is sent as an ordinary request, whose response can end the trial.
+            probes: Whether the broker is on trial. The message is then sent as an ordinary request, whose response can end the
+                trial.
         """
         connection, pacing = await self._paced(call, probes=probes)
         target = call.target
@@ -161,7 +163,7 @@ class Oneway:
         opaque, passed = connection.requests.next_opaque(), None
         if target.general or outgoing.code:
             _, parts, passed = self._dispatch.wire.frame(connection, target, outgoing, opaque, oneway=True)
-        else:  # what ``frame`` does for nearly all messages
+        else:  # for nearly all messages, ``frame`` would do only this
             born_ms = self._dispatch.wire.born_ms()
             parts = target.oneway.parts(
                 opaque, born_ms, outgoing.properties, outgoing.body, outgoing.sys_flag, outgoing.flag
@@ -180,10 +182,10 @@ class Oneway:
             passed.finish(None, None)
 
     async def _paced(self, call: Call[Any], *, probes: bool) -> tuple[Connection, OnewayPacing | None]:
-        """Return an open connection to the call's target, and the pacing; None if the connection is not paced.
+        """Return an open connection to the call's target, and its pacing or None if the connection is not paced.
 
-        The target is moved to its broker's newest known address if it has to be connected. Wait while ``MAX_OPEN`` windows are
-        open, if the message would open another one.
+        If there is no connection, connect to the newest known address of the broker. If the message would open another window, wait
+        while ``MAX_OPEN`` windows are open.
         """
         window = self._window
         while True:
@@ -201,14 +203,14 @@ class Oneway:
             await self._router.unless_stopped(pacing.wait(call.deadline, call.target.address))
 
     async def _connect(self, call: Call[Any], target: Target) -> Target:
-        """Connect to the broker, at its new address if it has moved; return the target at that address, or raise the error."""
+        """Connect to the broker, at its new address if it has moved. Return the target at that address, or raise the error."""
         began, dispatch, topics, topic = machine.monotonic(), self._dispatch, self._router.topics, call.outgoing.topic
-        target = topics.moved(topic, target)  # it may have waited in a line since its target was chosen
+        target = topics.moved(topic, target)  # the call may have waited in a line since its target was chosen
         failed = await dispatch.connect(target, dispatch.connect_deadline(target, call.deadline))
         if failed is not None and failed.retriable:
             await self._router.unless_stopped(topics.renew(topic, call.deadline))
             before, target = target.address, topics.moved(topic, target)
-            # A connect that still runs gets the time that is left: the broker may be slow, and not elsewhere.
+            # A connect that is still running gets the remaining time, because the broker may be slow and not have moved.
             if target.address != before or isinstance(failed, RequestTimeoutError):
                 failed = await dispatch.connect(target, call.deadline)
         if failed is None:
@@ -222,7 +224,7 @@ class Oneway:
             del failed  # breaks the cycle frame -> error -> traceback -> frame
 
     def _submit_confirmed(self, call: Call[Any], connection: Connection, pacing: OnewayPacing) -> None:
-        """Send a message that ends a window as an ordinary request, which the broker answers."""
+        """Send a message that ends a window as an ordinary request, to which the broker responds."""
         credits, epoch = self._credits, call.transfer()
         finished = partial(credits.give_back, epoch, 1, call.size)
         learn = partial(self._learn, call.outgoing.topic, call.target)
@@ -233,7 +235,7 @@ class Oneway:
         except BaseException:
             finished()
             raise
-        pacing.opened()  # only now: a request that was not sent gets no response that closes the window
+        pacing.opened()  # only now: no response closes the window of a request that was not sent
 
     def _is_on_trial(self, target: Target) -> bool:
         """Return whether the target's broker is on trial."""
@@ -243,7 +245,7 @@ class Oneway:
     def _learn(self, topic: str, target: Target, outcome: SendReply | BaseException, seconds: float) -> None:
         """Record the outcome of an ordinary request, so that later messages avoid a failed broker or a deleted queue.
 
-        One-way messages have no response that could show either.
+        One-way messages have no response that could show these.
         """
         faults, now = self._dispatch.faults, machine.monotonic()
         if isinstance(outcome, BaseException):

@@ -1,11 +1,12 @@
 """Paces one-way sends, because a stock broker silently drops messages that wait too long in its queue.
 
-Pacing is per broker connection, and all producers on it share it; each producer ends a window after its own ``oneway_window``
-messages at the latest. The last message of each window is sent as an ordinary request, whose response shows that the broker has
-processed the window; until that response the window is open. At most two windows are open: the last message of a third one
-waits. So up to three windows are in the broker's queue. Together they are at most as large as the connection's ``SendWindow``,
-which the responses adjust like responses to other sends. The first window has two messages and each that is answered doubles
-the next, because what a broker drops before its first response is lost here, and only tried again elsewhere.
+Each connection to a broker has its own pacing, which all producers on the connection share. Each producer ends a window after its
+own ``oneway_window`` messages at the latest. The last message of each window is sent as an ordinary request, whose response shows
+that the broker has processed the window; until that response, the window is open. At most two windows are open: the last message of
+a third window waits. Therefore up to three windows are in the broker's queue. Together they are at most as large as the
+connection's ``SendWindow``, which their responses adjust like the responses to other sends. The first window has two messages, and
+each answered window doubles the size of the next one: messages that a broker drops before its first response are lost, and are not
+retried.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from ...transport import Connection, RequestTable
 logger = logging.getLogger("rmq_async.producer")
 
 STORED: Final = frozenset({0, 10, 11, 12})
-"""Response codes for a stored message, with or without confirmed flush and replication."""
+"""The response codes for a stored message, with or without confirmed flush and replication."""
 FIRST_WINDOW: Final = 2
 MAX_OPEN: Final = 2
 """Maximum number of open windows of a connection."""
 SHARE: Final = 3
-"""The part of the ``SendWindow`` that one window may be: there are ``MAX_OPEN``, and one that fills."""
+"""One window may use at most this fraction (1 / SHARE) of the ``SendWindow``, because there are ``MAX_OPEN`` open windows and one
+that is being filled."""
 
 
 class OnewayPacing:
     """The windows of one connection, whose requests are in ``requests``.
 
     Attributes:
-        size: Messages of a window.
-        sent: Messages that were sent in the window that fills.
+        size: Number of messages in a window.
+        sent: Number of messages that were sent in the window that is being filled.
         open: Number of open windows.
-        errors: Windows whose ordinary request failed or was refused.
+        errors: Number of windows whose ordinary request failed or was refused.
     """
 
     __slots__ = ("_progress", "_requests", "errors", "open", "sent", "size")
@@ -58,7 +60,7 @@ class OnewayPacing:
         """Return whether the next message is the last of its window.
 
         Args:
-            window: The producer's configured size, the maximum.
+            window: The maximum size of a window in the producer's configuration.
         """
         return self.sent + 1 >= min(self.size, window)
 
@@ -71,8 +73,8 @@ class OnewayPacing:
         """Close a window.
 
         Args:
-            seconds: Seconds until the broker stored its last message; None if it did not.
-            answers: Number of its messages if it was as large as it could be, else 0.
+            answers: Number of messages in the window if it had its full size, else 0.
+            seconds: Seconds until the broker had stored the last message of the window. None if it did not store the message.
         """
         self.open -= 1
         if seconds is not None:
@@ -86,7 +88,7 @@ class OnewayPacing:
         """Wait until a window closes.
 
         Raises:
-            BackpressureError: At ``deadline`` (monotonic).
+            BackpressureError: If no window has closed at ``deadline`` (monotonic).
         """
         if self._progress is None or self._progress.done():
             self._progress = asyncio.get_running_loop().create_future()
@@ -100,14 +102,12 @@ class OnewayPacing:
 
 
 class WindowReceiver:
-    """Receiver of the response to a window's ordinary request.
+    """The receiver of the response to the ordinary request of a window.
 
-    Errors are counted, neither raised nor retried.
-
-    The first one is logged, and each one that doubles the count.
+    Errors are counted, but not raised and not retried. The first error is logged, and each error that doubles the count.
 
     Args:
-        learn: Called with the response or the error, and the seconds that it took, so that later messages can avoid the broker.
+        learn: Called with the response or the error, and the seconds until then, so that later messages can avoid the broker.
     """
 
     __slots__ = ("_answers", "_connection", "_done", "_finished", "_learn", "_opened_at", "_pacing")
@@ -147,8 +147,8 @@ class WindowReceiver:
         if is_power_of_two(self._pacing.errors):
             address, count = self._connection.address, self._pacing.errors
             logger.warning(
-                "%s: %d windows of one-way messages ended with an error; messages in them may be lost, use send() for messages "
-                "that must not be; the last error: %s",
+                "%s: %d windows of one-way messages ended with an error, and their messages may be lost; use send() for messages "
+                "that must not be lost; last error: %s",
                 address, count, printable(why, 300),
             )  # fmt: skip
 
@@ -159,7 +159,7 @@ class WindowReceiver:
 
 
 def pacing_of(connection: Connection) -> OnewayPacing:
-    """Return the connection's pacing; make it on first use."""
+    """Return the connection's pacing; create it if it does not exist."""
     pacing: OnewayPacing | None = connection.attributes.get(OnewayPacing)
     if pacing is None:
         connection.attributes[OnewayPacing] = pacing = OnewayPacing(connection.requests)

@@ -1,8 +1,8 @@
-"""The table of brokers that a producer avoids: the common base of its two policies.
+"""The table of brokers that a producer avoids, which is the common base of two policies.
 
-``suspects.FailureTable`` judges brokers by failed attempts, ``fault_table.LatencyTable`` also by the latency of each attempt.
-This module reads no clock: ``now`` is seconds of a monotonic clock. A broker outside the table is healthy. A broker in it is
-avoided for some time and then on trial: the choice of queues gives it one attempt at a time until one succeeds.
+``suspects.FailureTable`` judges brokers by failed attempts. ``fault_table.LatencyTable`` judges them also by the latency of each
+attempt. This module reads no clock: ``now`` is in seconds of a monotonic clock. A broker that is not in the table is healthy. A
+broker in the table is avoided for some time, and is then on trial: it gets one attempt at a time until one succeeds.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from math import inf
 from typing import Final, Generic, TypeVar
 
 MOST_ITEMS: Final = 1024
-"""Maximum number of brokers in one table; the oldest entry is dropped for a new one."""
+"""Maximum number of brokers in one table. The oldest entry is dropped for a new one."""
 KEPT: Final = 60.0
-"""An entry that has been on trial for more seconds than this is removed when another broker enters the table."""
+"""An entry that has been on trial for more than this many seconds is removed when another broker enters the table."""
 
 
 class Suspect:
-    """The entry of one broker.
+    """The entry of one broker. Times are those of the caller's clock.
 
     Args:
-        address: Address of its master when the entry was made. Times are of the caller's clock.
+        address: The address of the broker's master when the entry was made.
 
     Attributes:
-        available_from: End of the time for which it is avoided.
-        noted: Time of the newest fault.
+        available_from: The end of the time for which the broker is avoided.
+        noted: The time of the last fault.
     """
 
     __slots__ = ("address", "available_from", "noted")
@@ -44,8 +44,8 @@ class Avoidance(ABC, Generic[S]):
     """The brokers that one producer avoids.
 
     Args:
-        busy: Whether an attempt on the broker is in flight or connects.
-        address_of: Its master's address in the newest route.
+        busy: Returns whether an attempt on a broker is in flight or is connecting.
+        address_of: Returns the address of a broker's master in the newest route.
 
     Attributes:
         items: The entries, by broker name.
@@ -77,17 +77,17 @@ class Avoidance(ABC, Generic[S]):
 
     @abstractmethod
     def succeeded(self, broker: str, latency: float, now: float) -> None:
-        """Take the report of an attempt that was stored after ``latency`` seconds (see ``measures``)."""
+        """Report an attempt whose message was stored after ``latency`` seconds (see ``measures``)."""
 
     @abstractmethod
     def failed(self, broker: str, error: BaseException, latency: float, now: float) -> None:
-        """Take the report of an attempt that ended with ``error`` after ``latency`` seconds."""
+        """Report an attempt that ended with ``error`` after ``latency`` seconds."""
 
     def chosen(self, broker: str, now: float) -> None:
-        """Take the report that an attempt which could choose its broker goes to this one."""
+        """Report that an attempt that could choose its broker goes to ``broker``."""
 
     def proved(self, broker: str) -> None:
-        """Remove the broker from the table: it is healthy."""
+        """Remove a broker from the table, because it is healthy."""
         self.version += 1
         self.items.pop(broker, None)
 
@@ -97,7 +97,7 @@ class Avoidance(ABC, Generic[S]):
             self.proved(broker)
 
     def moved(self, brokers: Collection[str]) -> None:
-        """Remove the ``brokers`` whose master has another address now: another process had the faults."""
+        """Remove those of ``brokers`` whose master now has another address, because the faults belong to another process."""
         for broker in [broker for broker in self.items if broker in brokers]:
             address = self._address_of(broker)
             if address is not None and address != self.items[broker].address:
@@ -106,7 +106,7 @@ class Avoidance(ABC, Generic[S]):
     # -- queries of queue selection
 
     def on_trial(self, broker: str, now: float) -> bool:
-        """Return whether the broker is in the table and the time for which it is avoided is over."""
+        """Return whether the broker is in the table and the time for which it was avoided is over."""
         item = self.items.get(broker)
         return item is not None and now >= item.available_from
 
@@ -116,18 +116,21 @@ class Avoidance(ABC, Generic[S]):
         return item is None or (now >= item.available_from and not self._busy(broker))
 
     def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
-        """Return the ``brokers`` that are not usable."""
+        """Return those of ``brokers`` that are not usable."""
         return frozenset([broker for broker in self.items.keys() & brokers if not self.usable(broker, now)])
 
     def best(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Return the usable ``brokers``: ``brokers`` itself if all are usable, the result of ``_of_none`` if none is."""
+        """Return the usable brokers.
+
+        Return ``brokers`` itself if all of them are usable. Return the result of ``_of_none`` if no broker is usable.
+        """
         avoided = self.avoided(brokers, now)
         if not avoided:
             return brokers
         return frozenset(brokers) - avoided or self._of_none(brokers, now)
 
     def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Return the brokers to choose among if none is usable."""
+        """Return the brokers from which to choose if no broker is usable."""
         return brokers
 
     # -- for subclasses

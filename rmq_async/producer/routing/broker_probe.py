@@ -1,6 +1,6 @@
-"""The detector (``detector=True``): probes unreachable brokers, so that brokers that respond again are used sooner.
+"""The detector (``detector=True``) probes unreachable brokers, so that a broker that responds again is used sooner.
 
-A probe asks for the maximum offset of queue 0 of one of the broker's topics.
+A probe requests the maximum offset of queue 0 of one of the broker's topics.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .fault_table import LatencyTable
 logger = logging.getLogger("rmq_async.producer")
 
 INTERVAL: Final = 2.0
-"""Seconds from the end of a round of probes to the next (Java's ``detectInterval``)."""
+"""Seconds from the end of a round of probes to the start of the next one (Java's ``detectInterval``)."""
 TIMEOUT: Final = 0.2
-"""Seconds for a probe, connecting included (Java's ``detectTimeout``)."""
+"""Seconds for a probe, including the connect (Java's ``detectTimeout``)."""
 
 
 class BrokerProbe:
     """The probing task of one producer.
 
     Args:
-        topic_on: Name on the servers of a topic that the broker has, or None.
+        topic_on: Returns the name on the wire of a topic that a broker has, or None.
     """
 
     def __init__(self, instance: ClientInstance, faults: LatencyTable, topic_on: Callable[[str], str | None]) -> None:
@@ -74,7 +74,7 @@ class BrokerProbe:
             )
         else:
             if response.code:
-                logger.debug("broker %s responds, but does not work yet: code %d", printable(broker), response.code)
+                logger.debug("broker %s responds, but with an error: code %d", printable(broker), response.code)
                 return
             logger.info("broker %s responds again", printable(broker))
             self._faults.proved(broker)

@@ -1,8 +1,8 @@
 """Latency fault tolerance (``latency_fault=True``; Java: ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``).
 
-The latency of an attempt, ``isolation`` for one that failed because of its broker, decides for how long the broker is avoided.
-Both states of a broker, "avoided" and "unreachable", expire by themselves. A broker that is in neither is also avoided while
-an attempt has been in flight for longer than ``FaultTable.patience``.
+The latency of an attempt determines for how long its broker is avoided. If the attempt failed because of the broker, ``isolation``
+counts as its latency. The two states of a broker, "avoided" and "unreachable", expire by themselves. A broker that is in neither
+state is also avoided while an attempt has been in flight for longer than ``FaultTable.patience``.
 """
 
 from __future__ import annotations
@@ -31,23 +31,21 @@ from .avoidance import Avoidance, Suspect
 
 @dataclass(frozen=True)
 class FaultTable:
-    """A table from the latency of an attempt to the time for which its broker is avoided.
+    """A table that maps the latency of an attempt to the time for which its broker is avoided. All numbers are seconds.
 
-    All numbers are seconds.
-
-    ``FaultTable.V5`` is the table of Java 5.1.4 and later, ``FaultTable.V4`` the one before.
+    ``FaultTable.V5`` is the table of Java since 5.1.4, and ``FaultTable.V4`` is the earlier one.
 
     Attributes:
         latencies: Rising thresholds.
-        durations: For each threshold, the time for which a broker is avoided after an attempt that took at least that long, and
-            less than the next threshold.
-        isolation: The latency that an attempt counts as if it failed because of its broker.
-        pick_one_at_least: If every broker is avoided, True uses the better half of them (as 4.x does), False all reachable
-            ones, or all if none is reachable.
+        durations: For each threshold, the time for which a broker is avoided after an attempt that took at least as long as this
+            threshold and less than the next one.
+        isolation: The latency that is assumed for an attempt that failed because of its broker.
+        pick_one_at_least: If every broker is avoided, True uses the better half of them (as 4.x does). False uses all reachable
+            brokers, or all brokers if none is reachable.
 
     Raises:
-        ConfigError: Unless there are as many durations as latencies, at least one, all from 0 to below 1e9, the latencies rise,
-            and ``isolation`` is above 0 and below 1e9.
+        ConfigError: If there are no latencies, or not as many durations as latencies; if a value is not from 0 to below 1e9; if the
+            latencies do not rise; or if ``isolation`` is not above 0 and below 1e9.
     """
 
     latencies: tuple[float, ...]
@@ -70,7 +68,7 @@ class FaultTable:
             object.__setattr__(self, name, values)
         if len(self.latencies) != len(self.durations):
             raise ConfigError(
-                f"{len(self.latencies)} latencies need as many durations, not {len(self.durations)}; give one for each"
+                f"durations must have as many values as latencies, {len(self.latencies)}, not {len(self.durations)}"
             )
         if any(low >= high for low, high in zip(self.latencies, self.latencies[1:], strict=False)):
             raise ConfigError(f"latencies must rise from each to the next, not {shown(self.latencies)}")
@@ -78,9 +76,9 @@ class FaultTable:
             raise ConfigError(f"isolation must be a number of seconds above 0 and below 1e9, not {shown(self.isolation)}")
 
     def duration(self, latency: float) -> float:
-        """Return the seconds for which a broker is avoided after an attempt of ``latency`` seconds.
+        """Return the seconds for which a broker is avoided after an attempt that took ``latency`` seconds.
 
-        0.0 below the lowest threshold.
+        Return 0.0 below the lowest threshold.
         """
         for threshold, duration in zip(reversed(self.latencies), reversed(self.durations), strict=True):
             if latency >= threshold:
@@ -89,7 +87,7 @@ class FaultTable:
 
     @property
     def patience(self) -> float:
-        """The seconds that an attempt may take before its broker is avoided; infinite if no duration is above 0."""
+        """The seconds that an attempt may take before its broker is avoided. Infinity if no duration is above 0."""
         return next((latency for latency, wait in zip(self.latencies, self.durations, strict=True) if wait > 0), float("inf"))
 
 
@@ -104,7 +102,7 @@ def _not_seconds(name: str, values: object) -> str:
 
 
 class Blame(Enum):
-    """The verdict of one attempt on its broker."""
+    """The verdict on a broker after one attempt."""
 
     NONE = "nothing"
     SLOW = "too slow"
@@ -115,9 +113,9 @@ class Blame(Enum):
 def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
     """Return the verdict on the broker of an attempt that ended with ``error`` after ``elapsed`` seconds.
 
-    NONE for a rejected message, missing rights of the user, a queue that the broker does not have, and a timeout shorter than
-    the table's lowest threshold. Retriable and "too busy" codes are ANSWERED. An abandoned or cancelled attempt is SLOW if it
-    ran for ``patience`` or longer, else NONE.
+    The verdict is NONE for a rejected message, missing permissions of the user, a queue that the broker does not have, and a
+    timeout that is shorter than the table's lowest threshold. For retriable and "too busy" codes it is ANSWERED. For an abandoned
+    or cancelled attempt it is SLOW if the attempt ran for at least ``patience``, else NONE.
     """
     match error:
         case AuthenticationError() | PermissionDeniedError() | QueueNotExistError():
@@ -136,15 +134,16 @@ def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
 
 
 class GivenUpError(RequestTimeoutError):
-    """The error of an attempt that was abandoned because its call ended before a response came."""
+    """The error of an attempt that was abandoned because its call ended before a response arrived."""
 
 
 class FaultItem(Suspect):
     """The entry of one broker.
 
     Attributes:
-        latency: Seconds of its newest faulty attempt.
-        reachable_from: End of the time for which it counts as unreachable; 0 if the newest recorded attempt got a response.
+        latency: Seconds of the last faulty attempt.
+        reachable_from: The end of the time for which the broker counts as unreachable. 0 if the last recorded attempt got a
+            response.
     """
 
     __slots__ = ("latency", "reachable_from")
@@ -159,7 +158,7 @@ class LatencyTable(Avoidance[FaultItem]):
     """The faulty brokers of one producer.
 
     Attributes:
-        late: Brokers with an attempt in flight for longer than ``patience``.
+        late: Brokers with an attempt that has been in flight for longer than ``patience``.
     """
 
     __slots__ = ("late", "table")
@@ -196,9 +195,9 @@ class LatencyTable(Avoidance[FaultItem]):
         self.note(broker, latency, duration, reachable=reachable, now=now)
 
     def note(self, broker: str, latency: float, duration: float, *, reachable: bool, now: float) -> None:
-        """Avoid the broker for ``duration`` seconds from ``now``, or until the end recorded before if that is later.
+        """Avoid the broker for ``duration`` seconds from ``now``, or until the recorded end if that is later.
 
-        A reachable broker with duration 0 is removed if the attempt began after its newest fault was recorded.
+        A reachable broker with duration 0 is removed if the attempt began after the broker's last fault was recorded.
         """
         item = self.items.get(broker)
         if duration <= 0 and reachable:
@@ -226,7 +225,7 @@ class LatencyTable(Avoidance[FaultItem]):
         return item is None or now >= item.reachable_from
 
     def usable(self, broker: str, now: float) -> bool:
-        """Return False also for a broker in ``late`` that has no entry yet."""
+        """Return whether the broker is usable. A broker in ``late`` without an entry is not usable either."""
         return super().usable(broker, now) and (broker in self.items or broker not in self.late)
 
     def avoided(self, brokers: Collection[str], now: float) -> frozenset[str]:
@@ -234,14 +233,17 @@ class LatencyTable(Avoidance[FaultItem]):
         return avoided.union([broker for broker in self.late.intersection(brokers) if not self.usable(broker, now)])
 
     def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
-        """Return the reachable brokers, else all; with ``pick_one_at_least`` the better half by availability and latency."""
+        """Return the reachable brokers, or all brokers if none is reachable.
+
+        With ``pick_one_at_least``, return the better half by availability and latency.
+        """
         if self.table.pick_one_at_least:
             ranked = sorted(brokers, key=lambda broker: (self._rank(broker, now), broker))
             return frozenset(ranked[: max(1, len(ranked) // 2)])
         return frozenset(broker for broker in brokers if self.reachable(broker, now)) or brokers
 
     def silent(self) -> tuple[str, ...]:
-        """Return the brokers that the newest recorded attempt did not reach: the ones to probe."""
+        """Return the brokers that the last recorded attempt did not reach. These brokers are probed."""
         return tuple(broker for broker, item in self.items.items() if item.reachable_from)
 
     def _rank(self, broker: str, now: float) -> tuple[bool, float, float]:

@@ -1,11 +1,11 @@
 """Queue selection for producers that avoid brokers (``latency_fault``) or have a selector (``queue_selector``).
 
-``retry_policy`` names the candidate brokers of an attempt; QueueSelection chooses among their queues.
+``retry_policy`` returns the candidate brokers of an attempt, and QueueSelection chooses among their queues.
 
-This is without a selector of the user: with ``latency_fault="failures"`` the round robin of a topic on several brokers runs
-unchanged until one of them is suspected; ``FailureRotation`` replaces it until none is. With ``latency_fault=True``
-``LatencyRotation`` replaces it all the time: while no broker is suspected it reads the clock, and at intervals
-(``Overdue.interval``) it looks for attempts that have been in flight for too long.
+The following applies without a selector of the user. With ``latency_fault="failures"``, the round robin of a topic on several
+brokers runs unchanged until a broker is suspected; ``FailureRotation`` then replaces it until no broker is suspected. With
+``latency_fault=True``, ``LatencyRotation`` always replaces it. While no broker is suspected, it only reads the clock, and at
+intervals (``Overdue.interval``) it looks for attempts that have been in flight for too long.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from .topic_queues import Target, TopicQueues
 logger = logging.getLogger("rmq_async.producer")
 
 LOOKS: Final = 16
-"""Minimum number of samples of the attempts in flight within the fault table's ``patience``, if attempts are frequent."""
+"""Minimum number of samples of the attempts in flight during the fault table's ``patience``, if attempts are frequent."""
 ADDRESSES_KEPT: Final = 1024
 SWEEP_COST: Final = 0.0002
-"""Minimum seconds per topic between two sweeps of the suspects: all routes may change at once, and a sweep looks at each."""
+"""Minimum seconds per topic between two sweeps of the suspects: all routes may change at once, and a sweep checks each route."""
 
 
 class Overdue:
-    """Finds attempts that have been in flight for too long, without a record per attempt: from samples of the newest opaque.
+    """Finds attempts that have been in flight for too long, from samples of the newest opaque and without a record per attempt.
 
     Args:
         owner: Marks the producer's requests in the connections' tables.
-        patience: Seconds in flight after which an attempt is too late.
+        patience: An attempt that has been in flight for more than this many seconds is late.
 
     Attributes:
         interval: Minimum seconds between two samples of an address, and between two checks of a topic without suspects.
@@ -69,7 +69,7 @@ class Overdue:
     def late(self, address: str, now: float) -> bool:
         """Return whether an attempt to ``address`` has been in flight for longer than ``patience``.
 
-        Each call may add a sample; the answer is as accurate as the samples are close.
+        Each call may add a sample. The result is as accurate as the samples are close together.
         """
         connection = self._pool.get(address)
         if connection is None:
@@ -98,8 +98,8 @@ class _Known:
     """The samples of one connection.
 
     Attributes:
-        since: An opaque before which the producer has no request in flight.
-        samples: (time, newest opaque), oldest first; one sample older than ``patience`` is kept.
+        since: The producer has no request in flight with a lower opaque.
+        samples: Pairs (time, newest opaque), the oldest first. One sample that is older than ``patience`` is kept.
     """
 
     __slots__ = ("connection", "samples", "since")
@@ -114,13 +114,13 @@ class QueueSelection:
     """The queue selection of one producer.
 
     Args:
-        selector: The ``queue_selector``, called unless it is ``select_best``.
-        faults: None with ``latency_fault=False``.
+        selector: The ``queue_selector``. It is called unless it is ``select_best``.
+        faults: The fault table. None with ``latency_fault=False``.
+        named: Returns whether a known route has writable queues on a broker.
         queues_by_topic: A live view of the producer's queues by topic.
-        named: Whether a known route has writable queues on the broker.
 
     Attributes:
-        custom: The selector is not ``select_best``.
+        custom: Whether the selector is not ``select_best``.
     """
 
     __slots__ = (
@@ -160,7 +160,7 @@ class QueueSelection:
             faults.on_suspect = self._suspected
 
     def adopt(self, topic_queues: TopicQueues) -> None:
-        """Replace the round robin of a topic's new queues if the fault policy needs it; not with a selector of the user."""
+        """Replace the round robin of a topic's new queues if the fault policy needs it. A selector of the user needs no change."""
         if self._stale:
             self.sweep(machine.monotonic())
         if self.custom:
@@ -177,23 +177,23 @@ class QueueSelection:
                 topic_queues.next = FailureRotation(self, cast(FailureTable, self.faults), topic_queues).next
 
     def uninviting(self, brokers: Collection[str]) -> Collection[str]:
-        """Return the ``brokers`` that ``latency_fault=True`` avoids: an attempt on another one is not capped for their
-        sake.
+        """Return those of ``brokers`` that ``latency_fault=True`` avoids. An attempt on another broker is not capped to leave time
+        for them.
 
-        There are none with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for it.
+        Return nothing with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for it.
         """
         return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
 
     def avoided(self, brokers: Collection[str]) -> Collection[str]:
-        """Return the ``brokers`` that attempts avoid as long as there are others."""
+        """Return those of ``brokers`` that attempts avoid if there are others."""
         faults = self.faults
         if faults is None or self.custom or not (faults.items or faults.measures):
             return ()
         return faults.avoided(brokers, machine.monotonic())
 
     def next(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
-        """Return the topic's next queue on the best of ``brokers``, and tell the fault table which broker was chosen unless it
-        is empty.
+        """Return the topic's next queue on the best of ``brokers``. Report the chosen broker to the fault table if that has
+        entries.
         """
         faults = self.faults
         if faults is None or not (faults.items or faults.measures):
@@ -206,7 +206,7 @@ class QueueSelection:
     def best(
         self, faults: FailureTable | LatencyTable, topic_queues: TopicQueues, brokers: Collection[str], now: float
     ) -> Collection[str]:
-        """Return the brokers to choose among: ``brokers`` itself if none is suspected or late."""
+        """Return the brokers from which to choose. Return ``brokers`` itself if no broker is suspected or late."""
         self.sweep(now)
         if self._overdue is not None and isinstance(faults, LatencyTable) and faults.patience < inf:
             late = [broker for broker, address in topic_queues.addresses.items() if self._overdue.late(address, now)]
@@ -215,7 +215,7 @@ class QueueSelection:
         return faults.best(brokers, now)
 
     def sweep(self, now: float) -> None:
-        """Remove brokers that have left the routes from the fault table, if a route has changed; see ``SWEEP_COST``."""
+        """If a route has changed, remove brokers that have left the routes from the fault table (see ``SWEEP_COST``)."""
         if self._stale and self.faults is not None and now >= self._sweep_from:
             self._stale, self._sweep_from = False, now + len(self._queues_by_topic) * SWEEP_COST
             self.faults.keep(self._named)
@@ -231,11 +231,13 @@ class QueueSelection:
     ) -> MessageQueue | Coroutine[Any, Any, MessageQueue]:
         """Return the queue that a selector chooses among ``queues`` of the topic, or a coroutine that returns it.
 
-        Raise a RocketMQError that the selector raises; SelectorError for another error of it and for a queue that it was not
-        given; RequestTimeoutError for a choice at ``deadline`` or later.
-
         Args:
-            selector: None for the producer's own, or ``select_by_hash`` without one.
+            selector: None stands for the producer's selector, or for ``select_by_hash`` if the producer has none.
+
+        Raises:
+            SelectorError: If the selector raises an error, or chooses a queue that it was not given. A RocketMQError of the
+                selector is raised unchanged.
+            RequestTimeoutError: If the selector chooses at ``deadline`` or later.
         """
         if selector is None:
             selector = self.selector if self.custom else select_by_hash
@@ -253,9 +255,12 @@ class QueueSelection:
             return one_of(await awaited(selector, choosing, deadline), queues, selector, deadline)
 
     def pick(self, topic_queues: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Return the next of ``queues``, any of the topic's; called by ``select_best`` inside a selector of this producer.
+        """Return the next of ``queues``. ``select_best`` calls this inside a selector of this producer.
 
-        Queues of brokers that are away are skipped, if there are others.
+        Queues of brokers that are away are skipped if there are others.
+
+        Args:
+            queues: Any queues of the topic.
         """
         if topic_queues.route.is_fixed:
             here = [queue for queue in queues if topic_queues.knows(queue)]
@@ -281,7 +286,7 @@ class QueueSelection:
         return chosen
 
     def route_changed(self, brokers: Collection[str]) -> None:
-        """Update the fault table after a new route that names ``brokers``: they may have moved, and others may be gone."""
+        """Update the fault table after a new route that names ``brokers``. These may have moved, and other brokers may be gone."""
         if self.faults is not None:
             self._stale = bool(self.faults.items)
             self.faults.version += 1
@@ -299,7 +304,7 @@ class QueueSelection:
 
 
 class LatencyRotation:
-    """Replaces a topic's round robin with ``latency_fault=True``; equal to it while no broker is suspected or late."""
+    """Replaces a topic's round robin with ``latency_fault=True``. It has the same order while no broker is suspected or late."""
 
     __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_selection", "_topic_queues", "_version")
 
@@ -329,7 +334,7 @@ class LatencyRotation:
 
 
 class FailureRotation:
-    """Replaces a topic's round robin while one of its brokers is suspected; passes over the avoided ones if there are others."""
+    """Replaces a topic's round robin while one of its brokers is suspected. It skips avoided brokers if there are others."""
 
     __slots__ = ("_faults", "_good", "_selection", "_topic_queues", "_until", "_version")
 
@@ -348,7 +353,7 @@ class FailureRotation:
         return self._choose(now)
 
     def _choose(self, now: float) -> Target:
-        """Choose by the present state of the suspects; the choice of brokers holds until that state can change."""
+        """Choose by the current state of the suspects. The choice of brokers is kept until that state can change."""
         faults, topic_queues, selection = self._faults, self._topic_queues, self._selection
         selection.sweep(now)
         suspects = faults.items.keys() & topic_queues.brokers

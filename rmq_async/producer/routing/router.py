@@ -1,4 +1,4 @@
-"""Choice of the queue for a call and its retries: round robin, the producer's selector, or the caller's choice."""
+"""Chooses the queue for a call and its retries, by round robin, the producer's selector, or the caller's choice."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Router:
     """The routing of one producer.
 
     Args:
-        selection: None for plain round robin.
+        selection: The queue selection. None for plain round robin.
         unless_stopped: Awaits its argument, and raises ClientStateError if the producer stops first.
 
     Attributes:
-        asks: The producer's selector is not ``select_best``.
+        asks: Whether the producer's selector is not ``select_best``.
     """
 
     __slots__ = ("asks", "faults", "queues_by_topic", "selection", "topics", "unless_stopped")
@@ -40,14 +40,17 @@ class Router:
     async def aim(
         self, topic: str, message: Message | None, shown: Message | None, choice: QueueChoice | None, deadline: float
     ) -> tuple[TopicQueues, Target]:
-        """Return the topic's queues and the target of the first attempt: the caller's choice, a selector's, or the next queue.
+        """Return the topic's queues and the target of the first attempt.
 
-        Raises as ``choose``, ``chosen`` and ``at`` do.
+        The target is the choice of the caller or of a selector, or the next queue.
 
         Args:
-            message: None for a batch.
-            shown: The message for the producer's selector, which is not called without one: a prepared send takes the next
-                queue, as its further attempts do.
+            message: The message. None for a batch.
+            shown: The message for the producer's selector. If it is None, the selector is not called: a prepared send uses the next
+                queue, and so do its further attempts.
+
+        Raises:
+            RocketMQError: The errors of ``choose``, ``chosen`` and ``at``.
         """
         if choice is not None:
             return await self.at(topic, await self.chosen(topic, message, choice, deadline), deadline)
@@ -57,8 +60,10 @@ class Router:
         return topic_queues, topic_queues.next()
 
     async def at(self, topic: str, queue: MessageQueue, deadline: float) -> tuple[TopicQueues, Target]:
-        """Return the topic's queues and the target of a queue that was chosen; wait for its broker if that is away. Raises as
-        ``TopicTable.find``, ``TopicTable.with_queue`` and ``TopicQueues.target`` do.
+        """Return the topic's queues and the target of a chosen queue. Wait for its broker if the broker is away.
+
+        Raises:
+            RocketMQError: The errors of ``TopicTable.find``, ``TopicTable.with_queue`` and ``TopicQueues.target``.
         """
         topic_queues = self.queues_by_topic.get(topic) or await self.topics.find(topic, deadline)
         target = topic_queues.by_queue.get(queue)
@@ -74,10 +79,12 @@ class Router:
         return topic_queues is not None and not topic_queues.knows(queue)
 
     def target_now(self, topic_queues: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
-        """Return the target of a key by hash; None for a batch, if a selector must choose, and if the queue's broker is away.
+        """Return the target for the hash of a key.
+
+        Return None for a batch, if a selector must choose, or if the queue's broker is away.
 
         Raises:
-            SelectorError: For an invalid key.
+            SelectorError: If the key is invalid.
         """
         if message is None or choice.selector is not None or self.asks:
             return None
@@ -91,8 +98,13 @@ class Router:
         return topic_queues.target(chosen if isinstance(chosen, MessageQueue) else await self.unless_stopped(chosen))
 
     async def chosen(self, topic: str, message: Message | None, choice: QueueChoice, deadline: float) -> MessageQueue:
-        """Return the queue that the caller gave, or that the call's selector chooses, else the producer's selector, else the
-        hash of the key. Its broker may be away. Raises as ``TopicTable.find`` and ``QueueSelection.ask`` do.
+        """Return the queue that the caller passed.
+
+        Without it, the selector of the call, the selector of the producer or the hash of the key chooses the queue, in this order
+        of precedence. The broker of the queue may be away.
+
+        Raises:
+            RocketMQError: The errors of ``TopicTable.find`` and ``QueueSelection.ask``.
         """
         if choice.queue is not None or message is None:
             return cast(MessageQueue, choice.queue)

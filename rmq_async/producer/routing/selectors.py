@@ -1,6 +1,6 @@
-"""Queue selectors: functions of (queues, message, key) that choose the queue of a message.
+"""Queue selectors: functions of (queues, message, key) that choose the queue for a message.
 
-A selector must return one of the queues it is given, directly or from a coroutine, and must not block.
+A selector must return one of the queues that it is given, directly or from a coroutine, and must not block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...client import check_queue
 from ...errors import ConfigError, RequestTimeoutError, RocketMQError, SelectorError
 
 TOPICS_KEPT: Final = 1024
-"""Maximum number of topics that are remembered; the oldest is dropped for a new one."""
+"""Maximum number of topics that are remembered. The oldest topic is dropped for a new one."""
 QUEUES_KEPT: Final = 4096
 """Maximum number of queues of one topic that are remembered in addition to the current list."""
 
@@ -38,7 +38,7 @@ class _Topic:
 
 
 class RoundRobin:
-    """The last turns of each topic's queues, from a random start; bounded in topics and queues."""
+    """Takes the queues of each topic in turn, from a random start. The number of remembered topics and queues is limited."""
 
     __slots__ = ("_topics",)
 
@@ -49,7 +49,7 @@ class RoundRobin:
         return len(self._topics)
 
     def next(self, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Return the least recently used of ``queues``: at least one, all of one topic."""
+        """Return the least recently used of ``queues``, which must not be empty and must belong to one topic."""
         name = queues[0].topic
         topic = self._topics.get(name)
         if topic is None:
@@ -66,19 +66,19 @@ class RoundRobin:
 
 
 Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Awaitable[MessageQueue]]
-"""Function that chooses a queue, called as ``selector(queues, message, key)``: it returns one of ``queues`` or an awaitable of
+"""A function that chooses a queue. It is called as ``selector(queues, message, key)``, returns one of ``queues`` or an awaitable of
 one, and must not block."""
 
 Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
-"""The function that ``select_best`` calls; returns the next of the queues."""
+"""The function that ``select_best`` calls. It returns the next of the queues."""
 
-_NO_QUEUES: Final = "there are no queues to choose from; give the selector at least one"
+_NO_QUEUES: Final = "there are no queues to choose from; pass at least one to the selector"
 
 _pick: ContextVar[Pick] = ContextVar("rmq_async select_best", default=RoundRobin().next)
 
 
 class QueueChoice(msgspec.Struct, frozen=True):
-    """The caller's choice of a queue: the queue itself, else a selector, a key, or both."""
+    """The caller's choice of a queue: either the queue itself, or a selector, a key, or both."""
 
     queue: MessageQueue | None
     selector: Selector | None
@@ -88,7 +88,11 @@ class QueueChoice(msgspec.Struct, frozen=True):
 def choice_of(
     message: Message, queue: MessageQueue | None, selector: Selector | None, key: Any, namespace: str = ""
 ) -> QueueChoice | None:
-    """Return the caller's choice, or None. The default key is the message's sharding key. Raises as ``checked_choice``."""
+    """Return the caller's choice, or None. The default key is the message's sharding key.
+
+    Raises:
+        ConfigError, SelectorError: The errors of ``checked_choice``.
+    """
     if key is None:
         key = message.sharding_key
     if queue is None and selector is None and key is None:
@@ -102,30 +106,30 @@ def checked_choice(
     """Return the caller's choice.
 
     Args:
-        namespace: Topics are accepted with and without its prefix.
+        namespace: The namespace. Topics are accepted with and without its prefix.
 
     Raises:
-        ConfigError: For a ``queue`` that ``check_queue`` refuses.
-        SelectorError: For a queue of a topic other than ``topic``.
+        ConfigError: If ``check_queue`` refuses ``queue``.
+        SelectorError: If ``queue`` belongs to another topic.
     """
     if queue is not None:
         queue = check_queue(queue)
         if queue.topic != topic and with_namespace(namespace, queue.topic) != with_namespace(namespace, topic):
             raise SelectorError(
-                f"queue {queue.queue_id} of {shown(queue.broker_name)} belongs to topic {shown(queue.topic)}, the message to "
-                f"{shown(topic)}; give a queue of its topic"
+                f"queue {queue.queue_id} of {shown(queue.broker_name)} belongs to topic {shown(queue.topic)}, but the message to "
+                f"{shown(topic)}; pass a queue of the message's topic"
             )
     return QueueChoice(queue, selector, key)
 
 
 def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
-    """Select queues by round robin per topic, from a random start; the default ``queue_selector``.
+    """Select queues by round robin for each topic, from a random start. This is the default ``queue_selector``.
 
-    Skip the queues of brokers that the sending producer avoids (``latency_fault``), if there are others. A user's
-    selector may call it with some of its queues; outside of a send it is plain round robin.
+    Skip queues of brokers that the sending producer avoids (``latency_fault``) if there are others. A user's selector may call this
+    function with some of its queues. Outside of a send, it is a plain round robin.
 
     Raises:
-        SelectorError: Without queues.
+        SelectorError: If ``queues`` is empty.
     """
     if not queues:
         raise SelectorError(_NO_QUEUES)
@@ -133,7 +137,7 @@ def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = Non
 
 
 class picking:  # noqa: N801 - used as a function; contextlib.contextmanager takes three times as long
-    """A context manager in which ``select_best`` calls ``pick``, also in coroutines that are awaited inside."""
+    """A context manager in which ``select_best`` calls ``pick``, even in coroutines that are awaited inside it."""
 
     __slots__ = ("_pick", "_token")
 
@@ -148,10 +152,10 @@ class picking:  # noqa: N801 - used as a function; contextlib.contextmanager tak
 
 
 def select_at_random(queues: Sequence[MessageQueue], message: Message, key: Any = None) -> MessageQueue:
-    """Select a random queue, uniformly (Java's ``SelectMessageQueueByRandom``).
+    """Select a queue uniformly at random (Java's ``SelectMessageQueueByRandom``).
 
     Raises:
-        SelectorError: Without queues.
+        SelectorError: If ``queues`` is empty.
     """
     if not queues:
         raise SelectorError(_NO_QUEUES)
@@ -170,19 +174,19 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -
     """Select the queue that Java's ``SelectMessageQueueByHash`` selects for the same ``key`` and the same queues.
 
     Args:
-        key: Str, bool or int; an int of 32 bits hashes as Java's Integer, a larger one as Long.
+        key: A str, bool or int. A 32-bit int has the hash of Java's Integer, and a larger int has the hash of Long.
 
     Raises:
-        SelectorError: For other types, for an int outside the signed 64-bit range, and without queues.
+        SelectorError: If the key has another type or is an int outside the signed 64-bit range, or if ``queues`` is empty.
     """
     if not queues:
         raise SelectorError(_NO_QUEUES)
     value = hash_of(key) if key.__class__ is str else java_hash(key)
-    return queues[abs(value) % len(queues)]  # Java: abs(value % n), whose % truncates
+    return queues[abs(value) % len(queues)]  # Java has abs(value % n), where % truncates
 
 
 def hash_of(key: str) -> int:
-    """Return ``java_hash`` of a text, from a cache if it is short."""
+    """Return ``java_hash`` of a string. Hashes of short strings are cached."""
     value = _hashes.get(key)
     if value is None:
         value = _string_hash(key)
@@ -194,12 +198,15 @@ def hash_of(key: str) -> int:
 
 
 def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
-    """Return a selector that stays in one machine room: ``rooms`` maps broker names to rooms, ``key`` is the room to use.
+    """Return a selector that uses only the queues of one machine room. The ``key`` of a send is the room to use.
 
-    The selector chooses among the queues of that room as ``select_best`` does. It raises SelectorError if the room has none.
+    The selector chooses among the queues of that room as ``select_best`` does. It raises SelectorError if the room has no queues.
+
+    Args:
+        rooms: Broker name -> room. The mapping is copied.
 
     Raises:
-        ConfigError: If ``rooms``, which is copied, is not a mapping or has a key that is not a str.
+        ConfigError: If ``rooms`` is not a mapping, or has a key that is not a str.
     """
     if not isinstance(rooms, Mapping) or not all(isinstance(broker, str) for broker in rooms):
         raise ConfigError(f"rooms must be a mapping of broker names to rooms, not {shown(rooms)}")
@@ -223,7 +230,11 @@ def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
 def ask(
     selector: Selector, queues: Sequence[MessageQueue], message: Message, key: object
 ) -> MessageQueue | Awaitable[MessageQueue]:
-    """Call the selector; return its queue or awaitable. Raise its RocketMQError; SelectorError for another error of it."""
+    """Call the selector and return its queue or awaitable.
+
+    Raises:
+        SelectorError: If the selector raises an error. A RocketMQError of the selector is raised unchanged.
+    """
     try:
         return selector(queues, message, key)
     except RocketMQError:
@@ -235,7 +246,9 @@ def ask(
 async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadline: float) -> MessageQueue:
     """Await the queue of a selector.
 
-    Raise its RocketMQError; SelectorError for another error of it; RequestTimeoutError at ``deadline``.
+    Raises:
+        SelectorError: If the selector raises an error. A RocketMQError of the selector is raised unchanged.
+        RequestTimeoutError: If the selector has not returned at ``deadline``.
     """
     scope = asyncio.timeout(max(0.0, deadline - machine.monotonic()))
     try:
@@ -247,13 +260,13 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise _raised(selector, error) from error  # not this call but something the selector awaited was cancelled
+        raise _raised(selector, error) from error  # something that the selector awaited was cancelled, not this call
     except Exception as error:
         if not isinstance(error, TimeoutError) or not scope.expired():
             raise _raised(selector, error) from error
     finally:
         del scope  # breaks a cycle: scope, task, its error, and the traceback with this frame
-    # Raised outside of the handler: a TimeoutError as __context__ would keep the scope alive as well.
+    # Raised outside of the handler, because a TimeoutError as __context__ would keep the scope alive as well.
     raise RequestTimeoutError(
         f"selector {_name(selector)} returned no queue before the call's deadline; make it faster or use a longer timeout",
         maybe_stored=False,
@@ -264,16 +277,16 @@ def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selec
     """Return ``chosen``.
 
     Raises:
-        SelectorError: If it is not one of ``queues``.
-        RequestTimeoutError: From ``deadline`` on.
+        SelectorError: If ``chosen`` is not one of ``queues``.
+        RequestTimeoutError: If ``deadline`` has passed.
     """
     if chosen not in queues:
         raise SelectorError(
-            f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues it was given; "
-            "return one of them"
+            f"selector {_name(selector)} returned {shown(chosen)}, which is not one of the queues that it was given; "
+            "return one of these"
         )
     late = machine.monotonic() - deadline
-    if late >= 0:  # the loop was blocked; a message written now would reach the broker after the caller got an error
+    if late >= 0:  # a message that is written now would be stored after the caller got an error
         text = (
             f"selector {_name(selector)} returned a queue {late:.3g} s after the call's deadline, so this attempt was not sent"
         )
@@ -283,7 +296,7 @@ def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selec
 
 def _raised(selector: Selector, error: BaseException) -> SelectorError:
     text = f"selector {_name(selector)} raised {type(error).__name__}: {error}"
-    return SelectorError(f"{text}; it must return one of the queues it is given")
+    return SelectorError(f"{text}; it must return one of the queues that it is given")
 
 
 def _name(selector: Selector) -> str:
@@ -291,10 +304,10 @@ def _name(selector: Selector) -> str:
 
 
 def java_hash(key: str | bool | int) -> int:
-    """Return ``hashCode()`` of the Java String, Boolean, Integer or Long with this value: 32 bits, signed.
+    """Return the ``hashCode()`` of the Java String, Boolean, Integer or Long with this value, a signed 32-bit number.
 
     Raises:
-        SelectorError: For other types, and for an int outside the signed 64-bit range.
+        SelectorError: If the key has another type or is an int outside the signed 64-bit range.
     """
     if isinstance(key, str):
         return _string_hash(key)
@@ -307,9 +320,7 @@ def java_hash(key: str | bool | int) -> int:
             bits = key & 0xFFFFFFFFFFFFFFFF
             value = (bits ^ bits >> 32) & 0xFFFFFFFF
             return value - (1 << 32) if value & 0x80000000 else value
-        raise SelectorError(
-            f"key {shown(key)} is outside the signed 64-bit range; give a number from -2^63 to 2^63 - 1, or a str"
-        )
+        raise SelectorError(f"an int key must be from -2^63 to 2^63 - 1, not {shown(key)}; use a str for larger numbers")
     raise SelectorError(f"the key of select_by_hash must be a str, bool or int, not {type(key).__name__}")
 
 

@@ -1,6 +1,6 @@
 """Avoidance of brokers that do not respond, judged by failed attempts (``latency_fault="failures"``, the default).
 
-While no broker is suspected, successful attempts read no clock for it and call no function.
+While no broker is suspected, a successful attempt reads no clock and calls no function for this.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from .fault_table import GivenUpError
 
 FIRST: Final = 1.0
 LONGEST: Final = 30.0
-"""Seconds for which a broker is avoided: FIRST after the first failure, doubled by each failed trial up to LONGEST."""
+"""Seconds for which a broker is avoided. The time is FIRST after the first failure, and doubles with each failed trial up to
+LONGEST."""
 TRIAL: Final = 1.0
 """Seconds for which a trial keeps other attempts away while it is not in flight yet, or if its end is not reported."""
 SHORTEST: Final = 0.05
-"""Seconds; the timeout of an attempt that had less is not a fault of the broker."""
+"""If an attempt had less than this many seconds, its timeout is not a fault of the broker."""
 
 
 class Silent(Suspect):
     """The entry of one broker.
 
     Attributes:
-        wait: Seconds to avoid it after a failure.
-        tried_until: Earliest next trial.
+        wait: Seconds for which the broker is avoided after a failure.
+        tried_until: The earliest time of the next trial.
     """
 
     __slots__ = ("tried_until", "wait")
@@ -38,11 +39,11 @@ class Silent(Suspect):
 
 
 class FailureTable(Avoidance[Silent]):
-    """Avoids a broker for a second after a timeout, a failed connect or a lost connection, up to 30 s after failed trials.
+    """Avoids a broker for a second after a timeout, a failed connect or a lost connection, and for up to 30 s after failed trials.
 
-    Failures of attempts that began before the end of that time prolong it without doubling it: a thousand attempts in flight to
-    a broker that freezes are one failure. A stored attempt that began after the newest failure removes the broker from the
-    table.
+    If an attempt that began before the end of that time fails, the time is extended but not doubled: a thousand attempts in flight
+    to a broker that freezes count as one failure. If a message is stored by an attempt that began after the last failure, the
+    broker is removed from the table.
     """
 
     __slots__ = ()
@@ -65,7 +66,7 @@ class FailureTable(Avoidance[Silent]):
         item.available_from = max(item.available_from, now + item.wait)
 
     def chosen(self, broker: str, now: float) -> None:
-        """Reserve a broker on trial for this attempt, also before it is in flight: it may have to connect first."""
+        """Reserve a broker on trial for this attempt even before the attempt is in flight, because it may have to connect first."""
         item = self.items.get(broker)
         if item is not None and now >= max(item.available_from, item.tried_until):
             item.tried_until = now + TRIAL
@@ -79,7 +80,7 @@ class FailureTable(Avoidance[Silent]):
 def blamed(error: BaseException, latency: float) -> bool:
     """Return whether an attempt that ended with ``error`` after ``latency`` seconds is a fault of its broker.
 
-    A response of any kind is not, nor is an abandoned or cancelled attempt, nor a timeout shorter than ``SHORTEST``.
+    A response of any kind, an abandoned or cancelled attempt, and a timeout shorter than ``SHORTEST`` are not faults.
     """
     match error:
         case GivenUpError() | CancelledError():

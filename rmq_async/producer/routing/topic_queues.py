@@ -1,7 +1,7 @@
-"""The writable queues of one topic, with addresses and header templates; made anew when the route changes.
+"""The writable queues of one topic, with addresses and header templates. They are made again when the route changes.
 
-Header templates are made at the first use of a queue: the template of single sends with its target, templates of one-way sends
-and batches when they are first needed.
+Header templates are made lazily: the template for single sends at the first use of a queue, and the templates for one-way sends and
+batches when they are first needed.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class MessageGatherer(Protocol):
     """The gathering of messages of one topic into batches."""
 
     def add_plain(self, receiver: Receiver, message: Any, size: int, deadline: float, *, plain: bool = True) -> None:
-        """Add a message with the producer's own timeout.
+        """Add a message with the timeout of the producer.
 
         Args:
-            plain: True if the message has only topic and body; other messages are encoded.
+            plain: True if the message has only a topic and a body. Other messages are already encoded.
         """
 
     def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
         """Add any other message."""
 
     def left(self) -> None:
-        """Take note that a caller's future is done."""
+        """Record that a caller's future is done."""
 
 
 class HeaderSettings:
     """The header fields that all sends of one producer share, and the mapping of topic names.
 
     Args:
-        smart: Headers have the short form (V2).
+        smart: Whether headers have the short form (V2).
 
     Attributes:
-        general: Requests are built as commands, without templates.
-        outside: Topics outside the namespace, in addition to system topics, which are recognised by name.
+        general: Whether requests are built as commands, without templates.
+        outside: Topics outside the namespace, in addition to system topics, which are recognised by their names.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class HeaderSettings:
         self.general = not self.smart
 
     def wire_topic(self, topic: str) -> str:
-        """Return the topic's name on the servers, with the namespace."""
+        """Return the topic's name on the wire, with the namespace."""
         return with_namespace(self.namespace, topic) if self.namespace and topic not in self.outside else topic
 
     def shown_topic(self, topic: str) -> str:
@@ -96,7 +96,7 @@ class HeaderSettings:
         return vip_address(address) if self.vip else address
 
     def template(self, queue: MessageQueue, broker: str, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
-        """Return a new header template for one queue and one kind of send; a signed one with credentials."""
+        """Return a new header template for one queue and one kind of send. With credentials, the template signs its frames."""
         header: dict[str, Any] = {
             "group": self.group,
             "topic": self.wire_topic(queue.topic),
@@ -114,16 +114,16 @@ class HeaderSettings:
 
 
 class Target:
-    """One queue to send to, at its broker's ``send_address`` by the route that it was made from.
+    """One queue to send to, with the ``send_address`` of its broker in the route.
 
     Args:
-        broker: The broker that holds the queue; a static topic's queue itself names a pseudo broker.
+        broker: The broker that holds the queue. The queue of a static topic itself names a logical broker.
 
     Attributes:
-        general: True if its requests are built as commands, without a template.
-        single: Header template of single sends.
-        batch: Header template of batches.
-        oneway: Header template of one-way sends.
+        general: Whether requests to the queue are built as commands, without a template.
+        single: The header template for single sends.
+        batch: The header template for batches.
+        oneway: The header template for one-way sends.
     """
 
     __slots__ = ("_batch", "_oneway", "_settings", "address", "broker", "general", "queue", "queue_id", "single")
@@ -155,20 +155,20 @@ class Target:
 class TopicQueues:
     """The writable queues of one topic's route, under the topic's name in the API.
 
-    A queue's target is made when it is first used, since a topic may have hundreds of queues and few messages. ``next()``
-    returns the next target, round robin from a random start; ``LatencyRotation`` and ``FailureRotation`` replace it.
+    The target of a queue is made when the queue is first used, because a topic may have hundreds of queues and few messages.
+    ``next()`` returns the next target, round robin from a random start. ``LatencyRotation`` and ``FailureRotation`` replace it.
 
     Args:
-        without: Queues that the route names but their brokers do not have; they stay in a list that is fixed.
+        without: Queues that the route names but their brokers do not have. They are kept in a fixed list of queues.
 
     Attributes:
         queues: The queues of brokers with a master.
-        keyed: Those among which keys and selectors choose: ``queues``, but with an order conf and for a static topic all that
-            the route lists, so that no key moves while a broker is away.
-        several: A retry may go to another broker.
+        keyed: The queues among which keys and selectors choose. These are ``queues``. With an order conf and for a static topic,
+            they are all queues in the route, so that no key moves while a broker is away.
+        several: Whether a retry may go to another broker.
         addresses: Broker -> address of its master.
-        by_queue: The targets made so far.
-        gathering: Gathers messages for ``next()`` into batches; None without batching.
+        by_queue: Queue -> target, for the targets that were made so far.
+        gathering: Gathers messages for ``next()`` into batches. None without batching.
 
     Raises:
         BrokerNotFoundError: If no writable queue has a master's address.
@@ -237,7 +237,7 @@ class TopicQueues:
         """Return the next queue on one of ``brokers``.
 
         Raises:
-            BrokerNotFoundError: If none of them has a queue here.
+            BrokerNotFoundError: If none of ``brokers`` has a queue of this topic.
         """
         if brokers is self.brokers:
             return self._in_turn()
@@ -246,19 +246,19 @@ class TopicQueues:
             if target.broker in brokers:
                 return target
         topic, names = self.queues[0].topic, sorted(brokers)
-        raise BrokerNotFoundError(f"topic {topic}: none of {names} has a writable queue any more; send again")
+        raise BrokerNotFoundError(f"topic {topic}: none of {names} still has a writable queue; send again")
 
     def queues_of(self, brokers: Collection[str], queues: tuple[MessageQueue, ...] | None = None) -> tuple[MessageQueue, ...]:
-        """Return the queues of ``queues`` (default: all queues of the topic) that ``brokers`` hold."""
+        """Return those of ``queues`` that ``brokers`` hold. The default for ``queues`` is all queues of the topic."""
         holders, queues = self._holders, self.queues if queues is None else queues
         return tuple([queue for queue in queues if holders.get(queue, queue.broker_name) in brokers])
 
     def holder(self, queue: MessageQueue) -> str:
-        """Return the name of the broker that holds a queue; the broker name of a static topic's queue is not a broker."""
+        """Return the name of the broker that holds a queue. The queue of a static topic itself names a logical broker."""
         return self._holders.get(queue, queue.broker_name)
 
     def is_away(self, queue: MessageQueue) -> bool:
-        """Return whether the fixed list of the topic's queues names the queue, and the broker that holds it has no address."""
+        """Return whether the topic has a fixed list of queues that contains the queue, and the queue's broker has no address."""
         return self.route.is_fixed and not self.knows(queue) and queue in self.keyed and self.holder(queue) != NO_BROKER
 
     def knows(self, queue: MessageQueue) -> bool:
@@ -268,11 +268,11 @@ class TopicQueues:
         )
 
     def reachable(self, queue: MessageQueue) -> Target | None:
-        """Return the target of a queue; None if the route has no address of its broker's master."""
+        """Return the target of a queue. Return None if the route has no address of its broker's master."""
         return self.target(queue) if self.knows(queue) else None
 
     def target(self, queue: MessageQueue) -> Target:
-        """Return the target of a queue that the caller chose, also of one that the route does not list.
+        """Return the target of a queue that the caller chose, even if the route does not list the queue.
 
         Raises:
             BrokerNotFoundError: If the route has no address of its broker's master.
@@ -289,19 +289,22 @@ class TopicQueues:
             held = "" if holder == queue.broker_name else f", which holds queue {queue.queue_id} of {queue.broker_name},"
             raise BrokerNotFoundError(
                 f"broker {shown(holder)}{held} has no master's address in the route of topic {queue.topic}; start its master, "
-                f"or choose a queue on one that is known: {known}",
+                f"or choose a queue on another broker: {known}",
                 broker=holder,
             )
         return Target(queue, queue.broker_name, self._settings.send_address(address), self._settings)
 
     def _own(self, queue: MessageQueue) -> MessageQueue | None:
-        """Return the topic's own queue that equals ``queue``, else None: a queue id may be a bool, whose text differs."""
+        """Return the topic's own queue that equals ``queue``, or None.
+
+        The topic's own queue is used because the queue id of ``queue`` may be a bool, which is encoded differently.
+        """
         if not self._members:
             self._members = {each: each for each in self.keyed if self.route.master_address(self.holder(each)) is not None}
         return self._members.get(queue)
 
     def _target(self, queue: MessageQueue) -> Target:
-        """Return the target of one of the topic's queues, made at its first use."""
+        """Return the target of one of the topic's queues; create it if it does not exist."""
         target = self.by_queue.get(queue)
         if target is None:
             broker = self.holder(queue)
@@ -318,8 +321,8 @@ def is_writable(route: TopicRoute) -> bool:
 def _nowhere(topic: str, route: TopicRoute) -> str:
     text = f"topic {topic} has no writable queue on a broker with a master's address"
     if wrong := malformed_addresses(route.data):
-        return f"{text}; no client can connect to {wrong}: correct brokerIP1 and listenPort of the broker"
+        return f"{text}; no client can connect to {wrong}; correct brokerIP1 and listenPort of the broker"
     closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
     if not closed:
         return f"{text}; start one of its masters, or give the topic write queues"
-    return f"{text}: {printable(', '.join(closed))} may not be written to; allow writes there, or start another master"
+    return f"{text}; {printable(', '.join(closed))} does not permit writes: allow writes there, or start another master"

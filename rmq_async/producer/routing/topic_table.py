@@ -1,8 +1,8 @@
-"""The queues of each topic that a producer sends to: made from the route at the first send, and anew when the route changes.
+"""The queues of each topic to which a producer sends. They are made from the route at the first send and when the route changes.
 
-At each poll of the routes all entries move to ``resting``; the next send to a topic moves its entry back. So the table knows at
-each poll which topics were used since the last one, without any cost per message. Entries that rest until the next poll are
-dropped.
+At each poll of the routes, all entries move to ``resting``; the next send to a topic moves its entry back. Therefore the table
+knows at each poll which topics were used since the last poll, without any cost per message. Entries that rest until the next poll
+are dropped.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ logger = logging.getLogger("rmq_async.producer")
 DEPARTED_KEPT: Final = 1024
 """Maximum number of topics whose brokers are remembered, and of topics whose departed brokers are remembered."""
 NAMES_KEPT: Final = 256
-"""Maximum number of brokers that are remembered for one topic: a name server may name others in each answer."""
+"""Maximum number of brokers that are remembered for one topic, because each response of a name server may name other brokers."""
 LONGEST_NAME: Final = 255
-"""Maximum length, in characters, of a broker's name that is remembered."""
+"""Maximum number of characters of a broker's name that is remembered."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-"""Seconds between two checks whether a broker is back in a route: FIRST_PAUSE, doubled up to LONGEST_PAUSE."""
+"""Seconds between two checks whether a broker is back in a route. They begin with FIRST_PAUSE and double up to LONGEST_PAUSE."""
 
 
 class TopicTable:
@@ -46,9 +46,10 @@ class TopicTable:
         topics: Topics whose routes are fetched at the start (``warm_up``) and always kept.
 
     Attributes:
-        queues_by_topic: Topic's name in the API -> its queues; a plain dict, because each message looks it up.
-        resting: The entries without a send since the last poll. Both dicts stay the same objects.
-        adopt: Called with the topic and each new entry.
+        queues_by_topic: The topic's name in the API -> its queues. It is a plain dict, because each message looks it up. This dict
+            and ``resting`` are never replaced by other objects.
+        resting: The entries without a send since the last poll.
+        adopt: Called with the topic and the entry when an entry is made.
         on_change: Called with each changed route.
     """
 
@@ -63,17 +64,17 @@ class TopicTable:
         self._waits = waits
         self.adopt: Callable[[str, TopicQueues], object] = _ignore
         self.on_change: Callable[[TopicRoute], object] = _ignore
-        # Timers of the topics with queues left out by ``without``: the full route is used again when they fire.
+        # Timers of topics for which ``without`` has left queues out. When a timer fires, the full route is used again.
         self._restoring: dict[str, asyncio.TimerHandle] = {}
         # Shared waits for the return of a broker to the route of a topic.
         self._returning: SingleFlight[None] = SingleFlight("return of")
-        # By topic, the brokers of all its entries, also dropped ones; the oldest first.
+        # Topic -> the brokers of all its entries, including dropped entries; the oldest comes first.
         self._brokers: dict[str, tuple[str, ...]] = {}
-        # By topic, brokers that were in use and have no master in its route now; the oldest first.
+        # Topic -> the brokers that were in use and now have no master in its route; the oldest comes first.
         self._departed: dict[str, tuple[str, ...]] = {}
         self._ending: list[asyncio.Task[None]] = []
         self._warming: asyncio.Task[None] | None = None
-        """Waits for the cluster and then fetches the routes of ``topics``."""
+        """The task that waits for the cluster and then fetches the routes of ``topics``."""
         self._kept = {settings.wire_topic(topic) for topic in topics}
         routes = self._instance.routes
         routes.on_change.append(self._changed)
@@ -82,7 +83,7 @@ class TopicTable:
             routes.use.hold(topic)
 
     def close(self) -> None:
-        """Cancel tasks and timers and detaches from the route table; harmless when called again."""
+        """Cancel tasks and timers, and detach from the route table. Further calls do nothing."""
         if self._warming is not None:
             self._warming.cancel()
             self._ending.append(self._warming)
@@ -98,30 +99,29 @@ class TopicTable:
             routes.on_change.remove(self._changed)
 
     async def closed(self) -> None:
-        """Wait for the end of the tasks that ``close`` has cancelled."""
+        """Wait until the tasks that ``close`` has cancelled have ended."""
         if self._ending:
             await asyncio.wait(self._ending)
 
     def wire_topic(self, topic: str) -> str:
-        """Return the topic's name on the servers, with the namespace."""
+        """Return the topic's name on the wire, with the namespace."""
         return self._settings.wire_topic(topic)
 
     async def find(self, topic: str, deadline: float) -> TopicQueues:
-        """Return the topic's queues; look up the route if it is not known.
-
-        Raises the errors of the look-up, too.
+        """Return the topic's queues. Look up the route if it is unknown.
 
         Raises:
             RequestTimeoutError: If no time is left before ``deadline`` (``time.monotonic``).
             BrokerNotFoundError: If the route has no writable queue on a broker with a master.
-            InvalidMessageError: If the name is too long with the namespace.
+            InvalidMessageError: If the topic name is too long with the namespace.
+            RocketMQError: Other errors of the look-up.
         """
         topic_queues = self._known(topic)
         if topic_queues is None:
             remaining = deadline - machine.monotonic()
             if remaining <= 0:
                 raise RequestTimeoutError(
-                    f"send to topic {topic}: the timeout was used up before the route look-up; use a longer timeout"
+                    f"send to topic {topic}: the timeout ended before the route look-up; use a longer timeout"
                 )
             routes, settings = self._instance.routes, self._settings
             wire_topic = self._settings.wire_topic(topic)
@@ -141,7 +141,7 @@ class TopicTable:
                 try:
                     topic_queues = self._new_entry(route, topic)
                 except BrokerNotFoundError:
-                    if known is None:  # the route comes fresh from a name server
+                    if known is None:  # the route has just been looked up
                         raise
                     topic_queues = await self._regained(topic, wire_topic, deadline)
                 if not is_not_allowed_send_topic(topic):  # the fast path does not check topics in the table
@@ -149,7 +149,7 @@ class TopicTable:
         return topic_queues
 
     def clear(self) -> None:
-        """Drop all entries; they are made anew at the next send."""
+        """Drop all entries. They are made again at the next send."""
         self.queues_by_topic.clear()
         self.resting.clear()
 
@@ -161,7 +161,7 @@ class TopicTable:
         return topic_queues
 
     def _used(self) -> list[str]:
-        """Return the topics (names on the servers) sent to since the last call, and move their entries to ``resting``."""
+        """Return the topics (with their names on the wire) used since the last call, and move their entries to ``resting``."""
         self.resting.clear()
         self.resting.update(self.queues_by_topic)
         self.queues_by_topic.clear()
@@ -176,12 +176,11 @@ class TopicTable:
         return topic_queues
 
     async def _regained(self, topic: str, wire_topic: str, deadline: float) -> TopicQueues:
-        """Wait until a broker of the topic is back in its route.
-
-        Raise it without that wait if no broker has departed, and if no broker of the route permits writes.
+        """Wait until a broker of the topic is back in its route, and return the topic's queues.
 
         Raises:
-            BrokerNotFoundError: At the deadline.
+            BrokerNotFoundError: If no broker is back at the deadline. It is raised without a wait if no broker has departed, or if
+                no broker in the route permits writes.
         """
         route = await self.newer_route(wire_topic, deadline)
         try:
@@ -196,11 +195,13 @@ class TopicTable:
             return topic_queues
 
     async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> TopicQueues:
-        """Return the topic's queues, from a newer route.
+        """Return the topic's queues from a newer route.
 
-        Wait for the broker of ``queue`` if it was in the route earlier, or if the topic's list of queues is fixed and names it.
+        Wait for the broker of ``queue`` if it was in the route earlier, or if the topic has a fixed list of queues that contains
+        ``queue``: while a broker restarts, it is in no route. At the deadline, return the queues that are known then.
 
-        A broker that restarts is not in routes meanwhile. At the deadline it returns the queues known then. Raises as ``find``.
+        Raises:
+            RocketMQError: The errors of ``find``.
         """
         wire_topic = self._settings.wire_topic(topic)
         await self.newer_route(wire_topic, deadline)
@@ -220,20 +221,20 @@ class TopicTable:
         return self.now(topic) or await self.find(topic, deadline)
 
     def has_used(self, topic: str, broker_name: str) -> bool:
-        """Return whether the broker was in a route of the topic before, so that it may come back."""
+        """Return whether the broker was in an earlier route of the topic, so that it may come back."""
         return broker_name in self._brokers.get(self._settings.wire_topic(topic), ())
 
     async def _until(self, is_there: Callable[[], bool], wire_topic: str, deadline: float) -> None:
-        """Wait for changes of the topic's route until ``is_there()`` or the deadline; all calls of a topic share the refreshes."""
+        """Wait for changes of the topic's route until ``is_there()`` is true or the deadline. All calls share the refreshes."""
         with suppress(TimeoutError):
             while not is_there() and machine.monotonic() < deadline:
                 look = partial(self._look, wire_topic, self._instance.routes.cached(wire_topic))
                 await self._waits.run(self._returning.start(wire_topic, look).wait(deadline))
 
     async def _look(self, wire_topic: str, before: TopicRoute | None) -> None:
-        """Refresh the topic's route until it differs from ``before``, or until no call waits for that."""
+        """Refresh the topic's route until it differs from ``before``, or until no call waits for this."""
         routes, pause = self._instance.routes, FIRST_PAUSE
-        await asyncio.sleep(0)  # lets the caller join first, also with an eager task factory
+        await asyncio.sleep(0)  # lets the caller join first, even with an eager task factory
         while routes.cached(wire_topic) is before and self._returning.waiting(wire_topic):
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -241,14 +242,15 @@ class TopicTable:
                 await routes.refresh(wire_topic)
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
-        """Fetch the route from the name servers, for a call that finds no address in the known one.
+        """Fetch the route from the name servers, for a call that finds no address in the known route.
 
-        Raise the look-up's errors.
+        Raises:
+            RocketMQError: The errors of the look-up.
         """
         return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
 
     def now(self, topic: str) -> TopicQueues | None:
-        """Return the topic's queues by the newest known route, without waiting; None if none are known or usable."""
+        """Return the topic's queues in the newest known route, without waiting. Return None if no usable queues are known."""
         route = self._instance.routes.cached(self._settings.wire_topic(topic))
         topic_queues = self._known(topic)
         if route is None or (topic_queues is not None and topic_queues.route is route):
@@ -260,9 +262,9 @@ class TopicTable:
         return topic_queues
 
     def without(self, topic: str, gone: MessageQueue) -> bool:
-        """Leave out a queue that its broker does not have; return whether the topic has any other queue.
+        """Leave out a queue that its broker does not have. Return whether the topic has any other queue.
 
-        This holds for all calls, until the route changes or one poll interval has passed.
+        The queue is left out for all calls until the route changes or one poll interval has passed.
         """
         topic_queues = self.now(topic)
         if topic_queues is None or gone not in topic_queues.queues:
@@ -279,29 +281,29 @@ class TopicTable:
         return True
 
     def _restore(self, topic: str) -> None:
-        """Use all queues of the route again: a queue that was removed and created again leaves the route unchanged."""
+        """Use all queues of the route again, because the route does not change if a queue is removed and created again."""
         del self._restoring[topic]
         self._drop(topic)
 
     def doubt(self, topic: str, error: BaseException) -> None:
-        """Request a refresh of the route if ``error`` means that queues may have moved, not for a busy broker. Never waits."""
+        """Request a refresh of the route if ``error`` means that queues may have moved, without waiting. Ignore busy brokers."""
         elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
         if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
             self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
 
     async def renew(self, topic: str, deadline: float) -> None:
-        """Wait for a refresh of the route, which an error put in doubt, at most until ``deadline`` (monotonic)."""
+        """After an error that put the route in doubt, wait for its refresh, at most until ``deadline`` (monotonic)."""
         await self._instance.routes.renew(self._settings.wire_topic(topic), deadline)
 
     def moved(self, topic: str, target: Target) -> Target:
-        """Return the same queue at its broker's newest known address; ``target`` itself if none is known."""
+        """Return the same queue at its broker's newest known address. Return ``target`` itself if no address is known."""
         newest = self.now(topic)
         return newest.target(target.queue) if newest is not None and newest.knows(target.queue) else target
 
     async def warm_up(self) -> None:
-        """Fetch the routes of ``topics`` and send heartbeats to their brokers, so that first sends are not delayed.
+        """Fetch the routes of ``topics`` and send heartbeats to their brokers, so that the first sends are not delayed.
 
-        Failures are logged as warnings. If the client was started without a cluster, this happens when one is found.
+        A failure logs a WARNING. If the client was started without a cluster, this happens when a cluster is found.
         """
         if not self._topics:
             return
@@ -323,7 +325,7 @@ class TopicTable:
         for topic, topic_queues in zip(topics, found, strict=True):
             if isinstance(topic_queues, RocketMQError):
                 logger.warning(
-                    "topic %s is not ready at the start: %s; its first send asks again", topic, printable(topic_queues, 1000)
+                    "topic %s is not ready at the start: %s; its first send tries again", topic, printable(topic_queues, 1000)
                 )
             elif isinstance(topic_queues, BaseException):
                 raise topic_queues
@@ -337,7 +339,7 @@ class TopicTable:
         self._note_departed(route, [topic_queues for name in names for topic_queues in self._drop(name)])
 
     def _drop(self, topic: str) -> list[TopicQueues]:
-        """Remove the topic from the table; return its entries."""
+        """Remove the topic from the table and return its entries."""
         found = (self.queues_by_topic.pop(topic, None), self.resting.pop(topic, None))
         return [topic_queues for topic_queues in found if topic_queues is not None]
 
@@ -345,7 +347,7 @@ class TopicTable:
         """Record the brokers that have left the route.
 
         Args:
-            previous: The entries made from the previous route.
+            previous: The entries that were made from the previous route.
         """
         seen = dict.fromkeys(self._departed.pop(route.topic, ()))
         for names in (self._brokers.get(route.topic, ()), *[topic_queues.addresses for topic_queues in previous]):
@@ -355,7 +357,7 @@ class TopicTable:
 
 
 def _remember(brokers: dict[str, tuple[str, ...]], topic: str, names: Sequence[str]) -> None:
-    """Put the topic's entry at the end, with the newest ``NAMES_KEPT`` names, and remove the oldest above ``DEPARTED_KEPT``."""
+    """Move the topic's entry to the end, with the last ``NAMES_KEPT`` names. Keep at most ``DEPARTED_KEPT`` topics."""
     brokers.pop(topic, None)
     brokers[topic] = tuple([name for name in names[-NAMES_KEPT:] if len(name) <= LONGEST_NAME])
     if len(brokers) > DEPARTED_KEPT:
@@ -363,4 +365,4 @@ def _remember(brokers: dict[str, tuple[str, ...]], topic: str, names: Sequence[s
 
 
 def _ignore(*_: object) -> None:
-    """Do nothing: the default callback."""
+    """Do nothing. This is the default callback."""

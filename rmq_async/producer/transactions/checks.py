@@ -1,16 +1,15 @@
 """Transaction checks: requests of brokers for the status of a transaction (CHECK_TRANSACTION_STATE), and their answers.
 
-A broker checks a half message whose transaction has not ended: it stores the message anew, which changes its offsets, and sends
-a one-way request with the message on a connection of the group. The answer, an END_TRANSACTION, goes back on that connection.
-Brokers repeat lost checks, up to ``transactionCheckMax`` times; so checks beyond the limits are dropped.
+A broker checks a half message whose transaction has not ended. It stores the message again, which changes its offsets, and sends a
+one-way request with the message on a connection of the group. The answer, an END_TRANSACTION, goes back on that connection. Brokers
+repeat lost checks up to ``transactionCheckMax`` times, so checks beyond the limits may be dropped.
 
-An answer with the offsets of an older check would end a copy that the broker no longer uses, and the newest copy would be
-checked and delivered a second time. Therefore each check of a message replaces the previous one, also while ``check`` runs, and
-also while the local transaction still runs in this process, which then ends the newest copy. A broker chooses the producer up
-to a second before it sends the check, so it also checks messages whose transaction has just ended, and then holds an extra
-copy. If this process has seen that end on the same connection in the last ten seconds, it answers such a check with ROLLBACK.
-On a later check ``check`` decides, because the broker may have become a replica and the master again without the committed
-message.
+An answer with the offsets of an older check would end a copy that the broker no longer uses, and the newest copy would be checked
+and delivered a second time. Therefore each check of a message replaces the previous one, even while ``check`` runs, and even while
+the local transaction still runs in this process, which then ends the newest copy. A broker chooses the producer up to one second
+before it sends the check. It therefore also checks messages whose transaction has just ended, and then holds an extra copy. If this
+process has seen that end on the same connection in the last ten seconds, it answers such a check with ROLLBACK. For a later check,
+``check`` decides, because the broker may have become a replica, and then the master again, without the committed message.
 """
 
 from __future__ import annotations
@@ -51,20 +50,21 @@ logger = logging.getLogger("rmq_async.producer")
 Check = Callable[[MessageExt], TransactionStatus | Awaitable[TransactionStatus]]
 
 MOST_WAITING: Final = 2000
-"""Maximum number of checks that wait (``checkRequestHoldMax``), for their turn or for the broker that gets their answer."""
+"""Maximum number of waiting checks (``checkRequestHoldMax``). They wait for their turn, or until the broker confirms their
+answer."""
 MOST_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size in bytes of the messages of all held checks; a message above this is taken only while no other is held."""
+"""Maximum total bytes of the messages of all held checks. A larger message is accepted only while no other message is held."""
 MOST_ENDED: Final = 10_000
-"""Maximum number of ended transactions remembered per connection."""
+"""Maximum number of ended transactions that are remembered for each connection."""
 REMEMBERED_FOR: Final = 10.0
-"""Seconds for which an ended transaction is remembered: a broker sees ends up to about 3 s late (``transactionOpBatchInterval``),
-and a new master is chosen 10 s after the old one was heard last (``brokerHeartbeatTimeoutMillis``)."""
+"""Seconds for which an ended transaction is remembered. A broker sees ends up to about 3 s late (``transactionOpBatchInterval``),
+and a new master is chosen 10 s after the last heartbeat of the old master (``brokerHeartbeatTimeoutMillis``)."""
 
 T = TypeVar("T")
 
 
 class Dispatch:
-    """Routes the checks that a client instance receives to the producer of their group."""
+    """Passes the checks that a client instance receives to the producer of their group."""
 
     def __init__(self, max_decompressed_size: int) -> None:
         self.groups: dict[str, Checks] = {}
@@ -79,15 +79,15 @@ class Dispatch:
             self._unreadable += 1
             if is_power_of_two(self._unreadable):
                 logger.warning(
-                    "%s: %d transaction checks could not be read, brokers repeat them; check the broker, or raise "
-                    "max_decompressed_size if a body is larger; the last: %s",
+                    "%s: %d transaction checks could not be read (brokers repeat them); check the broker, or raise "
+                    "max_decompressed_size if a body is larger; last error: %s",
                     connection.address, self._unreadable, printable(error),
                 )  # fmt: skip
             return
         group = message.properties.get(PropertyName.PGROUP, "")
         checks = self.groups.get(group)
         if checks is None:
-            logger.debug("%s: transaction check for unknown group %s ignored", connection.address, printable(group))
+            logger.debug("%s: ignored a transaction check for unknown group %s", connection.address, printable(group))
             return
         checks.take(connection, header, message)
 
@@ -102,14 +102,14 @@ class Dispatch:
             reason = f": {decoded.corrupt[0]}" if decoded.corrupt else ""
             found = len(decoded.messages)
             raise RemoteProtocolError(
-                f"the check's body of {len(body)} bytes must hold one message; it holds {found} readable and "
-                f"{len(decoded.corrupt)} unreadable ones{reason}"
+                f"the body of a check must contain one message; its {len(body)} bytes contain {found} readable and "
+                f"{len(decoded.corrupt)} unreadable messages{reason}"
             )
         return decoded.messages[0]
 
 
 class _Which(NamedTuple):
-    """Identity of a message: equal for its copies, and nearly always different for messages with the same unique id."""
+    """The identity of a message. It is equal for copies, and nearly always different for messages with the same unique id."""
 
     msg_id: str
     born_time_ms: int
@@ -120,7 +120,7 @@ class _Running(NamedTuple):
     """A transaction of this process.
 
     Attributes:
-        chosen: Body and earliest born time (ms) if its caller chose the id, else None.
+        chosen: The body and the earliest born time (ms) if the caller chose the message's id, else None.
     """
 
     end: End
@@ -150,8 +150,8 @@ class Checks:
 
     Args:
         group: Name of the group, with its namespace.
-        limit: Maximum number of calls of ``check`` at a time; brokers that do not confirm the answers keep no other check
-            waiting.
+        limit: Maximum number of concurrent calls of ``check``. An answer that a broker has not confirmed yet does not delay other
+            checks.
     """
 
     def __init__(self, instance: ClientInstance, group: str, check: Check, limit: int) -> None:
@@ -161,14 +161,14 @@ class Checks:
         self._group = group
         self._check = check
         self._limit = limit
-        # Running transactions of this process by broker address and unique id.
+        # Broker address and unique id -> running transactions of this process.
         self._under_way: dict[tuple[str, str], list[_Running]] = {}
-        # By connection, ended transactions with the times (monotonic) until which they are remembered, in this order.
+        # Connection -> ended transactions with the time (monotonic) until which each is remembered, in the order of these times.
         self._ended: WeakKeyDictionary[Connection, dict[str | _Which, float]] = WeakKeyDictionary()
         self._asked: dict[tuple[str, _Which], _Question] = {}
         self._waiting: deque[_Question] = deque()
         self._calls: OrderedSet[asyncio.Task[None]] = OrderedSet()
-        """The tasks that have not come to the end of ``check``."""
+        """The tasks whose call of ``check`` has not ended yet."""
         self._bytes = 0
         self._dropped = 0
         self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
@@ -180,7 +180,7 @@ class Checks:
         """Register for the checks of the group.
 
         Raises:
-            ConfigError: If another producer of this client has registered for them.
+            ConfigError: If another producer of this client has registered for these checks.
         """
         handlers = self._instance.handlers
         dispatch = handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
@@ -189,12 +189,12 @@ class Checks:
             handlers[RequestCode.CHECK_TRANSACTION_STATE] = dispatch
         if self._group in dispatch.groups:
             raise ConfigError(
-                f"producer group {self._group} is already in use by this client; share that producer, or give another instance_name"
+                f"producer group {self._group} is already in use by this client; share that producer, or set another instance_name"
             )
         dispatch.groups[self._group] = self
 
     async def close(self) -> None:
-        """Accept no more checks, cancel the running ones, and wait for their end, at most ``LAST_STEPS`` seconds."""
+        """Accept no more checks, cancel the running ones, and wait at most ``LAST_STEPS`` seconds until they have ended."""
         dispatch = self._instance.handlers.get(RequestCode.CHECK_TRANSACTION_STATE)
         if isinstance(dispatch, Dispatch) and dispatch.groups.get(self._group) is self:
             del dispatch.groups[self._group]
@@ -210,8 +210,8 @@ class Checks:
             _, left = await asyncio.wait(tasks, timeout=LAST_STEPS)
             if left:
                 logger.warning(
-                    "producer %s: %d transaction checks (%s) still run %s s after being cancelled; make check() end when it is "
-                    "cancelled",
+                    "producer %s: %d transaction checks (%s) are still running %s s after they were cancelled; make check() end "
+                    "when it is cancelled",
                     self._group, len(left), shown(self._check), LAST_STEPS,
                 )  # fmt: skip
 
@@ -221,11 +221,11 @@ class Checks:
     def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
         """Return a context manager that marks a transaction as running.
 
-        A check of it that matches no other one updates ``end`` and does not call ``check``.
+        A check that matches this transaction and no other one updates ``end`` and does not call ``check``.
 
         Args:
-            address: Broker address from which its checks come.
-            chosen: Body and earliest born time (ms) if the caller chose the id, else None.
+            address: The broker address from which checks of the transaction come.
+            chosen: The body and the earliest born time (ms) if the caller chose the message's id, else None.
         """
         key, running = (address, end.msg_id), _Running(end, chosen)
         self._under_way.setdefault(key, []).append(running)
@@ -239,12 +239,12 @@ class Checks:
                 del self._under_way[key]
 
     def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
-        """Record that the broker has confirmed the end of the copy at ``log_offset``; rolls back a newer copy.
+        """Record that the broker has confirmed the end of the copy at ``log_offset``, and roll back a newer copy.
 
         Args:
-            connection: The connection on which its checks come, opened before the confirmation; None if there is none: then
-                nothing is recorded.
-            known: This client made the message's id.
+            connection: The connection on which checks of the transaction come, if it was opened before the confirmation. If it is
+                None, nothing is recorded.
+            known: Whether this client made the message's id.
         """
         if connection is None:
             return
@@ -254,13 +254,13 @@ class Checks:
             self._take_back(connection, end)
 
     def _running(self, address: str, message: MessageExt) -> End | None:
-        """Return the end of the running transaction that the check is about; None unless exactly one matches."""
+        """Return the ``End`` of the running transaction to which the check belongs. Return None unless exactly one matches."""
         found = [each.end for each in self._under_way.get((address, message.msg_id), ()) if each.has(message)]
         return found[0] if len(found) == 1 else None
 
     def _remember(self, connection: Connection, which: str | _Which) -> None:
-        """Remember an ended transaction for this connection, for ``REMEMBERED_FOR`` seconds."""
-        # On a new connection the broker may have lost the end in a crash, so ``check`` decides.
+        """Remember an ended transaction for this connection for ``REMEMBERED_FOR`` seconds."""
+        # On a new connection, the broker may have lost the end in a crash, so ``check`` decides.
         now, known = machine.monotonic(), self._ended.setdefault(connection, {})
         known.pop(which, None)
         known[which] = now + REMEMBERED_FOR
@@ -282,7 +282,7 @@ class Checks:
         """Handle a check.
 
         Args:
-            message: The decoded message, with the topic's namespace.
+            message: The decoded message. Its topic has the namespace.
         """
         running = self._running(connection.address, message)
         if running is not None:
@@ -291,7 +291,7 @@ class Checks:
             send_control(connection, end_command(running, TransactionStatus.UNKNOWN, "its transaction is still running"))
             return
         end = End(
-            topic=message.topic,  # brokers check the user's rights to it; Java sends the topic of all half messages
+            topic=message.topic,  # brokers check the user's permissions for it; Java sends the half topic
             group=self._group,
             broker=header.bname,
             msg_id=message.msg_id,
@@ -329,7 +329,7 @@ class Checks:
         self._dropped += 1
         if is_power_of_two(self._dropped):
             logger.warning(
-                "producer %s: %d transaction checks were dropped, %d are held; brokers repeat them; make check() faster, "
+                "producer %s: %d transaction checks were dropped and %d are held (brokers repeat them); make check() faster, "
                 "or raise max_concurrent_checks",
                 self._group, self._dropped, len(self._asked),
             )  # fmt: skip
@@ -349,7 +349,7 @@ class Checks:
         self._called(task)
 
     def _called(self, task: asyncio.Task[None]) -> None:
-        """Begin the next check in place of a check whose call has ended."""
+        """Start the next check in place of a check whose call has ended."""
         self._calls.discard(task)
         self._go_on()
 
@@ -380,7 +380,7 @@ class Checks:
             return False
         if response.code != ResponseCode.SUCCESS:
             logger.warning(
-                "%s refused %s of transaction %s: %d %s; unless the transaction has ended, it will check it again",
+                "%s refused %s of transaction %s: %d %s; the broker will check the transaction again unless it has ended",
                 connection.address, status.value, printable(end.msg_id), response.code, printable(response.remark),
             )  # fmt: skip
             return False
@@ -388,17 +388,19 @@ class Checks:
 
 
 def _size(message: MessageExt) -> int:
-    """Return the approximate memory of a check in bytes: the stored size with properties, and the decompressed body."""
+    """Return the approximate memory of a check in bytes: the stored size, including properties, plus the decompressed body."""
     return message.store_size + len(message.body)
 
 
 async def decided(
     function: Callable[..., Any], *arguments: Any, waiting: Callable[[Awaitable[T]], Awaitable[T]] | None = None
 ) -> tuple[TransactionStatus, Exception | None]:
-    """Return the status from a user's function, or UNKNOWN and the error if it raises an error or returns something else.
+    """Return the status that a user's function returns.
+
+    If the function raises an error or returns something else, return UNKNOWN and the error.
 
     Args:
-        waiting: Awaits the awaitable that the function returned; None awaits it directly.
+        waiting: Awaits the awaitable that the function returned. None awaits it directly.
     """
     task = asyncio.current_task()
     cancelled = 0 if task is None else task.cancelling()
@@ -415,7 +417,7 @@ async def decided(
         error = RuntimeError(f"{shown(function)} raised CancelledError without being cancelled; raise another error")
         error.__cause__ = own
         return TransactionStatus.UNKNOWN, error
-    except Exception as error:  # noqa: BLE001 - a user's bug or a failed transaction: the caller reports it, the broker checks
+    except Exception as error:  # noqa: BLE001 - a user's bug or a failed transaction: the caller reports it
         return TransactionStatus.UNKNOWN, error
 
 

@@ -1,4 +1,4 @@
-"""The END_TRANSACTION request, and the fields that it needs from the response to a half message."""
+"""The END_TRANSACTION request, and the fields from the response to a half message that it needs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Half(SendResult, frozen=True, gc=False):
     """A stored half message.
 
     Attributes:
-        address: Address of its broker.
-        log_offset: Its offset in that broker's commit log.
+        address: The address of the message's broker.
+        log_offset: The message's offset in the commit log of that broker.
     """
 
     address: str = ""
@@ -47,7 +47,7 @@ class Half(SendResult, frozen=True, gc=False):
 
 
 def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
-    """Return the result as ``stored_message`` does; None also if an offset that ending the transaction needs is invalid."""
+    """Return the result as ``stored_message`` does. Also return None if an offset that END_TRANSACTION needs is invalid."""
     result = stored(reply, outgoing.unique_id, target, attempts)
     if result is None:
         return None
@@ -66,9 +66,9 @@ class End(msgspec.Struct):
     Attributes:
         topic: Name of the topic, with its namespace.
         group: Name of the group, with its namespace.
-        queue_offset: Queue offset of the half message, which the broker stores again for each check.
-        log_offset: Commit log offset of the half message.
-        from_check: True if a check gave the offsets.
+        queue_offset: Queue offset of the half message. It changes with each check, because the broker stores the message again.
+        log_offset: Commit log offset of the half message, which also changes with each check.
+        from_check: Whether the offsets come from a check.
     """
 
     topic: str
@@ -82,10 +82,10 @@ class End(msgspec.Struct):
 
 
 def end_command(end: End, status: TransactionStatus, remark: str | None = None) -> RemotingCommand:
-    """Make the END_TRANSACTION request.
+    """Return the END_TRANSACTION request.
 
     Args:
-        remark: Reason for the status, for the broker's log.
+        remark: The reason for the status, for the broker's log.
     """
     header = EndTransactionRequestHeader(
         topic=end.topic,
@@ -110,7 +110,7 @@ def trace_end(
     address: str,
     region: str | None = None,
 ) -> None:
-    """Trace the end of a transaction, which goes to the broker at ``address``, if tracing is on."""
+    """If tracing is on, trace the end of a transaction that is sent to the broker at ``address``."""
     if tracer is not None:
         tracer.end_transaction(
             message,

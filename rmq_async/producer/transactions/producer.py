@@ -1,7 +1,7 @@
 """Transactional messages, which consumers see only after a local transaction has been committed.
 
-The half message is sent like any other; consumers do not see it. Then the local transaction runs, and its outcome is sent to
-the broker that stored the half message. If no outcome arrives, the broker sends a check to a producer of the group
+The half message is sent like any other message, but consumers do not see it. Then the local transaction runs, and its outcome is
+sent to the broker that stored the half message. If the broker receives no outcome, it sends a check to a producer of the group
 (``checks``).
 """
 
@@ -48,31 +48,29 @@ _HALF: Final = int(SysFlag.TRANSACTION_PREPARED)
 _BUSY: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
-"""Seconds between two attempts to end a transaction at a broker that is busy."""
+"""Seconds between two attempts to end a transaction at a busy broker."""
 
 
 @lists_options(ProducerConfig, ClientConfig)
 class TransactionProducer(Producer):
-    """A ``Producer`` that also sends messages which belong to local transactions.
+    """A ``Producer`` that also sends messages that belong to local transactions.
 
-    ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction``, in its caller's task, once the half
-    message is stored. Its ``message`` is a copy with the ``unique_id`` set, so that the id can be stored with the data of the
-    transaction. ``check(message)`` returns the status of a transaction whose broker has received no outcome;
-    another process of the group, perhaps one that has exited, may have started it. Both return a TransactionStatus and may be
-    coroutine functions. An error that they raise means UNKNOWN; brokers receive only its type, for their logs.
+    ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction`` in the caller's task, after the half message
+    is stored. Its ``message`` is a copy with the ``unique_id`` set, so that the id can be stored with the data of the transaction.
+    ``check(message)`` returns the status of a transaction whose broker has received no outcome. Another process of the group, which
+    may have exited, may have started the transaction. Both functions return a TransactionStatus and may be coroutine functions. If
+    a function raises an error, the status is UNKNOWN; brokers receive only the type of the error, for their logs.
 
-    At most ``max_concurrent_checks`` checks run at a time; up to 2000 more wait, all together with at most 64 MiB of messages
-    (a single larger one is taken alone). Checks beyond these limits are dropped, and the broker repeats them
-    (``transactionCheckMax``).
+    At most ``max_concurrent_checks`` checks run at a time, and up to 2000 more wait. Together they hold at most 64 MiB of messages;
+    a single larger message is accepted while there are no others. Checks beyond these limits are dropped, and the broker repeats
+    them (``transactionCheckMax``).
 
-    A broker sends checks only to producers that it knows by their heartbeats. A producer that has not sent a message yet
-    names its ``topics`` so that their brokers know it.
-
-    Raises as ``Producer`` does, too.
+    A broker sends checks only to producers that it knows from their heartbeats. If a producer must receive checks before it sends a
+    message, pass ``topics``, so that the brokers of these topics know it.
 
     Raises:
-        TypeError: If ``execute`` or ``check`` is not callable with these arguments.
-        ConfigError: If ``max_concurrent_checks`` is not an integer above 0.
+        TypeError: If ``execute`` or ``check`` is not callable with these arguments, or for the reasons of ``Producer``.
+        ConfigError: If ``max_concurrent_checks`` is not an integer above 0, or for the reasons of ``Producer``.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class TransactionProducer(Producer):
             if not callable(function):
                 raise TypeError(f"{name} must be a function, not {shown(function)}")
             if is_generator(function):
-                raise TypeError(f"{name} must not be a generator function, whose calls run nothing: {shown(function)}")
+                raise TypeError(f"{name} must not be a generator function, because a call would not run it: {shown(function)}")
         check_arguments("execute", execute, "message", "arg")
         check_arguments("check", check, "message")
         number: Any = max_concurrent_checks
@@ -110,22 +108,26 @@ class TransactionProducer(Producer):
     ) -> TransactionSendResult:
         """Send a half message, run ``execute(message, arg)``, and send its outcome to the broker.
 
-        An error of ``execute`` is reported to the loop's exception handler and is ``local_error`` of the result, with UNKNOWN.
+        The call returns after the broker has confirmed COMMIT or ROLLBACK. UNKNOWN is sent without confirmation, and the broker
+        checks the transaction later. If the half message is stored with a status other than SEND_OK, it is rolled back and
+        ``execute`` is not called.
 
-        Before ``execute`` is called, raises InvalidMessageError for a message with a delay, and as ``send`` does. When the
-        producer stops before ``execute`` has ended, cancels ``execute`` and raises ClientStateError, whose ``maybe_stored`` is
-        True if the half message is stored, so that the broker will check. Cancelling the call during ``execute`` leaves its
-        transaction UNKNOWN; after a later cancellation COMMIT or ROLLBACK may have taken effect.
+        If ``execute`` raises an error, the error is reported to the loop's exception handler, and the result has the status UNKNOWN
+        and the error in ``local_error``. If the call is cancelled during ``execute``, its transaction stays UNKNOWN. After a later
+        cancellation, COMMIT or ROLLBACK may have taken effect.
 
         Args:
-            timeout: Seconds for sending the half message, as in ``send``; ``execute`` has no time limit, and afterwards the
-                broker has ``request_timeout`` to confirm. COMMIT and ROLLBACK are confirmed by the broker before this returns.
-                UNKNOWN is sent without confirmation; the broker checks later. A half message that is stored with another status
-                than SEND_OK is rolled back, and ``execute`` is not called.
+            arg: The second argument of ``execute``.
+            timeout: Seconds to send the half message, as in ``send``. ``execute`` has no time limit. After it, the broker has
+                ``request_timeout`` to confirm the outcome.
 
         Raises:
-            TransactionError: When COMMIT or ROLLBACK was refused or not confirmed; unless it took effect, the broker will
-                check.
+            InvalidMessageError: If the message is delayed or otherwise invalid.
+            ClientStateError: If the producer stops before ``execute`` has ended. ``execute`` is then cancelled. ``maybe_stored`` is
+                True if the half message is stored, so that the broker will check the transaction.
+            TransactionError: If COMMIT or ROLLBACK was refused or not confirmed. The broker will check the transaction unless the
+                request took effect.
+            RocketMQError: Other errors of ``send``, which are raised before ``execute`` is called.
         """
         sender, checks = self._usable(), self._checks
         assert checks is not None
@@ -134,8 +136,8 @@ class TransactionProducer(Producer):
         sender.encoder.check(message)
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise InvalidMessageError(
-                "a message of a transaction cannot be delayed: it is delivered when it is committed; leave out delay_level, "
-                "delay and deliver_at"
+                "a message of a transaction cannot be delayed, because it is delivered when it is committed; do not set "
+                "delay_level, delay and deliver_at"
             )
         group = sender.producer_group
         outgoing = sender.encoder.encode(message, {"TRAN_MSG": "true", "PGROUP": group}, _HALF)
@@ -189,17 +191,21 @@ class TransactionProducer(Producer):
         return status, error
 
     def _first_port(self, sender: ProducerCore, address: str) -> str:
-        """Return the broker's main address: brokers send checks on connections with heartbeats, not on those of the VIP port."""
+        """Return the broker's main address: brokers send checks on connections with heartbeats, which do not use the VIP port."""
         return first_port(address) if sender.instance.config.vip_channel else address
 
     def _send_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
-        """Send UNKNOWN, which adds the reason to the broker's log, if the connection is open; do not wait."""
+        """If the connection is open, send UNKNOWN, which adds the reason to the broker's log. Do not wait."""
         connection = sender.connections.get(half.address)
         if connection is not None:
             send_control(connection, end_command(end, TransactionStatus.UNKNOWN, why))
 
     async def _end(self, sender: ProducerCore, half: Half, end: End, result: TransactionSendResult) -> Connection:
-        """Send COMMIT or ROLLBACK; return the connection on which the broker confirmed it, else raises TransactionError."""
+        """Send COMMIT or ROLLBACK and return the connection on which the broker confirmed it.
+
+        Raises:
+            TransactionError: If the broker refuses the request or does not confirm it.
+        """
         status, address = result.local_status, half.address
         deadline = machine.monotonic() + sender.instance.config.request_timeout
         try:
@@ -222,7 +228,7 @@ class TransactionProducer(Producer):
             outcome = f"was refused: {why}"
         raise TransactionError(
             f"{status.value} of transaction {half.msg_id} {outcome}; "
-            f"unless it took effect, broker {half.queue.broker_name} will check with group {end.group}",
+            f"unless it took effect, broker {half.queue.broker_name} will send a check to group {end.group}",
             result=result,
             maybe_ended=maybe_ended,
             maybe_stored=status is TransactionStatus.COMMIT,
@@ -243,7 +249,7 @@ class TransactionProducer(Producer):
                 self._idle.set_result(None)
 
     async def _all_over(self, deadline: float) -> None:
-        """Wait until no transaction runs, or until ``deadline`` (monotonic)."""
+        """Wait until no transaction is running, or until ``deadline`` (monotonic)."""
         if self._under_way:
             self._idle = asyncio.get_running_loop().create_future()
             await wait_until(self._idle, deadline)
@@ -280,13 +286,13 @@ class TransactionProducer(Producer):
 async def _ask(
     sender: ProducerCore, half: Half, command: Callable[[], RemotingCommand], deadline: float
 ) -> tuple[Connection, RemotingCommand]:
-    """Send the request.
+    """Send a request that ends a transaction.
 
-    Repeat it after answers of a broker that did not process it: once after GO_AWAY, until ``deadline`` while the broker is
-    busy.
+    Repeat the request if the broker responds that it has not processed it: once after GO_AWAY, and until ``deadline`` while the
+    broker is busy.
 
     Args:
-        command: Returns the request, with the newest position of the half message.
+        command: Returns the request, with the newest offsets of the half message.
     """
     pauses, gone = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
     while True:
@@ -318,7 +324,10 @@ async def _connected(sender: ProducerCore, half: Half, deadline: float) -> Conne
 
 
 def _newest_address(sender: ProducerCore, half: Half) -> str:
-    """Return the newest known address of a half message's broker: where the message was stored, if no route names the broker."""
+    """Return the newest known address of a half message's broker.
+
+    If no route names the broker, return the address at which the message was stored.
+    """
     address = sender.instance.routes.address_of(half.queue.broker_name)
     if address is None:
         return half.address
@@ -327,8 +336,8 @@ def _newest_address(sender: ProducerCore, half: Half) -> str:
 
 def _stopped_during_execute(half: Half) -> ClientStateError:
     error = ClientStateError(
-        f"the producer was stopped during execute of transaction {half.msg_id}; the broker will check it; a longer stop_timeout "
-        "gives execute time"
+        f"the producer was stopped during execute of transaction {half.msg_id}, so the broker will check the transaction; use a "
+        "longer stop_timeout"
     )
     error.maybe_stored = True
     return error
@@ -340,5 +349,8 @@ def _common(half: Half) -> dict[str, Any]:
 
 
 def _why(error: BaseException | None) -> str | None:
-    """Return the remark for the broker's log, only the error's type since its text may contain data; None without an error."""
+    """Return the remark for the broker's log, or None without an error.
+
+    The remark contains only the type of the error, because the text may contain data.
+    """
     return f"execute: {type(error).__name__}" if error is not None else None

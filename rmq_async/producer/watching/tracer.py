@@ -1,7 +1,7 @@
-"""Message traces: the outcome of each attempt, sent to a topic in which mqadmin and consoles find it by id and key.
+"""Message traces: the outcome of each attempt is sent to a topic in which mqadmin and consoles find it by id and key.
 
-A record is made when an attempt ends, and sent over the producer's connections but without its credits, send hooks and selectors:
-no send waits for a trace, and a trace is not traced itself.
+A record is made when an attempt ends. It is sent over the producer's connections, but without its credits, send hooks and
+selectors. Therefore no send waits for a trace, and a trace is not traced itself.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ..routing import Target, TopicQueues
 logger = logging.getLogger("rmq_async.producer.trace")
 
 REGION: Final = "DefaultRegion"
-"""Region of a broker that names none."""
+"""The region of a broker that does not name its region."""
 REGIONS_KEPT: Final = 1024
 """Maximum number of brokers whose regions are kept."""
 
 
 class Tracer(TraceRecords):
-    """The producer's built-in hook that sends traces."""
+    """The built-in hook of a producer that sends traces."""
 
     def __init__(self, dispatch: Dispatch, encoder: Encoder, group: str, trace: bool | str) -> None:
         super().__init__(trace if isinstance(trace, str) else TRACE_TOPIC, self._send_message, logger, "producer")
         self._dispatch = dispatch
         self._encoder = encoder
         self._group = group
-        # Region by broker, from its last response; None for a broker that turns tracing off.
+        # Broker -> region in its last response, or None if the broker turns tracing off.
         self._regions: dict[str, str | None] = {}
 
     # -- records
@@ -46,8 +46,8 @@ class Tracer(TraceRecords):
     def after_send(self, context: SendContext) -> None:
         """Append a record for each message of the attempt.
 
-        There is none for a one-way send that was queued, since its outcome is unknown, for a message to the trace topic, and for
-        a broker that turns tracing off.
+        Append no record for a one-way send that was queued, because its outcome is unknown, for a message to the trace topic, or if
+        the broker turns tracing off.
         """
         result = context.result
         if (result is None and context.error is None) or context.queue.topic == self.topic:
@@ -77,10 +77,10 @@ class Tracer(TraceRecords):
             self._append_attempt(bean, context.elapsed, region, context.group, success=success)
 
     def attempted(self, message: Message, msg_id: str, target: Target, result: SendResult | None, elapsed: float) -> None:
-        """Do the work of ``after_send`` without a SendContext, for a usual message.
+        """Do the work of ``after_send`` without a SendContext, for a normal message.
 
         Args:
-            result: None for an attempt that failed.
+            result: The result, or None if the attempt failed.
         """
         if target.queue.topic == self.topic or (region := self._region(target.broker, result)) is None:
             return
@@ -125,7 +125,7 @@ class Tracer(TraceRecords):
 
         Args:
             state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW.
-            address: Address of the broker to which the end is sent.
+            address: The address of the broker to which the end is sent.
         """
         bean = TraceBean(
             topic=message.topic,
@@ -144,7 +144,7 @@ class Tracer(TraceRecords):
         """Append a record of the recall of a delayed message.
 
         Args:
-            success: Whether the broker confirmed it.
+            success: Whether the broker confirmed the recall.
         """
         self._append(TraceType.RECALL, TraceBean(topic=topic, msg_id=msg_id), region, success=success)
 
@@ -161,7 +161,10 @@ class Tracer(TraceRecords):
         )
 
     def _region(self, broker: str, result: SendResult | BatchSendResult | None) -> str | None:
-        """Return the broker's region, for a failed attempt the last one known or REGION; None if the broker turns tracing off."""
+        """Return the broker's region. Return None if the broker turns tracing off.
+
+        For a failed attempt, return the last known region, or REGION if none is known.
+        """
         if result is None:
             return self._regions.get(broker, REGION)
         if len(self._regions) >= REGIONS_KEPT and broker not in self._regions:
@@ -170,7 +173,7 @@ class Tracer(TraceRecords):
         return region
 
     async def _send_message(self, message: Message, deadline: float) -> None:
-        """Send one trace message; after a retriable error once more, to another broker if the topic has one."""
+        """Send one trace message. After a retriable error, send it once more, to another broker if the topic has one."""
         dispatch = self._dispatch
         outgoing = self._encoder.encode(message)
         topic_queues = await dispatch.router.topics.find(self.topic, deadline)

@@ -2,10 +2,10 @@
 
 Only calls of a producer with hooks or message traces carry a ``Watch``.
 
-Hooks see each attempt before it begins and after it ends, for every kind of end. The receiver of a watched attempt is wrapped,
-so that hooks see the response before the caller does; code that ends an attempt without a response reports the end to the
-Watch. Each hook runs in a copy of the context (of ``contextvars``) of the call, also if an attempt begins or ends in another
-Task; for messages that were gathered without order, in a copy of an empty one.
+Hooks see each attempt before it begins and after it ends, however it ends. The receiver of a watched attempt is wrapped, so that
+hooks see the response before the caller does. Code that ends an attempt without a response reports the end to the Watch. Each hook
+runs in a copy of the context (of ``contextvars``) of the call, even if an attempt begins or ends in another task. For messages that
+were gathered without order, it runs in a copy of an empty context.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from .tracer import Tracer
 
 logger = logging.getLogger("rmq_async.producer")
 
-# An int, because each operator of an IntFlag takes three calls of Python functions.
+# An int, because each operator of an IntFlag needs three calls of Python functions.
 _PREPARED: Final = int(SysFlag.TRANSACTION_PREPARED)
 _SURELY_FITS: Final = MAX_PROPERTIES_SIZE // 4
-"""Characters up to which a properties text surely fits the limit in bytes."""
+"""A properties string with at most this many characters always fits the limit in bytes."""
 
 
 class Sending(NamedTuple):
-    """The producer's part of a ``SendContext``, and ``max_size``: maximum size of a body in bytes."""
+    """The fields of a ``SendContext`` that depend only on the producer, and the maximum bytes of a body (``max_size``)."""
 
     group: str
     namespace: str
@@ -55,11 +55,11 @@ class Sending(NamedTuple):
 
 
 class Watchers:
-    """The hooks of one producer, by the methods they define.
+    """The hooks of one producer, by the methods that they define.
 
     Attributes:
-        active: True if at least one hook watches sends.
-        only_trace: The Tracer if it is the only hook, since it needs neither a SendContext nor the caller's context; else None.
+        active: Whether at least one hook watches sends.
+        only_trace: The Tracer if it is the only hook, else None. The Tracer needs neither a SendContext nor the caller's context.
     """
 
     __slots__ = ("_hooks", "active", "after", "before", "checks", "only_trace", "sending")
@@ -92,7 +92,11 @@ class Watchers:
         self.only_trace = hooks[0] if len(hooks) == 1 and isinstance(hooks[0], Tracer) else None
 
     def begin(self, scope: Context, context: SendContext) -> None:
-        """Call the hooks before an attempt, each in a copy of ``scope``. Raises as ``Watch.begin``."""
+        """Call the hooks before an attempt, each in a copy of ``scope``.
+
+        Raises:
+            ForbiddenError: If a hook refuses the attempt or fails to check it.
+        """
         for check in self.checks:
             try:
                 scope.copy().run(check, context)
@@ -100,16 +104,16 @@ class Watchers:
                 raise
             except (Exception, asyncio.CancelledError) as error:
                 text = f"check_forbidden {check!r} raised {type(error).__name__}: {error}"
-                raise ForbiddenError(f"{text}; let it raise ForbiddenError to refuse a message, and nothing else") from error
+                raise ForbiddenError(f"{text}; it may raise only ForbiddenError, to refuse a message") from error
         for before in self.before:
             inside = scope.copy()
-            try:  # what ``call_hook`` does, without its call
+            try:  # the same as in ``call_hook``, without the cost of its call
                 inside.run(before, context)
             except BaseException as error:  # noqa: BLE001 - reported; the message is sent all the same
                 inside.run(report_hook, before, error)
 
     def with_added(self, own: str, added: Mapping[str, str]) -> str:
-        """Return the properties text of one message with properties that hooks added; invalid ones are reported and left out."""
+        """Return the properties string of one message with the properties that hooks added. Report and leave out invalid ones."""
         try:
             return _with_properties(own, check_properties(added))
         except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
@@ -117,7 +121,7 @@ class Watchers:
             return own
 
     def report_properties(self, error: Exception) -> None:
-        """Report that properties added by hooks are left out. Name all hooks that may have added them."""
+        """Report that properties that hooks added are left out. The report names all hooks that may have added them."""
         hooks = " or ".join([repr(hook) for hook in (*self.before, *self.checks)])
         report(f"properties that hook {hooks} added are left out", error)
 
@@ -127,7 +131,7 @@ class Watchers:
             inside = scope.copy()
             try:
                 inside.run(after, context)
-            except BaseException as error:  # noqa: BLE001 - reported; the result is the caller's all the same
+            except BaseException as error:  # noqa: BLE001 - reported; the caller gets the result nevertheless
                 inside.run(report_hook, after, error)
 
 
@@ -135,11 +139,11 @@ class Watch(CallWatch):
     """The attempts of one call, and the receiver of its first attempt (``first``).
 
     Args:
-        read: Makes the result from a response.
+        read: The function that makes the result from a response.
 
     Attributes:
         kind: The type of the message for hooks.
-        plain: True if the message has only a topic and a body.
+        plain: Whether the message has only a topic and a body.
         scope: The caller's context (of ``contextvars``).
         attempts: Number of attempts so far.
         started: Monotonic time at which the first attempt began.
@@ -169,21 +173,21 @@ class Watch(CallWatch):
         self._first_open = False
         self._open: tuple[WatchedAttempt, ...] = ()
 
-    # -- the first attempt of an awaited call that sends one message: one object and one reading of the answer do
+    # -- the first attempt of an awaited call with one message, which needs only this object and reads the response once
 
     def first(self, outgoing: Outgoing, target: Target, future: asyncio.Future[Any]) -> str | None:
         """Call the hooks before the first attempt, whose receiver this object becomes.
 
         Args:
             outgoing: A single message.
-            target: The queue that the attempt goes to.
+            target: The queue to which the attempt goes.
             future: Gets the result of the send, the response if no result can be made from it, or the error.
 
         Returns:
-            The properties text, with what hooks added; None if the message is plain and they added nothing.
+            The properties string with the properties that hooks added. None if the message is plain and no hook added properties.
 
         Raises:
-            ForbiddenError: As ``begin`` raises it.
+            ForbiddenError: If a hook refuses the attempt or fails to check it.
         """
         watchers, text, self._context = self.watchers, None if self.plain else outgoing.properties, None
         if watchers.only_trace is not None:
@@ -228,7 +232,7 @@ class Watch(CallWatch):
         """Call the hooks before an attempt.
 
         Raises:
-            ForbiddenError: When one of them refuses it or fails to check it.
+            ForbiddenError: If a hook refuses the attempt or fails to check it.
         """
         context = self.seen(outgoing, target)
         self.watchers.begin(self.scope, context)
@@ -237,7 +241,7 @@ class Watch(CallWatch):
         return attempt
 
     def seen(self, outgoing: Outgoing, target: Target) -> SendContext:
-        """Count an attempt, and return what hooks see of it."""
+        """Count an attempt, and return the SendContext for its hooks."""
         self.attempts += 1
         sending = self.watchers.sending
         return SendContext(
@@ -281,10 +285,10 @@ class WatchedAttempt(AttemptWatch):
         self.context = context
 
     def added(self, outgoing: Outgoing) -> Outgoing:
-        """Return the message with the properties that hooks added, a batch with them in each of its messages.
+        """Return the message with the properties that hooks added. For a batch, add them to each of its messages.
 
-        They replace properties of the message with the same name. Invalid properties are reported and left out; properties for
-        which a batch has no room are left out with an INFO log entry.
+        The added properties replace properties of the message with the same name. Invalid properties are reported and left out. If
+        a batch has no room for the properties, they are left out and an INFO record is logged.
         """
         added = self.context.properties
         if not added:
@@ -333,7 +337,7 @@ def message_type(message: Message, sys_flag: int) -> MessageType:
 
 
 def _with_properties(own: str, added: Mapping[str, str]) -> str:
-    """Return the properties text with ``added``; these replace the message's own of the same name."""
+    """Return the properties string with ``added``, which replace the message's own properties of the same name."""
     for name in added:
         if f"{name}\x01" in own:
             own = properties_text({name: value for name, value in decode_properties(own).items() if name not in added})
@@ -341,15 +345,16 @@ def _with_properties(own: str, added: Mapping[str, str]) -> str:
     text = own + properties_text(added)
     if len(text) > _SURELY_FITS and len(text.encode()) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
-            f"the properties with those of hooks take {len(text.encode())} bytes, above the limit of {MAX_PROPERTIES_SIZE}; "
+            f"the properties, including those of hooks, have {len(text.encode())} bytes, the limit is {MAX_PROPERTIES_SIZE}; "
             "shorten them"
         )
     return text
 
 
 def _batch_with_properties(records: list[BatchRecord], added: Mapping[str, str]) -> bytes:
-    """Return the body of a batch with the properties added to each message, because brokers (5.5.0) do not copy the properties
-    of a batch to its messages.
+    """Return the body of a batch with the properties added to each message.
+
+    Brokers (5.5.0) do not copy the properties of a batch to its messages.
     """
     return b"".join(
         [

@@ -95,7 +95,7 @@ async def test_broker_that_confirms_no_answer_delays_no_other_check(
             ask(link, question(f"U{number}"))
             await until(lambda: ends.said and ends.said[-1][0] == f"U{number}")  # noqa: B023
         ask(link, question("dropped"))
-        await until(lambda: "1 transaction checks were dropped, 4 are held" in caplog.text)
+        await until(lambda: "1 transaction checks were dropped and 4 are held" in caplog.text)
         for unanswered in ends.received[:]:
             link.reply(unanswered)
         await spin()

@@ -65,7 +65,7 @@ async def test_an_end_whose_answer_is_lost_may_have_been_carried_out(cluster: Cl
     ends = Ends(cluster.a)
     async with transactions(cluster, request_timeout=0.2) as producer:
         ends.answer = lambda link, command: link.transport.abort()
-        with pytest.raises(TransactionError, match=r"was not confirmed.*will check with group group") as failed:
+        with pytest.raises(TransactionError, match=r"was not confirmed.*will send a check to group group") as failed:
             await producer.send_in_transaction(Message("T", b"half"), COMMIT)
         assert (failed.value.maybe_ended, failed.value.maybe_stored, failed.value.code) == (True, True, None)
         assert isinstance(failed.value.__cause__, errors.ConnectionLostError)
