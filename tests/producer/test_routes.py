@@ -121,7 +121,7 @@ async def test_a_queue_on_a_broker_without_an_address_makes_the_route_be_asked_f
         cluster.name_server.routes[TOPIC] = cluster.route()
         assert (await send(sender, queue=cluster.queue(cluster.b))).queue == cluster.queue(cluster.b)
         assert cluster.name_server.asked.count(TOPIC) == 2
-        with pytest.raises(errors.BrokerNotFoundError, match="known: a, b"):
+        with pytest.raises(errors.BrokerNotFoundError, match="another broker: a, b"):
             await send(sender, queue=MessageQueue(TOPIC, "c", 0))
         assert cluster.name_server.asked.count(TOPIC) == 3
     assert [sent.broker.name for sent in cluster.sends] == ["a", "b"]
