@@ -1,9 +1,10 @@
-"""The send engine: what a call needs is decided here, for ``send``, ``send_async`` and ``send_oneway`` alike.
+"""The send engine, which ``send``, ``send_async`` and ``send_oneway`` share.
 
-``begin`` makes a call's record: it checks and encodes the message, and takes credits and a queue at once if the message needs
-nothing special and nothing has to be waited for. The sharding key, hooks and message traces are branches of it. The call goes
-on to one of three receivers: a future that ``deliver`` awaits, an ``AsyncSend`` (``accept``), or the tally of one-way messages
-(``Oneway.queue_now``; ``Oneway.send`` if it has to wait). Only the plain ``send`` has all of this in one piece (``fast_path``).
+``begin`` makes the record of a call. It checks and encodes the message, and takes credits and a queue at once if the message needs
+nothing special and need not wait. The sharding key, hooks and message traces are branches of ``begin``. The call then goes to one
+of three receivers: a future that ``deliver`` awaits, an ``AsyncSend`` (``accept``), or the tally of one-way messages
+(``Oneway.queue_now``, or ``Oneway.send`` if the call must wait). Only the plain ``send`` has all of this in one function
+(``fast_path``).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from .watching import Watch
 MILLISECOND: Final = 0.001
 _USUAL_KEYS: Final = (tuple, Keys, ShardedKeys)
 _CHOSEN: Final = QueueChoice(None, None, None)
-"""The choice of a call by its sharding key, whose queue is known already."""
+"""The choice of a call whose queue was already found by its sharding key."""
 _SHORT_KINDS: Final = (MessageType.NORMAL, MessageType.ORDER)
-"""What ``Watch.first`` takes."""
+"""The kinds of messages for which ``Watch.first`` may be called."""
 
 
 def begin(
@@ -51,19 +52,19 @@ def begin(
     key: Any,
     timeout: float | None,
 ) -> Call[SendResult]:
-    """Make the ``Call`` of a send. Its ``target`` is None if it has to wait for admission.
+    """Return the ``Call`` of a send. Its ``target`` is None if it must wait for admission.
 
     Args:
         sender: The run of the producer.
         mode: The ``mode`` of ``SendContext``.
-        message: The caller's message, not checked yet, like the other arguments.
-        queue: The caller's choice.
-        selector: The caller's choice.
+        message: The caller's message. Neither it nor the other arguments have been checked yet.
+        queue: The queue that the caller chose.
+        selector: The selector that the caller passed.
         key: The argument of the selector.
-        timeout: Seconds; None for the producer's.
+        timeout: Seconds. None uses the timeout of the producer.
 
     Raises:
-        RocketMQError: The arguments are invalid, as ``send`` says.
+        RocketMQError: If the arguments are invalid; see ``send``.
     """
     credits, choice = sender.credits if mode != "oneway" else sender.oneway_credits, None
     topic_queues: TopicQueues | None
@@ -86,7 +87,7 @@ def begin(
         if keys.__class__ is ShardedKeys:
             sharding_key: Any = message.sharding_key
             line, queues = sender.admission.lines.by_topic.get(message.topic), topic_queues.keyed
-            place = queues[abs(hash_of(sharding_key)) % len(queues)]  # what ``select_by_hash`` does
+            place = queues[abs(hash_of(sharding_key)) % len(queues)]  # the same choice as by ``select_by_hash``
             target = topic_queues.by_queue.get(place) or topic_queues.reachable(place)
             if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
                 credits.give_back(epoch, 1, size)
@@ -97,7 +98,7 @@ def begin(
         started = machine.monotonic()
         unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)
         if plain := keys is NO_KEYS and message.wait_store:
-            properties = f"{BEFORE_ID}{unique_id}{AFTER_ID}"  # what ``message_properties`` does for a topic and a body alone
+            properties = f"{BEFORE_ID}{unique_id}{AFTER_ID}"  # as ``message_properties`` for only a topic and a body
         else:
             properties = message_properties(message, unique_id)
         outgoing = sender.encoder.outgoing(message.topic, unique_id, properties, message.body, 0, message.flag)
@@ -124,10 +125,10 @@ def _checked(
     key: Any,
     timeout: float | None,
 ) -> Call[SendResult]:
-    """Make the record of a call that has options, needs another form of request, or may have to wait."""
+    """Return the record of a call that has options, needs another form of request, or may have to wait."""
     started = machine.monotonic()
     deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
-    if message.__class__ is Message:  # what ``Encoder.check`` does
+    if message.__class__ is Message:  # the same check as in ``Encoder.check``
         check_message(message.topic, message.body, sender.encoder.max_size)
     else:
         sender.encoder.check(message)
@@ -150,7 +151,7 @@ def record(
     deadline: float,
     target: Target | None = None,
 ) -> Call[SendResult]:
-    """Return the ``Call`` of a plain send that leaves the fast path. It holds no credits: the caller keeps them."""
+    """Return the ``Call`` of a plain send that leaves the fast path. The call holds no credits, because its caller keeps them."""
     outgoing = sender.encoder.encode(message, unique_id=unique_id)
     call = Call(outgoing, stored_message, deadline - sender.timeout, deadline, sender.retries)
     call.topic_queues = topic_queues
@@ -182,10 +183,10 @@ def gathered(
     key: Any,
     timeout: float | None,
 ) -> tuple[int, float]:
-    """Return the bytes in a batch of a message that gathers for its topic, and its deadline; 0 bytes if it does not gather.
+    """Return the bytes that a message takes in a batch of its topic, and its deadline. Return 0 bytes if it is not gathered.
 
     Raises:
-        RocketMQError: As ``begin`` raises it.
+        RocketMQError: The errors of ``begin``.
     """
     deadline = machine.monotonic() + (sender.timeout if timeout is None else checked_timeout(timeout))
     sender.encoder.check(message)
@@ -194,13 +195,15 @@ def gathered(
 
 
 async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
-    """Send a call and return its result; admit it before if it is not admitted, and give back what it holds at the end.
+    """Send a call and return its result.
+
+    Admit the call first if necessary. At the end, give back its credits and its place.
 
     Raises:
-        RocketMQError: As ``Admission.enter`` and ``RetryLoop.run`` raise it.
+        RocketMQError: The errors of ``Admission.enter`` and ``RetryLoop.run``.
     """
     dispatch = sender.dispatch
-    future: Any  # of the result if it is one of a gathering, else of the response
+    future: Any  # the future of the result for a gathering, else of the response
     try:
         if not call.target and not sender.admission.enter_now(call):
             await sender.admission.enter(call)
@@ -230,7 +233,7 @@ async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
             _abandoned(dispatch, call, began, error)
             raise
         else:
-            answer: Any = reply  # a result if hooks have read it already
+            answer: Any = reply  # a result if hooks have already read the response
             result: Any = answer if answer.__class__ is SendResult else call.read(answer, call.outgoing, target, 1)
             if result is not None:
                 if faults is not None and (faults.measures or target.broker in faults.items):
@@ -260,7 +263,7 @@ async def _connect_and_deliver(sender: ProducerCore, call: Call[Result]) -> Resu
 def _first_attempt(
     sender: ProducerCore, call: Call[Any], connection: Connection, future: asyncio.Future[Any]
 ) -> tuple[Pending, float]:
-    """Queue the first attempt of an awaited call; return its entry in the table, and when it began."""
+    """Queue the first attempt of an awaited call. Return its entry in the table, and the time at which it began."""
     dispatch, outgoing, target, faults = sender.dispatch, call.outgoing, call.target, sender.faults
     began, first_deadline = call.started, call.deadline
     if call.topic_queues.several:
@@ -280,7 +283,7 @@ def _first_attempt(
         if not requests.is_open:
             requests.require_open()
         if watch.started - call.started > MILLISECOND:
-            ids.now()  # the time in the frame is not that of the id
+            ids.now()  # the frame needs the current time, not the time of the id
         opaque = next(requests.opaques, 0) or requests.next_opaque()
         if text is None:
             parts = target.single.plain(opaque, ids.born_ms, outgoing.unique_id, outgoing.body)
@@ -307,7 +310,7 @@ async def accept(
     on_success: Callable[[Result], object] | None,
     on_error: Callable[[BaseException], object] | None,
 ) -> asyncio.Future[Result]:
-    """Wait until a call is admitted and its connect has ended, begin its attempts, and return the future of the result."""
+    """Wait until a call is admitted and its connect has ended, start its attempts, and return a future for the result."""
     admission, dispatch, usual = sender.admission, sender.dispatch, bool(call.target)
     if call.choice is not None or call.ordered:
         return await sender.ordered.accept(call, on_success, on_error)

@@ -1,13 +1,12 @@
-"""Credits: the bound on messages and bytes that are accepted and not finished.
+"""Credits limit the messages and bytes that are accepted but not finished.
 
-Two integers; waiters only when exhausted.
+The credits are two integers; calls wait only when they are exhausted. The hot path of ``send`` inlines ``try_take`` and
+``give_back`` on the public attributes. Waiting calls are served first come, first served, and no call overtakes them. Each call
+gives its credits back once.
 
-The hot path of ``send`` inlines ``try_take`` and ``give_back`` on the open attributes. Waiters are served first come, first
-served, and no call overtakes them. Each call gives its credits back once.
-
-``flush`` waits for the messages accepted *so far*, while new calls go on. Therefore every taken credit belongs to an epoch; a
-flush begins a new epoch and waits until the older ones are empty. The credits of an epoch are counted only once it has ended;
-until then they are the taken credits that belong to no older epoch.
+``flush`` waits for the messages that were accepted *so far*, while new calls continue. Therefore every taken credit belongs to an
+epoch; a flush begins a new epoch and waits until the older epochs are empty. The credits of an epoch are counted only after it has
+ended; until then they are the taken credits that belong to no older epoch.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from ..._asyncio import WaitTable, wait_until
 from ...errors import BackpressureError, RocketMQError
 
 GIVEN_UP_KEPT: Final = 64
-"""The queue of waiters is compacted, in O(n), when more of them are abandoned than this number plus half of the queue."""
+"""The queue of waiters is compacted, in O(n), when more waiters are abandoned than this number plus half of the queue."""
 
 
 class Epoch:
-    """The credits taken between two flushes.
+    """The credits that were taken between two flushes.
 
     Attributes:
-        taken: Those not given back; counted only after the epoch has ended.
+        taken: Number of credits that have not been given back. It is counted only after the epoch has ended.
     """
 
     __slots__ = ("emptied", "taken")
@@ -43,7 +42,7 @@ class _Waiter:
     """A call that waits for credits.
 
     Attributes:
-        left: True if the call was served or abandoned, and is accounted for.
+        left: True if the call was served or abandoned, and its entry has been accounted for.
     """
 
     __slots__ = ("future", "left", "number", "size")
@@ -54,15 +53,16 @@ class _Waiter:
 
 
 class Credits:
-    """The room for unfinished messages: ``limit`` messages and ``byte_limit`` bytes at a time.
+    """The limits for unfinished messages: ``limit`` messages and ``byte_limit`` bytes at a time.
 
-    ``what`` names the messages in errors, ``options`` the settings that hold the limits.
+    In error messages, ``what`` names the messages and ``options`` names the settings that contain the limits.
 
-    A call for more than a whole limit is served when all of that limit is free.
+    A call that needs more than a whole limit is served when all of that limit is free; ``free`` and ``free_bytes`` can then be
+    below 0.
 
     Attributes:
-        contended: Other calls wait, or ``refuse`` was called, so credits come only from ``take``.
-        watched: A waiter or a flush needs ``came_back``. ``free`` and ``free_bytes`` may be below 0 after such a large call.
+        contended: True if other calls wait, or ``refuse`` was called. Credits are then available only from ``take``.
+        watched: True if a waiter or a flush needs calls of ``came_back``.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Credits:
         self.contended = False
         self.watched = False
         self._waiters: deque[_Waiter] = deque()
-        self._given_up = 0  # abandoned entries of ``_waiters``
+        self._given_up = 0  # number of abandoned entries in ``_waiters``
         self._table: WaitTable[Epoch] | None = None
         self.epoch = Epoch()
         self._epochs: list[Epoch] = [self.epoch]
@@ -91,12 +91,12 @@ class Credits:
 
     @property
     def taken(self) -> int:
-        """The number of messages accepted and not finished."""
+        """The number of messages that are accepted and not finished."""
         return self._limit - self.free
 
     @property
     def taken_bytes(self) -> int:
-        """The size in bytes of the bodies of the messages accepted and not finished."""
+        """The total bytes of the bodies of the messages that are accepted and not finished."""
         return self._byte_limit - self.free_bytes
 
     @property
@@ -105,7 +105,7 @@ class Credits:
         return len(self._waiters) - self._given_up
 
     def try_take(self, number: int, size: int) -> Epoch | None:
-        """Take credits for ``number`` messages of ``size`` bytes; return None if they are exhausted or other calls wait."""
+        """Take credits for ``number`` messages of ``size`` bytes. Return None if they are exhausted or other calls wait."""
         if self.contended or ((self.free < number or self.free_bytes < size) and not self._fits(number, size)):
             return None
         self.free -= number
@@ -113,12 +113,11 @@ class Credits:
         return self.epoch
 
     async def take(self, number: int, size: int, deadline: float) -> Epoch:
-        """Take credits and wait for them if necessary; return their epoch, which ``give_back`` needs.
-
-        Raises the error of ``refuse``, too.
+        """Take credits, wait for them if necessary, and return their epoch, which ``give_back`` needs.
 
         Raises:
-            BackpressureError: At ``deadline`` (``time.monotonic``).
+            BackpressureError: If there are not enough credits at ``deadline`` (``time.monotonic``).
+            RocketMQError: The error of ``refuse``, if that was called.
         """
         epoch = self.try_take(number, size)
         if epoch is not None:
@@ -148,7 +147,7 @@ class Credits:
         finally:
             self._table.leave(future)
             self._drop(waiter)
-            del future, waiter  # breaks a cycle: an error in the future has this frame in its traceback
+            del future, waiter  # breaks a cycle: an error in the future refers to this frame
         seconds = machine.monotonic() - started
         raise BackpressureError(
             f"no room for {number} more {self._what} within {seconds:.3g} s: {self.taken} of {self._limit} messages, "
@@ -156,14 +155,14 @@ class Credits:
         )
 
     def give_back(self, epoch: Epoch, number: int, size: int) -> None:
-        """Free the credits of a finished call; once per ``take``, with the same numbers."""
+        """Free the credits of a finished call. Call it once per ``take``, with the same numbers."""
         self.free += number
         self.free_bytes += size
         if self.watched:
             self.came_back(epoch, number)
 
     def came_back(self, epoch: Epoch, number: int) -> None:
-        """Wake waiters and flushes after ``number`` credits of ``epoch`` were freed; called while ``watched``."""
+        """Wake waiters and flushes after ``number`` credits of ``epoch`` were freed. Call it while ``watched``."""
         if epoch is not self.epoch:
             epoch.taken -= number
             if not epoch.taken and epoch.emptied is not None and not epoch.emptied.done():
@@ -171,7 +170,7 @@ class Credits:
         self._serve()
 
     def so_far(self) -> list[Epoch]:
-        """End the current epoch; return the epochs of all messages that are accepted and not finished."""
+        """End the current epoch, and return the epochs of all messages that are accepted and not finished."""
         ending = self.epoch
         ending.taken = self.taken - sum([epoch.taken for epoch in self._epochs[:-1]])
         older = [epoch for epoch in self._epochs if epoch.taken]
@@ -181,11 +180,11 @@ class Credits:
         return older
 
     async def wait_idle(self, deadline: float) -> bool:
-        """Wait until all messages accepted so far are finished; return False if they are not by ``deadline`` (monotonic)."""
+        """Wait until all messages that were accepted so far are finished. Return False at ``deadline`` (monotonic)."""
         return await finished(self.so_far(), deadline)
 
     def refuse(self, error: Callable[[], RocketMQError]) -> None:
-        """Refuse all further calls: each waiting call and each later ``take`` raises a new ``error()``."""
+        """Refuse all further calls. Each waiting call and each later ``take`` raises a new ``error()``."""
         self._refusal = error
         self.contended = True
         while self._waiters:
@@ -230,7 +229,7 @@ class Credits:
         if waiter.left:
             return
         waiter.left = True
-        waiter.future.cancel()  # no effect if it is done, as after a cancellation of the caller
+        waiter.future.cancel()  # no effect if it is done, for example after the caller was cancelled
         self._given_up += 1
         if self._waiters[0] is waiter:
             self._serve()
@@ -240,7 +239,7 @@ class Credits:
 
 
 async def finished(epochs: Sequence[Epoch], deadline: float) -> bool:
-    """Wait until all messages of these epochs are finished; return False if they are not by ``deadline`` (monotonic)."""
+    """Wait until all messages of these epochs are finished. Return False at ``deadline`` (monotonic)."""
     for epoch in epochs:
         if not epoch.taken:
             continue
