@@ -196,7 +196,7 @@ async def test_pop_latest_begins_at_the_end(feature_cluster: RealCluster) -> Non
         consumer.resume()
         await consumer.wait_settled(1, timeout=15)
         await consumer.commit()
-        with pytest.raises(ConfigError, match=r"seek\(\) needs mode='pull'"):
+        with pytest.raises(ConfigError, match=r"seek\(\) requires mode='pull'"):
             await consumer.seek(MessageQueue(topic, "broker-a", 0), 0)
     assert seen == {b"new": 1, b"while paused": 1}
 
@@ -305,7 +305,7 @@ async def test_pop_refuses_an_old_broker(old_cluster: RealCluster) -> None:
         """Never called."""
 
     consumer = member(old_cluster, topic, handle)
-    with pytest.raises(ConfigError, match=r"is RocketMQ 4\.9\.7; mode='pop' needs 5\.3\.2 or later"):
+    with pytest.raises(ConfigError, match=r"is RocketMQ 4\.9\.7; mode='pop' requires 5\.3\.2 or later"):
         await consumer.start()
     async with Admin(namesrv=old_cluster.namesrv, request_timeout=30.0) as admin:
         assert f"G_{topic}" not in await admin.groups()  # nothing was begun

@@ -1,6 +1,6 @@
-"""Members of a group that pop: brokers give each message to one member for a time, and members share no queues.
+"""Members of a group that pop. Brokers give each message to one member for a limited time, and members share no queues.
 
-``core`` receives messages, acknowledges them, gives them back and extends their leases; ``pop_session`` adds the handlers of a
+``core`` receives messages, acknowledges them, gives them back and extends their leases. ``pop_session`` adds the handlers of a
 consumer.
 """
 

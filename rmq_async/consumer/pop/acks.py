@@ -1,12 +1,14 @@
-"""Leases of popped messages, and their acknowledgements: gathered by broker, each of which has at most one request in flight."""
+"""Leases of popped messages, and their acknowledgements. Acknowledgements are gathered by broker, and each broker has at most one
+request in flight.
+"""
 
-# A handle has one owner, its lease. An acknowledgement after a change of the same handle is ignored by the broker, a second
-# change makes a second delivery, and a change after an acknowledgement brings the message back. So a lease has a state, and
-# makes one request at a time.
+# A handle has one owner, its lease. A broker ignores an acknowledgement after a change of the same handle. A second change causes a
+# second delivery, and a change after an acknowledgement brings the message back. So a lease has a state, and makes one request at a
+# time.
 
-# A broker keeps one record for each pop and queue in a request, and not one for each message. A late acknowledgement still
-# counts until the broker has delivered the message again, some 2 s after the lease, so the first attempt is always made. An
-# acknowledgement without an answer is sent again until these 2 s are over; repetition is harmless.
+# A broker keeps one record for each pop and queue in a request, not one for each message. A late acknowledgement still counts
+# until the broker delivers the message again, about 2 s after the end of the lease, so the first attempt is always made. An
+# acknowledgement without a response is sent again until these 2 s have passed; repetition is harmless.
 
 from __future__ import annotations
 
@@ -35,15 +37,15 @@ logger = logging.getLogger(__name__)
 
 NO_HANDLE: Final = ExtraInfo(0, 0, 0, 0, "0", "", 0)
 GATHER: Final = 32
-"""Number of acknowledgements from which on they are sent without waiting for more."""
+"""Number of acknowledgements that are sent without waiting for more."""
 GATHER_TIME: Final = 0.01
-"""Maximum seconds for which fewer than GATHER acknowledgements wait for others."""
+"""Maximum seconds for which fewer than GATHER acknowledgements wait for more."""
 MOST_IN_REQUEST: Final = 1024
 ANSWER_WITHIN: Final = 3.0
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 MOST_PENDING: Final = 8192
-"""Number of acknowledgements that wait for one broker from which on it is not popped."""
+"""Number of pending acknowledgements at which a broker is not popped."""
 AFTER_EXPIRY: Final = 2.0
 """Seconds after the end of a lease in which an acknowledgement may still count."""
 _broker_of: Callable[[Lease], str] = attrgetter("handle.broker_name")
@@ -56,7 +58,7 @@ class LeaseState(Enum):
     Attributes:
         HELD: The handle is valid as far as the client knows.
         CHANGING: A change of the invisible time is in flight.
-        ADRIFT: A change had no answer that can be read, so the handle may be void and is not changed again.
+        ADRIFT: A change had no valid response, so the handle may be invalid and is not changed again.
         OVER: The message was acknowledged, given back or let go.
     """
 
@@ -67,17 +69,16 @@ class LeaseState(Enum):
 
 
 class Lease(Waiting, eq=False):
-    """A popped message, for the time for which it is this member's.
-
-    ``held``: the buffer of the source that the message was popped from.
+    """A popped message, for the time for which the broker has given it to this member.
 
     Attributes:
-        topic: Name on the wire of the subscribed topic, also if the message came from a retry topic.
-        expires: Monotonic time at which the broker delivers the message again. ``since``: monotonic time of the message's
-            arrival.
-        changed: Resolved when the change in flight has ended.
-        is_done: Whether the message is acknowledged after that change.
-        group: The leases that are extended together.
+        held: The buffer of the source from which the message was popped.
+        since: Monotonic time of the message's arrival.
+        topic: Name on the wire of the subscribed topic, even if the message came from a retry topic.
+        expires: Monotonic time at which the broker delivers the message again.
+        changed: A future that resolves when the change in flight has ended; None if there is none.
+        is_done: Whether to acknowledge the message after that change.
+        group: The leases that are extended together with this one.
         ack_number: Number of the acknowledgement, counted from 1 for each broker.
     """
 
@@ -95,15 +96,15 @@ class Lease(Waiting, eq=False):
 
 
 class Acks:
-    """The acknowledgements that wait to be sent or to be answered.
+    """The acknowledgements that wait to be sent, or for a response.
 
     Args:
-        run: Starts a task that lives as long as the consumer, and restarts it whenever it fails.
+        run: Starts a task that runs as long as the consumer, and restarts it when it fails.
 
     Attributes:
         count: Number of messages that were acknowledged.
-        lost: Number of messages whose acknowledgement was refused, or still failed AFTER_EXPIRY seconds after their lease; they
-            may be delivered again.
+        lost: Number of messages whose acknowledgement was refused, or still failed AFTER_EXPIRY seconds after the end of their
+            lease. They may be delivered again.
     """
 
     def __init__(self, requests: Requests, run: Run) -> None:
@@ -113,10 +114,10 @@ class Acks:
         self.count = 0
         self.lost = 0
         self.errors: dict[str, str] = {}
-        """Broker name -> error of the last request, until a request succeeds or no acknowledgement is left to send."""
+        """By broker name: the error of the last request. It is removed when a request succeeds or no acknowledgement is left."""
 
     def add(self, leases: Iterable[Lease]) -> None:
-        """Acknowledge messages soon."""
+        """Acknowledge messages soon, gathered into requests."""
         for broker, found in groupby(leases, _broker_of):
             line = self._lines.get(broker)
             if line is None:
@@ -135,14 +136,14 @@ class Acks:
         return sum(line.pending for line in self._lines.values())
 
     def close(self) -> None:
-        """Give up the acknowledgements that have not ended, so that no ``flush`` waits for them."""
+        """Give up the acknowledgements that have not ended, so that ``flush`` does not wait for them."""
         for line in self._lines.values():
             line.close()
 
     async def flush(self) -> None:
-        """Send the gathered acknowledgements, and return when all that were added before the call have ended.
+        """Send the gathered acknowledgements. Return when all acknowledgements that were added before the call have ended.
 
-        Raise an error for which some were given up in the meantime: ClientStateError at the end of a stop.
+        If some were given up meanwhile, raise the error that caused it, which is ClientStateError at the end of a stop.
         """
         lines = [*self._lines.values()]
         with ExitStack() as hurry:
@@ -165,11 +166,11 @@ class _Line:
         """Acknowledgements of the request in flight that have not ended."""
         self._added = 0
         self._flushes = 0
-        """Calls of ``flush`` that wait."""
+        """Number of calls of ``flush`` that wait."""
         self._losses = 0
         """Number of requests after which acknowledgements were given up."""
         self._lost_by: RocketMQError | None = None
-        """The error of the newest of these requests."""
+        """The error of the last of these requests."""
         self._some = asyncio.Event()
         self._full = asyncio.Event()
         self._moved = asyncio.Event()
@@ -182,7 +183,7 @@ class _Line:
 
     @property
     def _oldest(self) -> int:
-        """The number of the oldest acknowledgement that has not ended; without one, the number that the next one will get."""
+        """The number of the oldest acknowledgement that has not ended. If there is none, the number of the next one to be added."""
         first = self._sending or self._gathered
         return first[0].ack_number if first else self._added + 1
 
@@ -201,7 +202,7 @@ class _Line:
 
     @contextmanager
     def hurried(self) -> Iterator[int]:
-        """Make ``run`` send without waiting for more, until the context ends; yield the number of the newest acknowledgement."""
+        """Make ``run`` send without waiting for more until the context ends. Yield the number of the last acknowledgement."""
         self._flushes += 1
         self._full.set()
         try:
@@ -212,7 +213,7 @@ class _Line:
     async def until_ended(self, number: int) -> RocketMQError | None:
         """Wait until the acknowledgements up to ``number`` have ended.
 
-        Return the newest error for which some were given up during the wait, None if none were.
+        Return the last error that made this member give up acknowledgements during the wait, or None.
         """
         losses = self._losses
         while self._oldest <= number:
@@ -224,15 +225,15 @@ class _Line:
         if count := self.pending:
             self._gathered.clear()
             self._acks.lost += count
-            text = f"the consumer was stopped before broker {printable(self._broker)} had answered {count} acknowledgements"
+            text = f"the consumer was stopped before broker {printable(self._broker)} had confirmed {count} acknowledgements"
             self._given_up(ClientStateError(f"{text}; the messages may be delivered again", broker=self._broker))
 
     async def run(self) -> None:
-        """Send acknowledgements; never returns."""
+        """Send acknowledgements. Never return."""
         while True:
             if not self._gathered:
                 self._some.clear()
-                self._acks.errors.pop(self._broker, None)  # what was given up is counted, and logged
+                self._acks.errors.pop(self._broker, None)  # acknowledgements that were given up have been counted and logged
                 await self._some.wait()
             if len(self._gathered) < GATHER and not self._flushes:
                 self._full.clear()
@@ -251,12 +252,13 @@ class _Line:
                 await asyncio.sleep(pause)
 
     async def _send(self) -> float:
-        """Send the acknowledgements of ``_sending``: one request for all that can be gathered, and one for each of the others.
+        """Send the acknowledgements in ``_sending``: one request for all that can be gathered, and one request for each of the
+        others.
 
-        Afterwards ``_sending`` has the acknowledgements to send again. Raises errors that are no RocketMQError.
+        Afterwards, ``_sending`` has the acknowledgements to send again. Errors other than RocketMQError propagate.
 
         Returns:
-            0, or the seconds until the next attempt if a request has failed.
+            0 if all requests succeeded, otherwise the seconds until the next attempt.
         """
         acks = self._acks
         try:
@@ -287,7 +289,7 @@ class _Line:
         return 0.0
 
     def _failed(self, error: RocketMQError) -> None:
-        """Give up acknowledgements that are refused or too late; keep the others."""
+        """Give up the acknowledgements that were refused or are too late, and keep the others."""
         acks, leases = self._acks, self._sending
         text = acks.errors[self._broker] = printable(error, 500)
         refused = isinstance(error, BrokerError) and not error.retriable

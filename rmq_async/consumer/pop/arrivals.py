@@ -1,4 +1,4 @@
-"""Takes the messages of pops to their subscriptions, back to their brokers, or to the dead letters."""
+"""Passes popped messages to their subscriptions, back to their brokers, or to the dead-letter topic."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from .sources import Source
 logger = logging.getLogger(__name__)
 
 BACK_WITHIN: Final = 0.5
-"""Largest random ``delay`` for ``PopCore.nack``, in seconds, of a message that goes back without a call of its handler."""
+"""Maximum random ``delay`` for ``PopCore.nack``, in seconds, for a message that is given back without a handler call."""
 
 
 class Arrivals:
-    """Takes popped messages to their subscriptions.
+    """Passes popped messages to their subscriptions.
 
     Args:
-        limit_of: Returns the maximum number of attempts of a message after its first one.
-        free: Gives the credit of a message back.
+        limit_of: Returns the maximum number of attempts of a message after the first one.
+        free: Gives back the credit of a message.
         may_hold: Returns whether a source is not paused and the consumer is not stopping.
 
     Attributes:
         corrupt: Number of records that could not be read.
-        without_handle: Number of messages that could not be acknowledged, and were not handled, because they had no handle.
+        without_handle: Number of messages that were not handled because they had no handle and could not be acknowledged.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class Arrivals:
         self.corrupt = self.without_handle = 0
 
     def accept(self, source: Source, popped: Popped) -> None:
-        """Buffer the messages of an answer, except messages that the subscription does not match, which are acknowledged, and
-        messages whose attempts are used up, which become dead letters. If the source is paused or the consumer is stopping,
-        gives all that match back.
+        """Buffer the messages of a response.
+
+        Messages that the subscription does not match are acknowledged instead, and messages whose attempts are used up are
+        dead-lettered. If the source is paused or the consumer is stopping, all matching messages are given back.
         """
         found = self._leases(source, popped)
         subscription = source.subscription
@@ -92,7 +93,7 @@ class Arrivals:
         self._dispatcher.pump()
 
     def _leases(self, source: Source, popped: Popped) -> list[Lease]:
-        """Return the leases of an answer; log corrupt records, and messages without a handle, which have no lease."""
+        """Return the leases of a response. Log corrupt records, and messages without a handle, which have no lease."""
         shown = source.held.shown
         for corrupt in popped.corrupt:
             self.corrupt += 1
@@ -102,13 +103,15 @@ class Arrivals:
         found = [lease for lease in leases if lease is not None]
         if missing := len(leases) - len(found):
             self.without_handle += missing
-            logger.error("%d messages of %s came without a handle, are not handled, and are delivered again", missing, shown)
+            logger.error(
+                "%d messages of %s came without a handle; they are not handled, and are delivered again", missing, shown
+            )
         return found
 
     def _end_unread(self, source: Source, popped: Popped) -> None:
-        """Acknowledge corrupt records, which would be delivered for ever.
+        """Acknowledge corrupt records, which would otherwise be delivered for ever.
 
-        Give them back instead, with the messages that were left out, if the answer is partial.
+        If the response is partial, give them back instead, together with the messages that were left out.
         """
         unread = self._core.unread(source.held, source.topic, popped)
         if popped.is_partial:
@@ -118,16 +121,16 @@ class Arrivals:
             self._core.ack(lease)
 
     def give_back(self, leases: Collection[Lease], delay: float = BACK_WITHIN, *, suspend: bool = True) -> None:
-        """Give messages back for another member, as ``PopCore.nack_all`` does.
+        """Give messages back for other members, as ``PopCore.nack_all`` does.
 
         Args:
-            suspend: True if the broker should count no attempt.
+            suspend: Whether the broker should not count an attempt.
         """
         if leases:
             self._return(f"{len(leases)} messages back", self._core.nack_all(leases, delay, suspend=suspend))
 
     async def all_given_back(self) -> None:
-        """Wait until all messages that go back have done so, or are dead-lettered."""
+        """Wait until all messages that are being given back or dead-lettered have been accepted or abandoned."""
         while self._returning:
             await asyncio.wait([*self._returning])
         await self._outcomes.give_backs.until_empty()
@@ -138,8 +141,8 @@ class Arrivals:
         task.add_done_callback(self._returning.discard)
 
     def _wanted(self, subscription: Subscription, leases: list[Lease]) -> list[Lease]:
-        """Return the messages with tags of the subscription, and acknowledge the others: brokers compare only the hash codes of
-        tags.
+        """Return the messages with tags of the subscription, and acknowledge the others. Such others come because brokers compare
+        only the hash codes of tags.
         """
         tags = self._tags.get(subscription)
         if tags is None:
@@ -155,8 +158,8 @@ class Arrivals:
         return wanted
 
     def _renamed(self, source: Source, message: MessageExt, topic: str) -> MessageExt:
-        """Return the message with the subscribed topic: a retried message may name the group's retry topic, and wire names have
-        the namespace.
+        """Return the message with the subscribed topic as the user names it. A retried message may have the group's retry topic,
+        and names on the wire have the namespace.
         """
         queue = self._names.shown_queue(message.queue)
         if message.topic == source.topic:
@@ -164,12 +167,12 @@ class Arrivals:
         return msgspec.structs.replace(message, topic=topic, queue=queue)
 
     def _dead_letter(self, subscription: Subscription, lease: Lease, limit: int) -> None:
-        """Give up a message whose attempts are used up, as after a crash of the member that made the last one, or the end of
-        its lease.
+        """Dead-letter a message whose attempts are used up. This happens, for example, if the member that made the last attempt
+        crashed, or the lease of that attempt ended.
         """
         message = lease.message
         logger.error(
-            "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d, and %d are allowed",
+            "dead-lettered: message %s of %s (%s, offset %d) came for attempt %d, but only %d are allowed",
             message.msg_id,
             message.topic,
             message.queue,

@@ -1,7 +1,7 @@
-"""Receives, acknowledges, gives back and extends popped messages: the handles and times, without handlers."""
+"""Receives, acknowledges, gives back and extends popped messages. It manages handles and times, and knows no handlers."""
 
-# The broker's time in its answers dates the next pop. A lease that is held is extended at about two thirds of its
-# time, again and again, until it is over or would exceed ``max_lease`` since its pop.
+# The time of the broker in its responses is used to date the next pop. A held lease is extended after about two thirds of its time,
+# again and again, until it ends or would last longer than ``max_lease`` since its pop.
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ from .pop_requests import Popped, Requests, Wanted
 logger = logging.getLogger(__name__)
 
 EARLY: Final = 0.2
-"""Seconds before the end of the poll time; an answer without messages that comes before them counts as early."""
+"""Seconds before the end of the poll time. A response without messages counts as early if it comes before that."""
 AHEAD_MS: Final = 3_600_000, 100 * 365 * 86_400_000
-"""Milliseconds by which a pop is dated ahead of this machine's clock while the broker's clock is unknown: the first value, and
-the second one for a broker whose clock is even further ahead."""
+"""Milliseconds by which a pop is dated ahead of this machine's clock while the broker's clock is unknown. The second value is for a
+broker whose clock is further ahead than the first value."""
 RENEW_AT: Final = 2 / 3
-"""Share of a lease after which it is extended."""
+"""Share of a lease after which the lease is extended."""
 RENEW_SPREAD: Final = 0.1
 SLOTS: Final = 64
-"""Number of slots that the invisible time is divided into: the leases of one slot are extended together."""
+"""Number of slots that the invisible time is divided into. The leases of one slot are extended together."""
 LEAST_PAUSE: Final = 0.2
 """Minimum seconds between two attempts to extend a lease."""
 CHANGE_WITHIN: Final = 3.0
 AT_ONCE: Final = 16
 RENEW_AT_ONCE: Final = 64
 LONGER: Final = 0.1
-"""Largest share by which a delay is lengthened at random: a broker falls behind if very many messages come back at one time."""
+"""Maximum share by which a delay is lengthened at random, because a broker falls behind if very many messages are due at one
+time."""
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
 
@@ -54,21 +55,20 @@ Outlasted = Callable[[list[Lease]], list[Lease]]
 
 
 class PopCore:
-    """The handles and times of popped messages, without handlers.
+    """Manages the handles and times of popped messages.
 
     Args:
         supervisor: Supervisor of the consumer's tasks.
         invisible_time: Seconds of a lease.
         max_lease: Maximum seconds from the pop to the end of a renewed lease.
-        outlasted: Called with leases that have lasted for ``max_lease``: gives back messages that wait for a call, and returns
-            the leases of calls.
+        outlasted: Called with leases that have lasted for ``max_lease``. It gives back messages that wait for a call, and returns
+            the other leases.
 
     Attributes:
         given_back: Number of give-backs that brokers have confirmed.
         extended: Number of extensions that brokers have confirmed.
-        unsure: Number of changes without an answer that can be read, after which a message may be delivered twice, or later
-            than asked for.
-        expired: Number of leases that ended while this member held them, or too soon for a call.
+        unsure: Number of changes without a valid response, after which a message may be delivered twice, or later than requested.
+        expired: Number of leases that ended while this member held them, or that had too little time left for a call.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class PopCore:
         self.acks = Acks(requests, supervisor.run)
         self.clocks = BrokerClocks()
         self._far: dict[str, None] = {}
-        """Brokers that answered without their time to a pop that was dated ahead, because they found it too old."""
+        """Brokers that responded without their time to a pop that was dated ahead, because the pop was too old by their clock."""
         self._renewals: list[int] = []
-        """A heap: the slots in which leases are to be extended."""
+        """A heap of the slots in which leases must be extended."""
         self._groups: dict[int, Group] = {}
-        """Slot -> its leases, in the order in which they were added."""
+        """The leases of each slot, in the order in which they were added."""
         self._slot = invisible_time / SLOTS
         """Length of a slot in seconds."""
         self._some = asyncio.Event()
@@ -96,12 +96,10 @@ class PopCore:
     # -- receive
 
     async def receive(self, topic: str, broker: str, subscription: Subscription, messages: int, poll: float) -> Popped:
-        """Pop once.
-
-        Raises as ``Requests.pop`` does.
+        """Pop once. The errors of ``Requests.pop`` propagate.
 
         Args:
-            poll: Seconds for which the broker may hold the pop; before its clock is known, it is asked not to hold it.
+            poll: Seconds for which the broker may hold the pop. While the broker's clock is unknown, it must not hold the pop.
         """
         clock = self.clocks.of(broker)
         now = machine.monotonic()
@@ -111,7 +109,7 @@ class PopCore:
         try:
             popped = await self._requests.pop(Wanted(topic, broker, subscription, messages, self._invisible_ms, poll_ms, born))
         except RequestTimeoutError:
-            clock.forget()  # a broker whose clock was set back holds pops for too long
+            clock.forget()  # if its clock was set back, the broker holds pops for too long
             raise
         clock.note(popped.popped_ms, popped.sent, popped.arrived)
         if not clock.is_known:
@@ -123,11 +121,11 @@ class PopCore:
         return self.clocks.of(broker).is_known
 
     def doubt_clock(self, broker: str) -> None:
-        """Note that a broker has answered a pop early: the next pop reads its time again."""
+        """Note that a broker has responded to a pop early, so that the next pop reads its time again."""
         self.clocks.of(broker).forget()
 
     def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:
-        """Return a lease for each message of an answer, None for a message without a handle.
+        """Return a lease for each message of a response, or None for a message without a handle.
 
         ``renew`` extends the leases from now on.
         """
@@ -155,7 +153,7 @@ class PopCore:
         return found
 
     def unread(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease]:
-        """Return a lease without a message for each record of an answer that was not read; they are not extended."""
+        """Return a lease without a message for each record of a response that was not read. These leases are not extended."""
         expires = popped.arrived + popped.invisible_ms / 1000
         empty = MessageExt(topic, b"")
         return [
@@ -165,9 +163,9 @@ class PopCore:
     # -- the ends of a lease
 
     def ack(self, *leases: Lease) -> None:
-        """Acknowledge messages, even if their leases have expired, but none whose lease is OVER.
+        """Acknowledge messages, even if their leases have expired. Messages whose lease is OVER are ignored.
 
-        If a change is in flight, the acknowledgement is sent after its end.
+        If a change is in flight, the acknowledgement is sent after the change.
         """
         changing, over, ended = LeaseState.CHANGING, LeaseState.OVER, list[Lease]()
         for lease in leases:
@@ -180,17 +178,17 @@ class PopCore:
         self.acks.add(ended)
 
     def let_go(self, lease: Lease) -> None:
-        """End a lease without a request: the message is delivered again when the lease has expired."""
+        """End a lease without a request. The message is delivered again when the lease has expired."""
         lease.group.pop(lease, None)
         lease.state = LeaseState.OVER
 
     async def nack(self, lease: Lease, delay: float, *, suspend: bool = False) -> bool:
-        """Ask the broker to deliver a message again after ``delay`` seconds, lengthened at random by up to a tenth.
+        """Make the broker deliver a message again after ``delay`` seconds, lengthened at random by up to a tenth.
 
-        Return whether the broker has confirmed that.
+        Return whether the broker has confirmed this.
 
         Args:
-            suspend: True if the broker should count no attempt.
+            suspend: Whether the broker should not count an attempt.
         """
         lease.group.pop(lease, None)
         while lease.changed is not None:
@@ -220,19 +218,19 @@ class PopCore:
         await for_each(leases, give_back, at_once=AT_ONCE)
 
     async def extend(self, lease: Lease) -> bool:
-        """Extend a lease to the invisible time from now; return whether the broker has confirmed it."""
+        """Extend a lease to the invisible time from now. Return whether the broker has confirmed this."""
         if lease.state is not LeaseState.HELD or await self._change(lease, self._invisible_ms, suspend=False) is not None:
             return False
         self.extended += 1
         return True
 
     async def _change(self, lease: Lease, milliseconds: int, *, suspend: bool) -> RocketMQError | None:
-        """Send one change of a handle that is held; return the error or None.
+        """Send one change of a held handle. Return the error, or None.
 
-        If the broker may have handled the change in spite of the error, the lease becomes ADRIFT.
+        If the broker may have made the change in spite of the error, the lease becomes ADRIFT.
         """
         lease.state, lease.changed = LeaseState.CHANGING, asyncio.get_running_loop().create_future()
-        error, after = None, LeaseState.ADRIFT  # unless an answer or the kind of error shows more
+        error, after = None, LeaseState.ADRIFT  # until a response or the kind of error shows the real state
         try:
             changed = await self._requests.change(lease.topic, lease.handle, milliseconds, CHANGE_WITHIN, suspend=suspend)
         except RocketMQError as failure:
@@ -259,7 +257,7 @@ class PopCore:
                 logging.WARNING if after is LeaseState.ADRIFT or isinstance(error, BrokerError) else logging.DEBUG,
                 "the invisible time of message %s was not changed%s: %s",
                 lease.message.msg_id,
-                ", as far as is known; it may be delivered twice" if after is LeaseState.ADRIFT else "",
+                ", as far as this member knows; it may be delivered twice" if after is LeaseState.ADRIFT else "",
                 printable(error, 300),
             )
         return error
@@ -267,7 +265,7 @@ class PopCore:
     # -- renewals
 
     def _planned(self, at: float) -> Group:
-        """Return the leases of the slot that begins at the monotonic time ``at`` or next after it; they are extended then."""
+        """Return the leases of the first slot that begins at the monotonic time ``at`` or later. They are extended then."""
         slot = ceil(at / self._slot)
         group = self._groups.get(slot)
         if group is None:
@@ -277,7 +275,7 @@ class PopCore:
         return group
 
     async def renew(self) -> None:
-        """Extend leases in time; never returns."""
+        """Extend leases in time. Never return."""
         while True:
             if not self._renewals:
                 self._some.clear()
@@ -291,15 +289,15 @@ class PopCore:
                 self.spawn("renewal of leases", self._renew(group))
 
     def _remove_old(self, group: Group) -> None:
-        """Remove leases that would reach beyond ``max_lease``: give back messages that wait for a call, and log the others."""
+        """Remove leases that would last longer than ``max_lease``. Give back messages that wait for a call, and log the others."""
         now = machine.monotonic()
         old = [lease for lease in group if now + self.invisible_time - lease.since > self._max_lease]
         for lease in old:
             del group[lease]
         if old and (old := self._outlasted(old)):
             logger.warning(
-                "the leases of %d messages are extended no more, because of max_lease=%g s, %s is one; they are delivered again "
-                "when their leases end. Raise max_lease if handlers need so long",
+                "the leases of %d messages are no longer extended because of max_lease=%g s, for example of %s; the messages are "
+                "delivered again when their leases end; raise max_lease if handlers need more time",
                 len(old),
                 self._max_lease,
                 old[0].message.msg_id,
@@ -313,8 +311,8 @@ class PopCore:
         if ended:
             self.expired += len(ended)
             logger.warning(
-                "the leases of %d messages ended before they were extended, %s is one; another member may have them: raise "
-                "invisible_time if that happens often",
+                "the leases of %d messages, for example %s, ended before they were extended, so another member may have the "
+                "messages; raise invisible_time if this happens often",
                 len(ended),
                 ended[0].message.msg_id,
             )

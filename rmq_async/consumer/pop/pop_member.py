@@ -1,9 +1,10 @@
-"""A member that pops, as its group and its brokers know it: heartbeats, first positions, the checks of the group, and of the
-brokers whether they can be popped.
+"""The membership of a member that pops: its heartbeats, the first positions, the checks of the group, and the checks whether
+brokers support pops.
 """
 
-# A broker before 5.3.2 loses and repeats popped messages in some cases, and a broker before 5.0 does not support pops. The
-# member does not pull them instead: the positions of a group that pulls and of one that pops mean different things.
+# A broker before version 5.3.2 loses and repeats popped messages in some cases, and a broker before 5.0 does not support pops. The
+# member does not pull from such brokers instead, because positions of a group that pulls and of a group that pops have different
+# meanings.
 
 from __future__ import annotations
 
@@ -41,21 +42,21 @@ _PER_NUMBER: Final = 2
 AT_ONCE: Final = 16
 LOOK_SPREAD: Final = 0.25
 KEPT_FOR: Final = 300.0
-"""Seconds for which a conflict stays a problem after it was seen last."""
+"""Seconds for which ``health()`` reports a conflict after it was last seen."""
 LOOK_UP_EVERY: Final = 2.0
-"""Seconds between two requests for the route of a topic that no name server knows, and between two checks of a broker that fail
-for a temporary error."""
+"""Seconds between two requests for the route of a topic that no name server knows, and between two checks of a broker after a
+temporary error."""
 ROUTES_EVERY: Final = 20.0
 CHECK_AGAIN: Final = 30.0
-"""Seconds between two looks at the version of a broker that cannot be popped."""
+"""Seconds between two checks of the version of a broker that cannot be popped."""
 
 
 class Looked(NamedTuple):
-    """The findings of the check of one broker.
+    """The result of the check of one broker.
 
     Attributes:
-        version: Number of the broker's ``MQVersion``.
-        pulled: Topics for which an operator has set that the group pulls.
+        version: Number of the broker's version in ``MQVersion``.
+        pulled: Topics for which an operator has set the mode of the group to pull.
     """
 
     version: int
@@ -63,7 +64,7 @@ class Looked(NamedTuple):
 
 
 def version_name(version: int) -> str:
-    """Return the release of a number of ``MQVersion``, such as "5.3.2"; "before 4.0.0" for a lower one."""
+    """Return the release of a number of ``MQVersion``, such as "5.3.2". Return "before 4.0.0" for lower numbers."""
     if version < _V4_0_0:
         return "before 4.0.0"
     major, rest = divmod((version - _V4_0_0) // _PER_NUMBER, 100)
@@ -71,17 +72,17 @@ def version_name(version: int) -> str:
 
 
 async def check_broker(instance: ClientInstance, group: str, broker: str, topics: Iterable[str], timeout: float) -> Looked:
-    """Ask a broker for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402); the answer has its version too.
+    """Check a broker with a request for the modes that operators have set (GET_ALL_MESSAGE_REQUEST_MODE, 402). The response also
+    has the version of the broker.
 
-    QUERY_ASSIGNMENT (400) does not show them: it answers PULL for every group without a mode. Raises the errors of the request,
-    too.
+    QUERY_ASSIGNMENT (400) does not show the modes, because it returns PULL for every group without a mode.
 
     Args:
         group: Name of the group on the wire.
         topics: Names of its topics on the wire.
 
     Raises:
-        ConfigError: For a broker that cannot be popped.
+        ConfigError: For a broker that cannot be popped. The errors of the request also propagate.
     """
     names = [*topics]
     command = RemotingCommand(code=RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -91,16 +92,16 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
         fault = f"is RocketMQ {name}"
         if response.version >= OLDEST:
             said = await _said_version(instance, broker, names[0], timeout)
-            fault = f"is RocketMQ {said}" if said else f"refuses GET_ALL_MESSAGE_REQUEST_MODE, although it answers as {name}"
+            fault = f"is RocketMQ {said}" if said else f"refuses GET_ALL_MESSAGE_REQUEST_MODE, although it responds as {name}"
         raise ConfigError(
-            f"broker {printable(broker)} at {address} {fault}; mode='pop' needs 5.3.2 or later: use mode='pull', which all "
-            "versions serve",
+            f"broker {printable(broker)} at {address} {fault}; mode='pop' requires 5.3.2 or later; use mode='pull', which all "
+            "versions support",
             code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
             broker=broker,
             address=address,
         )
-    if response.code != ResponseCode.SUCCESS:  # this request may need a right that pops do not need
-        logger.debug("broker %s does not say what operators have set: %d %s", broker, response.code, printable(response.remark))
+    if response.code != ResponseCode.SUCCESS:  # this request may require a right that pops do not require
+        logger.debug("broker %s does not return the modes of groups: %d %s", broker, response.code, printable(response.remark))
         return Looked(response.version, ())
     try:
         modes = decode_body(MessageRequestModeSerializeWrapper, response.body).message_request_mode_map
@@ -111,7 +112,9 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
 
 
 async def _said_version(instance: ClientInstance, broker: str, topic: str, timeout: float) -> str | None:
-    """Return the version in a broker's runtime information or None: behind a proxy the answers may have the client's version."""
+    """Return the version in a broker's runtime information, or None. Behind a proxy, responses may have the version of the
+    client.
+    """
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     try:
         response, _ = await instance.ask_broker(broker, topic, command, timeout)
@@ -129,14 +132,14 @@ class PopMember:
     """The membership in a group that pops.
 
     Args:
-        group: Its name on the wire.
+        group: Name of the group on the wire.
         subscriptions: Subscriptions by topic on the wire.
 
     Attributes:
-        topics: Names on the wire of the subscribed topics, and of the retry topic of members that pull.
+        topics: Names on the wire of the subscribed topics, and of the retry topic that members use which pull.
         known: The subscribed topics that have a route.
         data: This member's part of the heartbeat.
-        limit: Maximum attempts of a message after its first one, by the group's settings.
+        limit: Maximum number of attempts of a message after the first one, according to the group's settings.
     """
 
     def __init__(
@@ -161,23 +164,25 @@ class PopMember:
         )
         self.limit = USUAL_LIMIT
         self._limits: dict[str, int] = {}
-        """Broker name -> the limit in its last answer."""
+        """The limit in the last response of each broker, by broker name."""
         self.conflicts = Conflicts(instance, self.data, KEPT_FOR, LOOK_SPREAD)
         self._checked: dict[str, None] = {}
-        """Brokers that can be popped."""
+        """Brokers that have passed the check."""
         self._first: dict[str, dict[MessageQueue, int]] = {}
         self._registered = False
 
     @property
     def unknown(self) -> list[str]:
-        """The subscribed topics, as users name them, without a route. It may be read from any thread."""
+        """The subscribed topics without a route, with the user's names. May be read from any thread."""
         return [each.topic for topic, each in self._subscriptions.items() if topic not in self.known]
 
     async def join(self) -> None:
         """Check the brokers and the group, and join the group.
 
-        Raises ConfigError for a broker that cannot be popped; what ``check_filter`` and ``Conflicts.look_first`` raise;
-        SubscriptionGroupNotExistError; and the errors of the requests for routes and offsets.
+        Raises:
+            ConfigError: For a broker that cannot be popped.
+            SubscriptionGroupNotExistError: If a broker does not have the group and may not create it. The errors of
+                ``check_filter``, of ``Conflicts.look_first``, and of the requests for routes and offsets also propagate.
         """
         instance = self._instance
         for topic in self._subscriptions:
@@ -209,16 +214,15 @@ class PopMember:
             await self._instance.unregister_consumer(self._group, max(timeout, 0.0))
 
     async def watch(self) -> None:
-        """Check the other members and the group's settings periodically; never returns."""
+        """Check the other members and the group's settings periodically. Never return."""
         while True:
             await self.conflicts.wait()
             await self.conflicts.look()
             await self._read_limit(settings_at)
 
     def brokers(self) -> list[tuple[str, str]]:
-        """Return pairs of a topic on the wire and the name of a broker where it is popped, by the routes in use.
-
-        Updates ``known``.
+        """Return the pairs of a topic on the wire and a broker name where the topic is popped, from the routes in use. Update
+        ``known``.
         """
         routes, found = self._instance.routes, dict[tuple[str, str], None]()
         known = set[str]()
@@ -232,7 +236,7 @@ class PopMember:
         return [*found]
 
     def look_for_routes(self) -> float:
-        """Ask for routes that are not known yet; return the seconds until the next look."""
+        """Request routes that are not known yet. Return the seconds until the next call."""
         routes = self._instance.routes
         unknown = [topic for topic in self._subscriptions if topic not in self.known]
         for topic in unknown:
@@ -241,7 +245,7 @@ class PopMember:
         return LOOK_UP_EVERY if unknown else ROUTES_EVERY
 
     async def until_checked(self, source: Source) -> None:
-        """Check the broker of a source, again and again until it can be popped or the source ends."""
+        """Check the broker of a source repeatedly, until it can be popped or the source ends."""
         while source.broker not in self._checked and not source.ends:
             try:
                 await self._check(source.broker)
@@ -253,21 +257,21 @@ class PopMember:
                 await source.wait(LOOK_UP_EVERY if error.retriable else CHECK_AGAIN)
 
     async def _check_first(self, broker: str) -> None:
-        """Check a broker as ``_check`` does; a broker that does not answer is checked again before it is popped."""
+        """Check a broker as ``_check`` does. A broker that does not respond is checked again before it is popped."""
         try:
             await self._check(broker)
         except ConfigError:
             raise
         except RocketMQError as error:
-            logger.warning("broker %s is popped as soon as it answers: %s", broker, printable(error, 300))
+            logger.warning("broker %s is popped as soon as it responds: %s", broker, printable(error, 300))
 
     async def _check(self, broker: str) -> None:
         timeout = self._instance.config.request_timeout
         looked = await check_broker(self._instance, self._group, broker, self._subscriptions, timeout)
         for topic in looked.pulled:
             logger.warning(
-                "an operator has set at broker %s that group %s pulls topic %s (setConsumeMode), and this member pops it: members "
-                "that obey the setting repeat messages; set the mode to POP, or use mode='pull' in all members",
+                "an operator has set at broker %s that group %s pulls topic %s (setConsumeMode), but this member pops it; members "
+                "that follow the setting repeat messages; set the mode to POP, or use mode='pull' in all members",
                 broker,
                 self._group,
                 topic,
@@ -275,11 +279,9 @@ class PopMember:
         self._checked[broker] = None
 
     async def _prepare(self, topic: str) -> None:
-        """Find the offsets at which a new group begins, before the member joins.
+        """Find the offsets at which a new group begins, before the member joins. The errors of the requests propagate.
 
-        Raise the errors of the requests.
-
-        A group that begins with the first messages needs no positions: brokers begin there in queues without a position.
+        A group that begins with the first messages needs no positions, because brokers begin there in queues without a position.
         """
         if self._config.start_from == "earliest":
             return
@@ -287,7 +289,7 @@ class PopMember:
         self._first[topic] = await first_positions(self._instance, self._group, route.subscribe_queues, self._config.start_from)
 
     async def _store_first(self) -> None:
-        """Store the first positions of a new group, except for queues that have a committed offset by now, because another
+        """Store the first positions of a new group. Queues that have a committed offset by now are left out, because another
         member has begun to pop them.
         """
         for positions in self._first.values():

@@ -1,8 +1,7 @@
 """Carries out the outcomes of popped messages: acknowledgement, delivery after a delay, or dead letter.
 
-This member decides them.
-
-A broker counts attempts of popped messages, but does not limit them, lengthens no delays, and makes no dead letters.
+This member decides the outcomes, because a broker only counts the attempts of popped messages. It does not limit them, does not
+increase delays, and does not dead-letter messages.
 """
 
 from __future__ import annotations
@@ -25,17 +24,16 @@ from .acks import Lease
 from .core import PopCore
 
 USUAL_LIMIT: Final = 16
-"""``retryMaxTimes`` of a group that has no other."""
+"""The default of a group's ``retryMaxTimes``."""
 DELAYS: Final = (
     10.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 420.0, 480.0, 540.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0,
 )  # fmt: skip
-"""Seconds before the second, third, ... attempt, the last one repeated; the values of Java's push consumer when it pops."""
+"""Seconds before the second, third, ... attempt; the last value is used for all further attempts. These are the values of Java's
+push consumer when it pops."""
 
 
 def delay_after(attempt: int) -> float:
-    """Return the seconds after attempt number ``attempt`` (1 is the first one) until the next attempt, if no setting determines
-    them.
-    """
+    """Return the default seconds from attempt number ``attempt``, counted from 1, to the next attempt."""
     return DELAYS[min(max(attempt, 1), len(DELAYS)) - 1]
 
 
@@ -53,17 +51,19 @@ class PopOutcomes(Outcomes):
     def settle(
         self, subscription: Subscription, item: Waiting, decision: Decision, cause: BaseException, report: Report
     ) -> None:
-        """Begin to give a message back or to store it as a dead letter, as decided.
+        """Begin to give a message back or to store it as a dead letter, according to the decision.
 
-        A message that is given back is RETRIED even if the broker does not confirm it: it is delivered again in any case.
+        The outcome of a message that is given back is RETRIED even if the broker does not confirm it, because the message is
+        delivered again in any case.
         """
         assert isinstance(item, Lease)
         self._begin(subscription, item, decision, cause, report)
 
     def dead_letter(self, subscription: Subscription, lease: Lease, report: Report) -> None:
-        """Begin to store a copy as a dead letter, and to acknowledge the message after that.
+        """Begin to store a copy as a dead letter, and then acknowledge the message.
 
-        If only the acknowledgement fails, there may be two copies. The message is ABANDONED if its lease ends before.
+        If only the acknowledgement fails, there may be two copies. The outcome is ABANDONED if the lease ends before a copy is
+        stored.
         """
         self._begin(subscription, lease, Decision(Outcome.DEAD_LETTERED, DEAD), "", report)
 
@@ -99,8 +99,8 @@ class PopSettling(Settling):
     """Settles popped messages.
 
     Args:
-        limit: Returns the number of attempts after the first one by the group's settings, for subscriptions for which neither
-            they nor the consumer set a limit.
+        limit: Returns the maximum number of attempts after the first one according to the group's settings. It is used if neither
+            the subscription nor the consumer sets a limit.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class PopSettling(Settling):
         finish_all(calls, ends)
         for item in taken:
             item.held.running.pop(item, None)
-        self._all_done((), taken)  # no queue has a progress here
+        self._all_done((), taken)  # without queues, because a popping member keeps no offsets
         self._settled.add_done(calls)
 
     def limit_of(self, subscription: Subscription) -> int:
-        """Return the number of attempts that a message has after its first one."""
+        """Return the maximum number of attempts of a message after the first one."""
         limit = super()._retry_of(subscription).limit
         return self._limit() if limit is None else limit
 
@@ -134,7 +134,7 @@ class PopSettling(Settling):
 
 
 def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
-    """Raise AssertionError: no popped message is handled again without a new delivery."""
+    """Raise AssertionError, because a popped message is never handled again without a new delivery."""
     raise AssertionError(
         f"message {item.message.msg_id} was to be handled again, but a popped message needs a new delivery; report this defect"
     )

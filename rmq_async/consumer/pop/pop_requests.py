@@ -1,11 +1,11 @@
 """Makes the requests of a member that pops: POP_MESSAGE, BATCH_ACK_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME.
 
-They go to masters only.
+The requests are sent to masters only.
 """
 
-# Pops use separate connections, which a stop closes: while the connection of a held pop exists, a broker sends messages to a
-# client that has stopped. The codes of acknowledgements and changes do not fit the binary header of
-# ``serialize_type="rocketmq"``; with that setting these requests have separate connections too, with JSON headers.
+# Pops use separate connections, which a stop closes. Otherwise, a broker would send messages for a held pop to a client that has
+# stopped. The codes of acknowledgements and changes do not fit into the binary header of ``serialize_type="rocketmq"``, so with
+# that setting, these requests also have separate connections, with JSON headers.
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from ...transport import CloseReason, ConnectionPool, client_context
 from ..subscription import Subscription
 
 ANSWER_WITHIN: Final = 10.0
-"""Seconds for the answer to a pop, beyond the time for which the broker may hold it, as in Java's client."""
+"""Maximum seconds for the response to a pop after the time for which the broker may hold the pop, as in the Java client."""
 DECODE_IN_THREAD: Final = 64 * 1024
-"""Size of a body, in bytes, from which on a thread decodes it."""
+"""Minimum size in bytes of a body that is decoded in a thread."""
 ANY_QUEUE: Final = -1
 FROM_THE_FIRST: Final = 0
-"""Value of ``initMode``: a queue without an offset begins with its first message."""
+"""The value of ``initMode`` with which a queue without an offset begins with its first message."""
 _NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND})
 
 
@@ -48,11 +48,11 @@ class Wanted(NamedTuple):
     """One pop.
 
     Attributes:
-        topic: Name on the wire.
-        messages: Maximum number.
-        invisible_ms: Ms for which no other member gets the messages.
-        poll_ms: Ms for which the broker may hold the pop.
-        born_ms: Epoch ms of the request by the broker's clock; a later time while that is unknown.
+        topic: Name of the topic on the wire.
+        messages: Maximum number of messages.
+        invisible_ms: Milliseconds for which no other member gets the messages.
+        poll_ms: Milliseconds for which the broker may hold the pop.
+        born_ms: Time of the request by the broker's clock, in milliseconds since the epoch. A later time if the clock is unknown.
     """
 
     topic: str
@@ -65,23 +65,24 @@ class Wanted(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """The answer to one pop.
+    """The response to one pop.
 
     Attributes:
-        messages: The messages, with their stored topics.
+        messages: The messages, with the topics under which they are stored.
         handles: The handle of each message; None for a message without a handle.
-        is_partial: Whether messages were left out because all bodies together exceed ``max_decompressed_size``, or because the
-            answer exceeds ``max_frame_size``.
-        unread: The handles of records without a message, which are ``corrupt`` or were left out; empty if these handles cannot
+        corrupt: The errors of damaged records.
+        unread: The handles of records without a message, which are ``corrupt`` or were left out. Empty if these handles cannot
             be determined.
-        blocked: The errors of messages that this client cannot read, though they are not damaged; they have no handles here, so
-            that they come again after their invisible time.
-        rest: Estimated number of messages that the broker has left.
-        popped_ms: Epoch ms of the pop by the broker's clock, 0 if the answer does not contain it.
-        invisible_ms: Ms for which no other member gets the messages, at most as requested.
+        is_partial: Whether messages were left out because all bodies together exceed ``max_decompressed_size``, or because the
+            response exceeds ``max_frame_size``.
+        rest: Estimated number of messages that remain at the broker.
+        popped_ms: Time of the pop by the broker's clock, in milliseconds since the epoch; 0 if the response does not contain it.
+        invisible_ms: Milliseconds for which no other member gets the messages; at most the requested value.
         sent: Monotonic time of the request.
-        arrived: Monotonic time of the answer.
-        refusal: The remark of an answer without messages, else "".
+        arrived: Monotonic time of the response.
+        refusal: The remark of a response without messages; "" otherwise.
+        blocked: The errors of messages that are not damaged but that this client cannot read. Their handles are left out, so they
+            are delivered again after their invisible time.
     """
 
     messages: Sequence[MessageExt]
@@ -99,13 +100,13 @@ class Popped(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """The answer to a change of the invisible time.
+    """The response to a change of the invisible time.
 
     Attributes:
         handle: The handle that is valid from now on.
-        invisible_ms: Ms for which it is valid, at most as requested.
+        invisible_ms: Milliseconds for which the handle is valid; at most the requested value.
         sent: Monotonic time of the request.
-        arrived: Monotonic time of the answer.
+        arrived: Monotonic time of the response.
     """
 
     handle: ExtraInfo
@@ -121,7 +122,7 @@ class Requests:
         group: Name of the group on the wire.
 
     Attributes:
-        pool: The connections of pops, made by ``open``.
+        pool: The connections for pops. ``open`` creates it.
     """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
@@ -134,10 +135,10 @@ class Requests:
         self._hooks: Sequence[RequestHook] = ()
 
     async def open(self, hooks: Sequence[RequestHook]) -> None:
-        """Make the connection pools. Raises as ``client_context`` does.
+        """Create the connection pools. The errors of ``client_context`` propagate.
 
         Args:
-            hooks: Hooks of the consumer's requests.
+            hooks: The hooks for requests of the consumer.
         """
         self._hooks = hooks
         self.pool = await self._new_pool()
@@ -152,24 +153,22 @@ class Requests:
         return pool
 
     async def end_pops(self) -> None:
-        """Close the connections of the pops, so that a broker gives the messages for a held pop to another member."""
+        """Close the connections for pops, so that brokers give the messages for held pops to other members."""
         for pool in self._made[:1]:
             await pool.aclose()
 
     async def close(self) -> None:
-        async with AsyncExitStack() as pools:  # each is closed, even if the wait for another one is cancelled
+        async with AsyncExitStack() as pools:  # so that each pool is closed even if the wait for another one is cancelled
             for pool in self._made:
                 pools.push_async_callback(pool.aclose)
 
     async def pop(self, wanted: Wanted) -> Popped:
-        """Pop once and decode the messages, or only the handles of an answer above ``max_frame_size``.
-
-        Raises the errors of a request, too.
+        """Pop once and decode the messages. Of a response above ``max_frame_size``, only the handles are read.
 
         Raises:
-            BrokerError: If the broker refuses, POLLING_FULL included.
-            RemoteProtocolError: For an answer that cannot be read.
-            RequestTimeoutError: If the messages are not decoded in time.
+            BrokerError: If the broker refuses the pop, including POLLING_FULL.
+            RemoteProtocolError: For an invalid response.
+            RequestTimeoutError: If the messages are not decoded in time. The errors of a request also propagate.
         """
         expression, kind = wanted.subscription.tags, TAG
         if wanted.subscription.sql is not None:
@@ -208,7 +207,9 @@ class Requests:
         raise broker_error(response.code, response.remark, request="POP_MESSAGE", broker=wanted.broker, address=address)
 
     def _too_large(self, wanted: Wanted, error: FrameTooLargeError, sent: float) -> Popped:
-        """Return what the header of an answer above ``max_frame_size`` says. Raise ``error`` if that is not enough."""
+        """Return the result from the header of a response above ``max_frame_size``. Raise ``error`` if the header is not
+        sufficient.
+        """
         arrived = machine.monotonic()
         try:
             answer = headers.from_ext(headers.PopMessageResponseHeader, error.fields)
@@ -223,8 +224,8 @@ class Requests:
             topic = real_topic(handle.retry, wanted.topic, self._group)
             queue = self._instance.names.shown_queue(MessageQueue(topic, wanted.broker, handle.queue_id))
             text = (
-                f"the answer with the message at offset {handle.msg_queue_offset} of {queue} has {error.size} bytes, above "
-                f"max_frame_size={error.limit}: set max_frame_size={error.size} or more to read it"
+                f"the response with the message at offset {handle.msg_queue_offset} of {queue} has {error.size} bytes, above "
+                f"max_frame_size={error.limit}; set max_frame_size={error.size} or more to read it"
             )
             size, limit = error.size, error.limit
             blocked = (FrameTooLargeError(text, size=size, limit=limit, broker=wanted.broker, address=error.address),)
@@ -251,12 +252,13 @@ class Requests:
             except TimeoutError:
                 limit = instance.config.request_timeout
                 text = (
-                    f"{len(body)} bytes of popped messages were not decoded within {limit:g} s and come again; lower pull_size"
+                    f"{len(body)} bytes of popped messages were not decoded within {limit:g} s; they are delivered again; lower "
+                    "pull_size"
                 )
                 raise RequestTimeoutError(text, broker=wanted.broker, address=address) from None
         if decoded.messages and answer.invisibleTime <= 0:
             raise RemoteProtocolError(
-                f"a pop brought messages with invisibleTime {answer.invisibleTime}, which is over already; it must be above 0 ms"
+                f"a pop returned messages with invisibleTime {answer.invisibleTime}; it must be above 0 ms"
             )
         handles = find_handles(answer, decoded.messages, wanted.broker)
         blocked = [each for each in decoded.corrupt if each.intact]
@@ -278,11 +280,11 @@ class Requests:
         """Acknowledge messages of one broker.
 
         Args:
-            handles: Pairs of the subscribed topic's name on the wire, also if the message came from a retry topic, and the
-                handle.
+            handles: Pairs of a topic and a handle. The topic is the name on the wire of the subscribed topic, even if the message
+                came from a retry topic.
 
         Raises:
-            BrokerError: If the broker refuses, and the errors of a request; the call may be repeated.
+            BrokerError: If the broker refuses. The errors of a request also propagate. The call may be repeated after any error.
         """
         topic = handles[0][0]
         body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=gather_acks(self._group, handles)))
@@ -290,7 +292,11 @@ class Requests:
         await self._succeed(broker, topic, command, timeout)
 
     async def acknowledge_one(self, topic: str, handle: ExtraInfo, timeout: float) -> None:
-        """Acknowledge a message that a batch cannot acknowledge. ``topic``, errors: as for ``acknowledge``."""
+        """Acknowledge a single message that cannot be part of a batch. It raises the errors of ``acknowledge``.
+
+        Args:
+            topic: Name on the wire of the subscribed topic, even if the message came from a retry topic.
+        """
         header = headers.AckMessageRequestHeader(
             consumerGroup=self._group,
             topic=real_topic(handle.retry, topic, self._group),
@@ -302,18 +308,18 @@ class Requests:
         await self._succeed(handle.broker_name, topic, command, timeout)
 
     async def change(self, topic: str, handle: ExtraInfo, invisible_ms: int, timeout: float, *, suspend: bool) -> Changed:
-        """Make a broker deliver a message again after ``invisible_ms`` ms; ``handle`` is void afterwards.
+        """Make a broker deliver a message again after ``invisible_ms`` milliseconds. ``handle`` is invalid afterwards.
 
-        Raises the errors of a request, too. After an error that leaves open whether the broker has handled the request, the
-        caller must not repeat it: two changes of a handle are two deliveries.
+        After an error that leaves open whether the broker has handled the request, the caller must not repeat the request,
+        because two changes of a handle cause two deliveries.
 
         Args:
-            topic: As for ``acknowledge``.
-            suspend: True if the broker should count no attempt.
+            topic: Name on the wire of the subscribed topic, even if the message came from a retry topic.
+            suspend: Whether the broker should not count an attempt.
 
         Raises:
             BrokerError: If the broker refuses.
-            RemoteProtocolError: For an answer that cannot be read.
+            RemoteProtocolError: For an invalid response. The errors of a request also propagate.
         """
         header = headers.ChangeInvisibleTimeRequestHeader(
             consumerGroup=self._group,
@@ -330,7 +336,7 @@ class Requests:
         changed = changed_handle(handle, headers.from_ext(headers.ChangeInvisibleTimeResponseHeader, response.ext_fields))
         if changed.invisible_time <= 0:
             raise RemoteProtocolError(
-                f"a change to {invisible_ms} ms made the invisible time {changed.invisible_time} ms; it must be above 0 ms"
+                f"a change to {invisible_ms} ms set the invisible time to {changed.invisible_time} ms; it must be above 0 ms"
             )
         return Changed(changed, min(changed.invisible_time, invisible_ms), sent, arrived)
 
@@ -354,7 +360,7 @@ class Requests:
         *,
         long_poll: bool = False,
     ) -> tuple[RemotingCommand, str, float]:
-        """Return the answer, the broker's address, and the monotonic time of the request."""
+        """Return the response, the broker's address, and the monotonic time of the request."""
         instance, deadline = self._instance, machine.monotonic() + timeout
         try:
             address = await instance.broker_address(broker, topic, timeout)
@@ -365,7 +371,7 @@ class Requests:
         except RocketMQError as error:
             instance.explain(error, broker, topic)
             if long_poll and isinstance(error, RequestTimeoutError) and (late := pool.get(error.address or "")) is not None:
-                late.close(CloseReason.DEAD)  # only pops use it, and it may never answer again
+                late.close(CloseReason.DEAD)  # only pops use this connection, and it may never respond again
             raise
         return response, address, sent
 
@@ -373,9 +379,7 @@ class Requests:
 def _unread(
     answer: headers.PopMessageResponseHeader, decoded: DecodedMessages, handles: Sequence[ExtraInfo | None], broker: str
 ) -> list[ExtraInfo]:
-    """Return the handles of records that were left out, without handles of intact records; empty if the handles cannot be
-    determined.
-    """
+    """Return the handles of records that were left out or are damaged. Return an empty list if they cannot be determined."""
     is_partial = decoded.resume_at is not None
     if None in handles or not (decoded.corrupt or is_partial):
         return []

@@ -1,8 +1,8 @@
-"""A consumer that pops, between its start and its stop: its sources, its tasks, and its messages."""
+"""The session of a member that pops, from its start to its stop: its sources, its tasks, and its messages."""
 
-# A popped message becomes a lease, waits for a slot as a pulled message does, and is acknowledged or given back when its call
-# has ended. The member keeps no offsets and shares no queues. A stop begins by giving back the messages that wait for a call,
-# and ends the pops that brokers hold.
+# A popped message becomes a lease. It waits for a slot as a pulled message does, and is acknowledged or given back when its call
+# has ended. The member keeps no offsets and shares no queues. A stop first gives back the messages that wait for a call, and ends
+# the pops that brokers hold.
 
 from __future__ import annotations
 
@@ -43,23 +43,24 @@ from .sources import Credits, Popping, Source
 logger = logging.getLogger(__name__)
 
 FIRST_ANSWERS: Final = 3.0
-"""Maximum seconds for which ``start()`` waits for the first answer to the pops of each topic at each broker."""
+"""Maximum seconds for which ``start()`` waits for the first response to the pops of each topic at each broker."""
 LAST_STEPS: Final = 1.0
-"""Seconds of a stop that are kept for its steps after the drain: handlers are cancelled, and acknowledgements are answered."""
+"""Seconds at the end of a stop that are reserved for the steps after the drain: cancelling handlers, and waiting for the
+responses to acknowledgements."""
 LEAVE_TIME: Final = 1.0
 ANSWER_TIME: Final = 0.3
-"""Seconds for which a stop waits for answers to pops of brokers with messages left; it does not wait for pops that are held."""
+"""Maximum seconds for which a stop waits for responses to pops that brokers do not hold. It does not wait for held pops."""
 LOOK_EVERY: Final = 0.05
 IDLE_LOOK: Final = 0.02
 HELD_AFTER: Final = 0.1
-"""Seconds after which a pop without an answer counts as held."""
+"""Seconds after which a pop without a response counts as held."""
 
 
 class PopSession(MemberSession):
-    """The work of a member that pops, from its start to its stop.
+    """The session of a member that pops.
 
     Args:
-        context: The context that is copied for each call of a handler.
+        context: The context that is copied for each handler call.
     """
 
     calls: HandlerCalls
@@ -94,17 +95,17 @@ class PopSession(MemberSession):
         self.popping = Popping(instance, self.core, self.arrivals.accept, self._may_ask)
         self.tools = MemberRequests(instance, lambda: self.member.data, subscriptions, self.calls)
         self.sources: dict[tuple[str, str], Source] = {}
-        """The sources by (topic on the wire, broker name)."""
+        """The sources, by topic on the wire and broker name."""
         share, size = max(config.buffered_limit // len(subscriptions), 1), config.buffered_bytes_limit // len(subscriptions)
         self.credits = {subscription: Credits(share, size) for subscription in subscriptions.values()}
         self.paused: set[str] = set()
-        """The paused topics, names on the wire."""
+        """The paused topics, with names on the wire."""
         self._joined = False
         self.closing = False
         self._first: tuple[Source, ...] | None = None
-        """The sources of the start."""
+        """The sources that existed at the start; None before that."""
         self.settled_at = machine.monotonic()
-        """Monotonic time of the newest outcome, or of the start."""
+        """Monotonic time of the last outcome, or of the start."""
         self._margin = config.invisible_time / 10
         self._changed = asyncio.Event()
         """An event that is set when a message has its outcome while the consumer is stopping, and by ``abort``."""
@@ -120,8 +121,9 @@ class PopSession(MemberSession):
     # -- life
 
     async def open(self, starting: StopScope) -> None:
-        """Join the group and begin to pop. Raises as ``Attached.begin``, ``Requests.open`` and ``PopMember.join`` do; after an
-        error no task and no connection of its own is left.
+        """Join the group and begin to pop. After an error, no task and no connection of this session is left.
+
+        The errors of ``Attached.begin``, ``Requests.open`` and ``PopMember.join`` propagate.
         """
         self.attached.begin(self)
         try:
@@ -142,14 +144,14 @@ class PopSession(MemberSession):
         self._find_sources()
 
     async def _first_answers(self) -> None:
-        """Wait until each source has its first answer or error, for FIRST_ANSWERS seconds at most."""
+        """Wait until each source has its first response or error, for at most FIRST_ANSWERS seconds."""
         self._first = tuple(self.sources.values())
         first = [self.supervisor.once("first answer", _wait(source.tried)) for source in self._first]
         if first:
             await asyncio.wait(first, timeout=FIRST_ANSWERS)
 
     def quiesce(self) -> None:
-        """Begin to stop: make no further pop, and give back the messages that wait for a call."""
+        """Begin to stop: make no further pops, and give back the messages that wait for a call."""
         if self.closing:
             return
         self.closing = True
@@ -160,8 +162,9 @@ class PopSession(MemberSession):
         self.dispatcher.hasten()
 
     async def close(self, deadline: float) -> None:
-        """Leave the group, let running calls end, send acknowledgements, and give other messages back, until ``deadline``
-        (monotonic), or for LAST_STEPS seconds if that is later.
+        """Leave the group, let running calls end, send acknowledgements, and give other messages back.
+
+        This takes until ``deadline`` (monotonic), but at least LAST_STEPS seconds if it is not finished before.
         """
         self.quiesce()
         self.attached.hurry()
@@ -183,7 +186,7 @@ class PopSession(MemberSession):
             await self._abandon(end)
 
     async def _let_go_of_pops(self, until: float) -> None:
-        """Wait until the monotonic time ``until`` at most for answers to pops that brokers do not hold, and close the
+        """Wait for responses to pops that brokers do not hold, at most until the monotonic time ``until``. Then close the
         connections of all pops.
         """
         while machine.monotonic() < until:
@@ -196,26 +199,26 @@ class PopSession(MemberSession):
         await self.requests.end_pops()
 
     async def _last_answers(self, end: float) -> None:
-        """Wait for the answers to acknowledgements and to requests that give messages back."""
+        """Wait for the responses to acknowledgements and to requests that give messages back."""
         with suppress(TimeoutError, RocketMQError):  # acknowledgements that were given up are logged
             async with asyncio.timeout(max(end - machine.monotonic(), 0.0)):
                 await self.arrivals.all_given_back()
                 await self.core.acks.flush()
         if self.core.acks.pending:
             logger.warning(
-                "%d acknowledgements were not answered before the stop ended, so the messages may be delivered again",
+                "%d acknowledgements were not confirmed before the stop ended, so the messages may be delivered again",
                 self.core.acks.pending,
             )
 
     async def _abandon(self, end: float) -> None:
         """End all remaining calls and tasks by ``end`` (monotonic).
 
-        If the stop is cancelled here, only the step that waits ends early, and the others are made.
+        If the stop is cancelled here, only the current step ends early, and all other steps are made.
         """
         self.attached.hear_no_more()
         for source in self.sources.values():
-            source.held.release()  # ends requests that are repeated for its messages
-        async with AsyncExitStack() as steps:  # from the last one to the first
+            source.held.release()  # which ends the repeated requests for its messages
+        async with AsyncExitStack() as steps:  # which runs the steps in reverse order
             steps.callback(self._log_counts)
             steps.callback(self.attached.end, self.subscriptions.values())
             steps.callback(self.dispatcher.close)
@@ -237,7 +240,7 @@ class PopSession(MemberSession):
         counts = {
             "leases extended": core.extended,
             "messages given back": core.given_back,
-            "changes without an answer": core.unsure,
+            "changes without a response": core.unsure,
             "leases that ended too early": core.expired,
             "acknowledgements given up": core.acks.lost,
             "records that could not be read": arrivals.corrupt,
@@ -253,14 +256,14 @@ class PopSession(MemberSession):
 
     @property
     def was_assigned(self) -> bool:
-        """Whether each broker of the start has answered a pop or no longer has the topic. It may be read from any thread."""
+        """Whether each broker of the start has responded to a pop or no longer has the topic. May be read from any thread."""
         return self._first is not None and all(source.has_answered or source.ends for source in self._first)
 
     def members_changed(self) -> None:
-        """Ignore NOTIFY_CONSUMER_IDS_CHANGED (40): members that pop share no queues."""
+        """Ignore NOTIFY_CONSUMER_IDS_CHANGED (40), because members that pop share no queues."""
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
-        """Answer requests of admin tools for this member."""
+        """Return the response to a request of a tool for this member."""
         self.member.conflicts.namesakes.heard(command)
         return self.tools.serve(command)
 
@@ -280,10 +283,10 @@ class PopSession(MemberSession):
         self.dispatcher.look_again()
 
     def _topics(self, given: Sequence[str | MessageQueue]) -> list[str]:
-        """Return topics on the wire, all of them where none is given."""
+        """Return the topics with their names on the wire. Return all topics if none are given."""
         for each in given:
             if not isinstance(each, str):
-                raise ConfigError(f"with mode='pop' only topics can be paused and resumed, not {shown(each)}; name topics")
+                raise ConfigError(f"with mode='pop', only topics can be paused and resumed, not {shown(each)}; name topics")
         return self.wire_topics(given) or [*self.subscriptions]
 
     async def seek(self, queue: MessageQueue, to: int | Literal["earliest", "latest"] | datetime) -> None:
@@ -297,12 +300,12 @@ class PopSession(MemberSession):
         return await committed_offset(self.instance, self.group, queue)
 
     async def commit(self) -> None:
-        """Send the gathered acknowledgements, and wait and raise as ``Acks.flush`` does."""
+        """Send the gathered acknowledgements, and wait for them; see ``Acks.flush``."""
         await self.core.acks.flush()
 
     async def until_idle(self) -> None:
-        """Wait until all messages that the topics had at the call were popped, by this member or another one, and this member
-        holds no message and no acknowledgement. Raise the errors of the requests.
+        """Wait until all messages that the topics have now were popped by any member, and this member has no message and no pending
+        acknowledgement. The errors of the requests propagate.
         """
         instance = self.instance
         queues = [
@@ -334,8 +337,8 @@ class PopSession(MemberSession):
         return self.settled_at
 
     def lag(self) -> Lag:
-        """Return the lag: the messages that this member holds, and the messages that brokers had left at their last answers, an
-        estimate that may be seconds old.
+        """Return the lag: the messages that this member holds, plus the remaining messages that brokers reported in their last
+        responses, an estimate that may be seconds old.
         """
         sources = list(self.sources.values())
         held = sum(each.taken for each in self.credits.values()) + len(self.give_backs)
@@ -393,7 +396,9 @@ class PopSession(MemberSession):
                 source.wake.set()
                 del self.sources[key]
                 source.credits.sources -= 1
-                logger.info("topic %s has left broker %s, which is popped no more", source.held.shown.topic, source.broker)
+                logger.info(
+                    "topic %s is no longer on broker %s, which is no longer popped", source.held.shown.topic, source.broker
+                )
         for topic, broker in wanted:
             if (topic, broker) not in self.sources:
                 self._add_source(topic, broker)
@@ -421,8 +426,8 @@ class PopSession(MemberSession):
         return not self.closing and source.topic not in self.paused
 
     def _may_ask(self, source: Source) -> bool:
-        """Return whether a source may be popped: its handler can be called, and not too many messages wait to be given back to
-        its broker.
+        """Return whether a source may be popped: it is not paused, its handler can be called, and not too many messages wait to be
+        given back to its broker.
         """
         can_call = source.subscription.is_async or self.calls.is_ready
         return can_call and self._may_pop(source) and source.broker not in self.give_backs.full
@@ -440,9 +445,10 @@ class PopSession(MemberSession):
         self.arrivals.give_back(leases)
 
     def _give_back_outlasted(self, leases: list[Lease]) -> list[Lease]:
-        """Give back leases that have waited for a call as long as they may; return the others.
+        """Give back leases that have waited for a call for the maximum time. Return the others.
 
-        A lease that ends counts as an attempt, and a message could become a dead letter without any call.
+        They are given back because the end of a lease counts as an attempt, so a message could become a dead letter without any
+        call.
         """
         sources: dict[HeldQueue, set[Waiting]] = {}
         for lease in leases:
@@ -455,8 +461,8 @@ class PopSession(MemberSession):
                 waited.append(item)
         if waited:
             logger.warning(
-                "%d messages have waited for a call for max_lease=%g s and are given back, %s is one; handle messages faster, or "
-                "look in health() for what keeps handlers from being called",
+                "%d messages have waited for a call for max_lease=%g s and are given back, for example %s; handle messages "
+                "faster, or look in health() for the reason why handlers are not called",
                 len(waited), self.config.max_lease, waited[0].message.msg_id,
             )  # fmt: skip
         self.arrivals.give_back(waited)
@@ -467,10 +473,10 @@ class PopSession(MemberSession):
         for source in self.sources.values():
             source.wake.set()
 
-    # -- the way of a message
+    # -- the steps of a message
 
     def _begin(self, subscription: Subscription, taken: tuple[Waiting, ...]) -> None:
-        """Begin a call, without the messages whose leases have expired or expire soon: another member may have them."""
+        """Begin a call. Leave out messages whose leases have expired or expire soon, because another member may have them."""
         latest = machine.monotonic() + self._margin
         for item in taken:
             if item.expires <= latest:  # type: ignore[attr-defined]
@@ -500,12 +506,12 @@ class PopSession(MemberSession):
             self._changed.set()
         if outcome is Outcome.DONE:
             self.core.ack(item)
-        elif outcome is Outcome.ABANDONED:  # its call was cancelled by the stop
+        elif outcome is Outcome.ABANDONED:  # the stop has cancelled its call
             self.arrivals.give_back([item], 0.0, suspend=False)
         self.free(item)
 
     def _all_done(self, _: Iterable[HeldQueue], items: Sequence[Waiting]) -> None:
-        """Do for messages of one subscription what ``_message_ended`` does for one that is done."""
+        """Do the work of ``_message_ended`` for messages of one subscription that are done."""
         self.settled_at = machine.monotonic()
         if self.closing:
             self._changed.set()
@@ -523,23 +529,23 @@ class PopSession(MemberSession):
             self._changed.set()
 
     async def _is_stored(self, back: GiveBack) -> bool:
-        """Return whether a broker has a popped message where it was popped: the broker may have another store by now."""
+        """Return whether a broker still has a popped message at its offset. The store of the broker may have been replaced."""
         lease = back.item
         assert isinstance(lease, Lease)
         queue = MessageQueue(back.topic, lease.handle.broker_name, lease.handle.queue_id)
         try:
             return await self._looks.at(queue, place_of(back.message)) is Seen.SAME
-        except BrokerError:  # it does not give the queue to read
+        except BrokerError:  # the broker does not permit reads of the queue
             return True
 
     def _has_room(self, broker: str) -> None:
-        """Have the sources of a broker popped again."""
+        """Let the sources of a broker be popped again."""
         for source in self.sources.values():
             if source.broker == broker:
                 source.wake.set()
 
     def free(self, *leases: Lease) -> None:
-        """Give the credits of messages of one subscription back, of one or more."""
+        """Give back the credits of one or more messages of one subscription."""
         subscription = leases[0].held.subscription
         assert subscription is not None
         credits = self.credits[subscription]
@@ -548,7 +554,9 @@ class PopSession(MemberSession):
 
 
 def _holds_no_queue(what: str) -> ConfigError:
-    return ConfigError(f"{what} needs mode='pull': members that pop hold no queues; leave out mode='pop', or this call")
+    return ConfigError(
+        f"{what} requires mode='pull', because members that pop hold no queues; leave out mode='pop', or this call"
+    )
 
 
 async def _wait(event: asyncio.Event) -> None:

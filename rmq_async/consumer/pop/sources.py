@@ -1,17 +1,17 @@
-"""Pops one topic at one broker: with one pop that the broker may hold, and further ones while they return messages.
+"""Pops one topic at one broker, with one pop that the broker may hold, and further pops while they return messages.
 
-Credits limit the messages that a subscription may hold at a time to messages in calls and messages that its handlers begin soon.
+Credits limit the messages that a subscription may hold: the messages in calls, and the messages that its handlers begin soon.
 """
 
 # No other member gets a popped message while it waits here. So a subscription holds at most as many messages as it has slots,
-# and as its handlers begin within AHEAD seconds at their recent rate. Sizes are known only after the arrival of
-# messages: if large messages follow small ones, the answers to the pops in flight may exceed the limit of bytes.
+# plus as many as its handlers begin within AHEAD seconds at their recent rate. Sizes are known only when messages have arrived:
+# if large messages follow small ones, the responses to the pops in flight may exceed the limit of bytes.
 
-# A pop of a broker that has no message left reserves no credits: it asks for the broker's part of the free credits, and for at
-# least one message. So messages of such a broker arrive even if those of other brokers use all slots, and a held pop keeps no
-# credits from the other brokers. Brokers with messages left are popped for as many messages as there are credits, which they
-# get in the order of their requests. Such a broker answers at once, so that a pop which is not answered soon gives its credits
-# back: a silent broker would keep them from the others.
+# A pop of a broker that has no messages left reserves no credits. It requests the broker's part of the free credits, and at least
+# one message. So messages of such a broker arrive even if messages of other brokers use all slots, and a held pop does not keep
+# credits from other brokers. A pop of a broker with messages left requests as many messages as there are credits; brokers get
+# credits in the order of their requests. Such a broker responds at once. If it does not, its pop gives the credits back after a
+# short time, because a silent broker would otherwise keep them from other brokers.
 
 from __future__ import annotations
 
@@ -50,49 +50,50 @@ from .pop_requests import Popped
 logger = logging.getLogger(__name__)
 
 AHEAD: Final = 0.2
-"""Seconds of work that are popped ahead."""
+"""Seconds of work for which messages are popped ahead."""
 MEASURED_FOR: Final = 0.05
-"""Seconds from one measurement of the rate to the next, at least."""
+"""Minimum seconds between two measurements of the rate."""
 MOST_AHEAD: Final = 2048
 POLL_TIME: Final = 5.0
 """Seconds for which a broker may hold a pop."""
 BESIDE_POLL_TIME: Final = 0.2
-"""Seconds for which a broker may hold one of the further pops: one that finds all queues locked by other pops waits for its
+"""Seconds for which a broker may hold one of the further pops. A pop that finds all queues locked by other pops then waits for its
 turn."""
 MOST_BESIDE: Final = 7
-"""Maximum number of pops under way beside the pop that may be held."""
+"""Maximum number of further pops in flight, in addition to the pop that may be held."""
 GROW_AFTER: Final = 16
-"""Full answers after which a pop asks for one message more, if an answer was too large before. The number is high because
-another answer that is too large costs each of its messages an attempt."""
+"""Number of full responses after which a pop requests one more message, if an earlier response was too large. The number is high
+because each further response that is too large costs each of its messages an attempt."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
 LONGEST_EARLY_PAUSE: Final = 1.0
 FULL_PAUSE: Final = 1.0
-"""Seconds before the next pop of a broker that holds too many pops already or does not know the topic."""
+"""Seconds before the next pop of a broker that already holds too many pops or does not have the topic."""
 BUSY_PAUSE: Final = 0.02
 REFUSED_PAUSE: Final = 30.0
-"""Seconds between pops that a broker refuses until an operator acts."""
+"""Seconds between pops that a broker will refuse until an operator acts."""
 REPORT_EVERY: Final = 30.0
 GATHER_TIME: Final = 0.05
-"""Seconds for which a pop with few credits waits for more: each pop costs the broker a record."""
+"""Seconds for which a pop with few credits waits for more, because each pop costs the broker a record."""
 BLOCKED_FOR: Final = 60.0
-"""Seconds for which a message that cannot be read stays a problem after it should have come again."""
+"""Seconds for which ``health()`` reports a message that cannot be read, after the time at which it should have been delivered
+again."""
 MOST_BLOCKED: Final = 16
 RESERVED_FOR: Final = 0.5
-"""Seconds for which a pop without an answer keeps credits."""
+"""Maximum seconds for which a pop without a response keeps its credits."""
 PAUSED_FOR: Final = 1.0
-"""Seconds after which a source that must not be popped is checked again, if nothing wakes it before."""
+"""Seconds after which a source that must not be popped is checked again, if nothing wakes it earlier."""
 
 
 class Credits:
-    """The room for popped messages.
+    """The credits of a subscription for popped messages.
 
     Args:
         limit: Maximum number of messages that may be held.
         size_limit: Maximum bytes of bodies that may be held.
 
     Attributes:
-        sources: Number of the sources that share the room.
+        sources: Number of the sources that share the credits.
         taken: Number of messages that are held.
         size: Bytes of bodies that are held.
         reserved: Messages that pops in flight may bring.
@@ -105,11 +106,11 @@ class Credits:
         self.size_limit = size_limit
         self.taken = self.size = self.reserved = self.sources = 0
         self.mean_size = 0.0
-        """Running mean of the sizes of bodies, in bytes; 0 before the first message."""
+        """Running mean of the sizes of bodies in bytes; 0 before the first message."""
         self._ended = 0
         self._measured_at = 0.0
         self._rate = 0.0
-        """Messages that ended per second, lately."""
+        """The recent rate, in messages that ended per second."""
 
     def take(self, sizes: list[int]) -> None:
         """Count messages that have arrived."""
@@ -130,7 +131,7 @@ class Credits:
         """Measure the rate at which messages end.
 
         Args:
-            now: Monotonic time.
+            now: The current monotonic time.
         """
         passed = now - self._measured_at
         if passed >= MEASURED_FOR:
@@ -142,17 +143,17 @@ class Credits:
         """Return the number of messages that may be held.
 
         Args:
-            slots: Maximum messages in calls at a time.
-            rate: Messages per second that the subscription allows, None for no limit.
+            slots: Maximum number of messages in calls at a time.
+            rate: The rate limit of the subscription in messages per second; None for no limit.
         """
         begun = self._rate if rate is None else min(self._rate, rate)
         ahead = min(ceil(begun * AHEAD), MOST_AHEAD)
         if rate is not None:
-            slots = min(slots, max(ceil(rate), 1))  # no more than one second's
+            slots = min(slots, max(ceil(rate), 1))  # at most the messages of one second
         return min(slots + ahead, self.limit)
 
     def free(self, slots: int, rate: float | None) -> int:
-        """Return the number of messages that a pop may request now, 0 or less for none."""
+        """Return the number of messages that a pop may request now. Return 0 or less if it may request none."""
         free = self.wanted(slots, rate) - self.taken - self.reserved
         if self.mean_size and free > 0:
             room = (self.size_limit - self.size) / self.mean_size - self.reserved
@@ -166,12 +167,12 @@ class Source:
 
     Args:
         held: The buffer of its messages.
-        topic: Name on the wire.
+        topic: Name of the topic on the wire.
         slots: Returns the maximum number of the subscription's messages in calls at a time.
-        largest: Maximum messages of one pop.
+        largest: Maximum number of messages in one pop.
 
     Attributes:
-        size: The same, lowered after answers that were too large.
+        size: The current maximum number of messages in one pop. It is lowered after responses that were too large.
     """
 
     def __init__(
@@ -191,23 +192,23 @@ class Source:
         self.slots = slots
         self._largest = self.size = min(largest, MAX_POP_SIZE)
         self._full = 0
-        """Answers with ``size`` messages since ``size`` has changed."""
+        """Number of responses with ``size`` messages since the last change of ``size``."""
         self.rest = 0
-        """Number of messages that the broker had left at its last answer."""
+        """Number of remaining messages that the broker reported in its last response."""
         self.is_caught_up = True
-        """Whether the broker had no message left by its last answer; True before the first one."""
+        """Whether the broker had no message left according to its last response; True before the first response."""
         self.ends = False
-        """Whether no further pop is to be made."""
+        """Whether to make no further pops."""
         self.tried = asyncio.Event()
-        """An event that is set after the first answer or error."""
+        """An event that is set after the first response or error."""
         self.has_answered = False
         self.wake = asyncio.Event()
-        """An event that is set when the source may be popped again, as after the end of a pause, or ends."""
+        """An event that is set when the source ends, or when it may be popped again, for example after a pause."""
         self.under_way = 0
         self.popped_at = -inf
-        """Monotonic time of the newest pop that the broker may hold."""
+        """Monotonic time of the last pop that the broker may hold."""
         self.beside = 0
-        """Number of pops under way beside the pop that may be held."""
+        """Number of further pops in flight, in addition to the pop that may be held."""
         self._blocked: dict[str, float] = {}
 
     def wanted(self) -> int:
@@ -215,11 +216,11 @@ class Source:
         return self.credits.wanted(self.slots(), self.subscription.rate)
 
     def free(self) -> int:
-        """Return the number of further messages that the subscription may hold, 0 or less for none."""
+        """Return the number of further messages that the subscription may hold. Return 0 or less if it may hold none."""
         return self.credits.free(self.slots(), self.subscription.rate)
 
     async def wait(self, seconds: float) -> None:
-        """Wait for ``wake``, up to ``seconds`` seconds; return at once if the source ends."""
+        """Wait for ``wake``, for up to ``seconds`` seconds. Return at once if the source ends."""
         self.wake.clear()
         if not self.ends:
             with suppress(TimeoutError):
@@ -227,22 +228,22 @@ class Source:
                     await self.wake.wait()
 
     def block(self, popped: Popped) -> None:
-        """Note and log the messages of an answer that this client cannot read, though they are not damaged."""
+        """Note and log the messages of a response that are not damaged but that this client cannot read."""
         comes_again = popped.arrived + popped.invisible_ms / 1000
         for error in popped.blocked:
             text = printable(error, 500)
-            logger.warning("a message of %s is not handled here, and comes again: %s", self.held.shown, text)
+            logger.warning("a message of %s is not handled here and is delivered again: %s", self.held.shown, text)
             self._blocked[text] = comes_again + BLOCKED_FOR
             if len(self._blocked) > MOST_BLOCKED:
                 del self._blocked[next(iter(self._blocked))]
 
     def problems(self, now: float) -> list[Problem]:
-        """Return why messages that have come lately cannot be read, and the error of the last pop.
+        """Return problems for recent messages that cannot be read, and for the error of the last pop.
 
-        From any thread.
+        May be called from any thread.
 
         Args:
-            now: Monotonic time.
+            now: The current monotonic time.
         """
         texts = [text for text, until in self._blocked.copy().items() if now < until]
         if (error := self.held.error) is not None:
@@ -250,14 +251,16 @@ class Source:
         return [Problem(ProblemCode.QUEUE_UNREADABLE, text, broker=self.broker, queue=self.held.shown) for text in texts]
 
     def shrink(self, messages: int) -> None:
-        """Lower ``size`` to half of ``messages`` (1 at least), the number that a pop asked for whose answer was too large,
-        unless it is lower already.
+        """Lower ``size`` after a response that was too large, to half of the requested number but at least 1.
+
+        Args:
+            messages: The number of messages that the pop requested.
         """
         self.size = min(self.size, max(messages // 2, 1))
         self._full = 0
 
     def grow(self, messages: int) -> None:
-        """Count an answer with ``messages`` messages; raise ``size`` by one after GROW_AFTER answers with ``size`` messages."""
+        """Count a response with ``messages`` messages. After GROW_AFTER responses with ``size`` messages, raise ``size`` by one."""
         if messages >= self.size < self._largest:
             self._full += 1
             if self._full >= GROW_AFTER:
@@ -266,10 +269,10 @@ class Source:
 
 
 class _Reservation:
-    """The credits that one pop keeps until its answer, for RESERVED_FOR seconds at most.
+    """The credits that one pop reserves until its response, for at most RESERVED_FOR seconds.
 
     Args:
-        freed: Called when they are over.
+        freed: Called when RESERVED_FOR seconds have passed.
     """
 
     __slots__ = ("_credits", "_messages", "_timer")
@@ -295,8 +298,8 @@ class Popping:
     """The pops of one member.
 
     Args:
-        accept: Takes an answer with records.
-        may_pop: Returns whether a source is not paused and the consumer is not stopping.
+        accept: Called with each response that has records.
+        may_pop: Returns whether a source may be popped: for example, it is not paused and the consumer is not stopping.
     """
 
     def __init__(
@@ -332,7 +335,7 @@ class Popping:
                 if not source.ends and now - reported >= REPORT_EVERY and not isinstance(error, FlowControlError):
                     reported = now
                     logger.warning(
-                        "pops of topic %s at broker %s fail, again in %.2g s: %s",
+                        "pops of topic %s at broker %s fail; next attempt in %.2g s: %s",
                         held.shown.topic,
                         source.broker,
                         pause,
@@ -347,7 +350,7 @@ class Popping:
                 early.reset()
                 self._pop_beside(source)
             elif is_held and popped.arrived - popped.sent < POLL_TIME - EARLY:
-                logger.debug("broker %s answered a pop early: %s", source.broker, printable(popped.refusal, 200))
+                logger.debug("broker %s responded to a pop early: %s", source.broker, printable(popped.refusal, 200))
                 self._core.doubt_clock(source.broker)
                 await source.wait(early.next())
             elif is_held:
@@ -356,7 +359,9 @@ class Popping:
                 await source.wait(early.next())
 
     def _may(self, source: Source) -> bool:
-        """Return whether a pop may be sent: ``may_pop`` allows it, and the broker has not too many acknowledgements to answer."""
+        """Return whether a pop may be sent: ``may_pop`` allows it, and the broker does not have too many pending
+        acknowledgements.
+        """
         return self._may_pop(source) and not self._core.acks.is_full(source.broker)
 
     def _pop_beside(self, source: Source) -> None:
@@ -373,10 +378,10 @@ class Popping:
             self._core.spawn(f"pop of {source.topic} at {source.broker}", self._beside(source, source.size))
 
     async def _beside(self, source: Source, size: int) -> None:
-        """Pop as long as pops bring messages and credits are left.
+        """Pop as long as pops return messages and credits are left.
 
         Args:
-            size: The credits that are reserved for the first pop.
+            size: The number of credits that are reserved for the first pop.
         """
         try:
             while True:
@@ -404,9 +409,9 @@ class Popping:
                 source.wake.set()
 
     async def _credits(self, source: Source) -> int:
-        """Wait until the source may be popped; return the number of messages to ask for, 0 if the source ends.
+        """Wait until the source may be popped. Return the number of messages to request, or 0 if the source ends.
 
-        With few credits it waits GATHER_TIME for more.
+        If there are few credits, wait GATHER_TIME for more.
         """
         credits, gathered = source.credits, False
         while not source.ends:
@@ -432,7 +437,7 @@ class Popping:
         return 0
 
     async def _pop(self, source: Source, messages: int, poll: float) -> Popped:
-        """Pop once, pass an answer with records to ``accept``, and return it."""
+        """Pop once, pass a response with records to ``accept``, and return it."""
         core, reservation = self._core, _Reservation(source.credits, 0 if source.is_caught_up else messages, self.freed)
         source.under_way += 1
         if poll and core.knows_clock(source.broker):
@@ -441,7 +446,7 @@ class Popping:
             popped = await core.receive(source.topic, source.broker, source.subscription, messages, poll)
         except (ConnectionLostError, FrameTooLargeError) as error:
             cause = too_large_frame(error) or error.__cause__
-            if isinstance(cause, RemoteProtocolError):  # an answer above max_frame_size, perhaps that to this pop
+            if isinstance(cause, RemoteProtocolError):  # a response above max_frame_size, perhaps the response to this pop
                 self._shrink(source, messages, "max_frame_size")
             raise
         finally:
@@ -463,7 +468,7 @@ class Popping:
     def _shrink(self, source: Source, messages: int, limit: str) -> None:
         source.shrink(messages)
         logger.info(
-            "pops of topic %s at broker %s ask for %d messages at most: an answer for %d was above %s",
+            "pops of topic %s at broker %s now request at most %d messages, because a response to a pop of %d was above %s",
             source.held.shown.topic,
             source.broker,
             source.size,
@@ -474,7 +479,7 @@ class Popping:
     def _pause(self, source: Source, error: RocketMQError, pauses: Backoff) -> float:
         """Return the seconds until the next pop after ``error``.
 
-        If the broker does not know the topic, also requests its route.
+        If the broker does not have the topic, also request its route.
         """
         if isinstance(error, TopicNotFoundError):
             self._instance.routes.refresh_soon(source.topic)

@@ -82,7 +82,7 @@ async def test_popped_message_that_is_too_large_comes_again_until_a_member_can_r
         async with popping(server, seen, invisible_time=1.0, **options) as consumer:
             await until(lambda: len(seen.bodies) == 3 and unreadable(consumer))
             assert next(iter(options)) in unreadable(consumer)[0][1]
-        assert "is not handled here, and comes again" in caplog.text
+        assert "is not handled here and is delivered again" in caplog.text
         assert seen.twice == 0
         async with popping(server, seen, invisible_time=1.0):
             await until(lambda: seen.bodies[large])

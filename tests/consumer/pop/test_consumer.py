@@ -104,7 +104,7 @@ async def test_limit_of_the_group_is_kept_at_arrival(caplog: pytest.LogCaptureFi
         async with popping(server, seen, "last"):
             await until(lambda: server.dead_letters("g"))
         assert seen.attempts == []
-        assert "came for attempt 3, and 2 are allowed" in caplog.text
+        assert "came for attempt 3, but only 2 are allowed" in caplog.text
 
 
 async def test_stop_gives_back_what_has_not_begun() -> None:
@@ -201,7 +201,7 @@ async def test_stop_ends_a_commit_that_waits_for_a_silent_broker() -> None:
         commit = asyncio.ensure_future(consumer.commit())
         await asyncio.sleep(0.1)
         await consumer.stop(2.0)
-        with pytest.raises(ClientStateError, match="had answered 1 acknowledgements"):
+        with pytest.raises(ClientStateError, match="had confirmed 1 acknowledgements"):
             await asyncio.wait_for(commit, 60)
         server.resume()
 
@@ -307,7 +307,7 @@ async def test_pauses_and_what_needs_queues() -> None:
             for call in (lambda: consumer.pause(queue), lambda: consumer.position(queue), lambda: consumer.resume("U")):
                 with pytest.raises(ConfigError):
                     call()
-            with pytest.raises(ConfigError, match=r"seek\(\) needs mode='pull'"):
+            with pytest.raises(ConfigError, match=r"seek\(\) requires mode='pull'"):
                 await consumer.seek(queue, 0)
             assert consumer.assignment == frozenset()
             lag = consumer.lag()
