@@ -1,5 +1,6 @@
-"""Strategies that share the queues of a topic among the members of a group: every member computes its share alone, from the
-same lists. A member that is not in the list of members gets no queue.
+"""Strategies that share the queues of a topic among the members of a group.
+
+Every member computes its own share from the same lists. A member that is not in the list of members gets no queue.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ VIRTUAL_NODES: Final = 10
 def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
     """Return a contiguous share of ``queues`` (``AVG``).
 
-    Where they cannot be divided evenly, the first members get one queue more. A client that is not in ``client_ids`` gets
-    ``()``.
+    If the queues cannot be divided evenly, each of the first members gets one more queue. A client that is not in ``client_ids``
+    gets ``()``.
     """
     if client_id not in client_ids:
         return ()
@@ -48,9 +49,10 @@ def allocate_by_circle(client_id: str, queues: Sequence[MessageQueue], client_id
 def allocate_by_consistent_hash(
     client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
 ) -> tuple[MessageQueue, ...]:
-    """Return the queues that a hash ring gives to ``client_id``: each goes to the member with the first place on the ring at or
-    after that of the queue (``CONSISTENT_HASH``). Few queues move when a member joins or leaves. A client that is not in
-    ``client_ids`` gets ``()``.
+    """Return the queues that a hash ring assigns to ``client_id`` (``CONSISTENT_HASH``).
+
+    Each queue goes to the member that has the first place on the ring at or after the place of the queue. Few queues move when a
+    member joins or leaves. A client that is not in ``client_ids`` gets ``()``.
     """
     if client_id not in client_ids:
         return ()
@@ -66,7 +68,7 @@ def _place(text: str) -> int:
 
 
 def _text(queue: MessageQueue) -> str:
-    """Return the text of Java's ``MessageQueue.toString()``, which is hashed."""
+    """Return the result of Java's ``MessageQueue.toString()``, which is hashed."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
@@ -75,7 +77,7 @@ def allocate_machine_room(
 ) -> tuple[MessageQueue, ...]:
     """Return the share of ``client_id`` in the queues of ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``).
 
-    The share is contiguous, but where the queues cannot be divided evenly, the first members also get one of the last queues.
+    The share is contiguous, but if the queues cannot be divided evenly, each of the first members also gets one of the last queues.
     A queue's machine room is the part of its broker's name before the ``@``; a name without exactly one ``@`` and text after it
     has no room. Queues of other rooms, and queues without a room, are not allocated. A client that is not in ``client_ids`` gets
     ``()``.
@@ -97,14 +99,18 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """Return the share of ``client_id``, where the members in a room share the queues of brokers in that room
+    """Return the share of ``client_id`` if the members in a room share the queues of the brokers in that room
     (``AllocateMachineRoomNearby``).
 
     Queues of rooms without a member are shared by all members, room by room.
 
+    A client that is not in ``client_ids`` gets ``()``.
+
     Args:
-        allocate: The strategy for the queues of one room, such as ``allocate_averagely``. A client that is not in
-            ``client_ids`` gets ``()``. For others it raises ValueError if the room of a queue or of a member is empty or None.
+        allocate: The strategy for the queues of one room, such as ``allocate_averagely``.
+
+    Raises:
+        ValueError: If the room of a queue or of a member is empty or None.
     """
     if client_id not in client_ids:
         return ()

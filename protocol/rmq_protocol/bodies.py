@@ -1,10 +1,10 @@
-"""JSON bodies of requests and responses, named as the Java classes.
+"""JSON bodies of requests and responses. The classes have the names of the Java classes.
 
 ``ClusterInfo``, ``HeartbeatData``, ``TopicRouteData`` and ``TopicConfig`` have modules of their own.
 
-All of them can be decoded and encoded: ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError for another body,
-``encode_body(table, standard=False)`` writes the form of the official servers, ``encode_body(request)`` standard JSON. Values
-given as defaults stand for members that the JSON does not have.
+All bodies can be decoded and encoded. ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError if ``body`` is something
+else. ``encode_body(table, standard=False)`` writes the form of the official servers, and ``encode_body(request)`` writes standard
+JSON. If a member is missing in the JSON, its field has the default value.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from .topics import TopicConfig
 
 
 class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
-    """The version of one of a broker's tables, such as that of its topics.
+    """The version of one of a broker's tables, such as the table of its topics.
 
-    ``counter`` grows with each change; ``timestamp``: time of the last change, epoch ms.
+    Attributes:
+        timestamp: Time of the last change, epoch ms.
+        counter: A number that grows with each change.
     """
 
     state_version: Long = 0
@@ -93,7 +95,7 @@ class CustomizedRetryPolicy(msgspec.Struct, frozen=True):
     """A retry policy with a delay for each retry.
 
     Attributes:
-        next: Milliseconds before each retry, preceded by two that are not used; the last one holds for all further retries
+        next: Milliseconds before each retry. The first two values are not used, and the last value applies to all further retries
             (``CustomizedRetryPolicy.nextDelayDuration``).
     """
 
@@ -104,8 +106,8 @@ class GroupRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
     """The retry policy of a group.
 
     Attributes:
-        type: CUSTOMIZED or EXPONENTIAL; brokers only keep the policy, proxies use it. Without a policy of that type they use
-            the default of Java's ``CustomizedRetryPolicy`` (``GroupRetryPolicy.getRetryPolicy``).
+        type: CUSTOMIZED or EXPONENTIAL. Brokers only store the policy; proxies use it. If there is no policy of that type, proxies
+            use the default of Java's ``CustomizedRetryPolicy`` (``GroupRetryPolicy.getRetryPolicy``).
     """
 
     type: str = "CUSTOMIZED"
@@ -127,7 +129,7 @@ class SubscriptionGroupConfig(msgspec.Struct, frozen=True, rename="camel"):
         retry_max_times: Retries after the first delivery, before a message goes to the dead-letter topic.
         broker_id: Id of the replica that serves the group.
         which_broker_when_consume_slowly: Id of the replica that serves the group when it reads from disk.
-        consume_timeout_minute: Minutes; brokers only keep the number.
+        consume_timeout_minute: Timeout in minutes. Brokers only store the number.
         attributes: ``+key`` -> value in a request, ``key`` -> value in a response.
     """
 
@@ -169,7 +171,7 @@ class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
 class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
     """Body of the request CHECK_CLIENT_CONFIG, which asks whether the broker accepts the filter of the subscription.
 
-    Brokers accept a request without a subscription and filters by tag (``ClientManageProcessor.checkClientConfig``).
+    Brokers always accept a request without a subscription and a filter by tag (``ClientManageProcessor.checkClientConfig``).
     """
 
     client_id: str
@@ -270,9 +272,9 @@ class ProducerTableInfo(msgspec.Struct, frozen=True):
     data: dict[str, tuple[ProducerInfo, ...]] = {}
 
 
-# Offsets by queue: offsets of a topic, committed offsets of groups, and offsets that a reset sets.
+# Offsets by queue: offsets of a topic, committed offsets of groups, and the offsets that a reset sets.
 #
-# Most of these are maps keyed by queues, which servers and the Java client write in a form of their own; see ``json_body``.
+# Most of these bodies are maps keyed by queues, which servers and the Java client write in a form of their own (see ``json_body``).
 
 
 class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
@@ -280,7 +282,7 @@ class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         max_offset: Offset that the next message will get.
-        last_update_timestamp: Store time of the last message, epoch ms; 0 if there is none, -1 if it is not stored any more.
+        last_update_timestamp: Store time of the last message, epoch ms. 0 if there is none, -1 if it is no longer stored.
     """
 
     min_offset: Long = 0
@@ -304,8 +306,8 @@ class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         broker_offset: Offset that the next stored message will get.
-        consumer_offset: The committed offset, 0 if there is none (-1 in static topics).
-        pull_offset: Offset of the group's next pull, at least ``consumer_offset``; GET_BROKER_CONSUME_STATS leaves it 0.
+        consumer_offset: The committed offset. 0 if there is none (-1 for static topics).
+        pull_offset: Offset of the group's next pull, at least ``consumer_offset``. It is 0 in GET_BROKER_CONSUME_STATS.
         last_timestamp: Store time of the message before ``consumer_offset``, epoch ms; 0 if there is none.
     """
 
@@ -319,7 +321,7 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_CONSUME_STATS.
 
     Attributes:
-        consume_tps: Messages per second that the broker handed to the group in the last minute (``tpsGroupGetNums``).
+        consume_tps: Messages per second that the broker delivered to the group in the last minute (``tpsGroupGetNums``).
     """
 
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
@@ -327,13 +329,14 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of GET_BROKER_CONSUME_STATS: one table for each group, with the group's name as the only key and a ConsumeStats
-    for each of its topics as the value.
+    """Response of GET_BROKER_CONSUME_STATS.
+
+    It has one table for each group, with the group's name as the only key and a ConsumeStats for each of its topics as the value.
 
     Attributes:
-        total_diff: Messages not consumed yet.
-        total_inflight_diff: Sum of ``pull_offset`` - ``consumer_offset``, at most 0 since brokers leave ``pull_offset`` 0
-            (``AdminBrokerProcessor.fetchAllConsumeStatsInBroker``).
+        total_diff: Number of messages that are not consumed yet.
+        total_inflight_diff: Sum of ``pull_offset`` - ``consumer_offset``. It is at most 0, because brokers leave ``pull_offset`` at
+            0 (``AdminBrokerProcessor.fetchAllConsumeStatsInBroker``).
     """
 
     consume_stats_list: tuple[dict[str, tuple[ConsumeStats, ...]], ...] = ()
@@ -343,7 +346,7 @@ class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResetOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of RESET_CONSUMER_CLIENT_OFFSET from a broker; response of INVOKE_BROKER_TO_RESET_OFFSET."""
+    """Body of RESET_CONSUMER_CLIENT_OFFSET from a broker, and response of INVOKE_BROKER_TO_RESET_OFFSET."""
 
     offset_table: dict[MessageQueue, Long] = {}
 
@@ -356,8 +359,8 @@ class MessageQueueForC(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
-    """Body of RESET_CONSUMER_CLIENT_OFFSET if the administrator's request has the language CPP, such as that of
-    ``mqadmin resetOffsetByTime -c cluster``.
+    """Body of RESET_CONSUMER_CLIENT_OFFSET if the administrator's request has the language CPP, as
+    ``mqadmin resetOffsetByTime -c cluster`` sends it.
     """
 
     offset_table: tuple[MessageQueueForC, ...] = ()
@@ -366,10 +369,10 @@ class ResetOffsetBodyForC(msgspec.Struct, frozen=True, rename="camel"):
 def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
     """Return the offsets in the body of a RESET_CONSUMER_CLIENT_OFFSET, a ``ResetOffsetBody`` or a ``ResetOffsetBodyForC``.
 
-    An empty dict for an empty body.
+    Return an empty dict for an empty body.
 
     Raises:
-        RemoteProtocolError: For a body that is neither of them.
+        RemoteProtocolError: If the body is neither of them.
     """
     if not body:
         return {}
@@ -381,8 +384,10 @@ def decode_reset_offsets(body: bytes) -> dict[MessageQueue, int]:
 
 
 class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Offsets that a client has in memory (response of GET_CONSUMER_STATUS_FROM_CLIENT), or, by client id, those of the clients
-    of a group that the broker has asked (response of INVOKE_BROKER_TO_GET_CONSUMER_STATUS).
+    """The offsets that clients have in memory.
+
+    The response of GET_CONSUMER_STATUS_FROM_CLIENT has the offsets of one client. The response of
+    INVOKE_BROKER_TO_GET_CONSUMER_STATUS has, by client id, the offsets of all clients of a group that the broker has asked.
     """
 
     message_queue_table: dict[MessageQueue, Long] = {}
@@ -390,8 +395,10 @@ class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueryCorrectionOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
-    """Response of QUERY_CORRECTION_OFFSET: queue id -> the smallest offset of all groups, without those behind the queue's
-    oldest message. 2^63 - 1 where ``compareGroup`` is behind it (``AdminBrokerProcessor.queryCorrectionOffset``).
+    """Response of QUERY_CORRECTION_OFFSET: queue id -> the smallest offset of all groups.
+
+    Offsets below the queue's oldest message do not count. The value is 2^63 - 1 if the offset of ``compareGroup`` is below it
+    (``AdminBrokerProcessor.queryCorrectionOffset``).
     """
 
     correction_offsets: dict[Int, Long] = {}
@@ -405,12 +412,14 @@ class ConsumerOffsetSerializeWrapper(msgspec.Struct, frozen=True, rename="camel"
 
 
 class QueueTimeSpan(msgspec.Struct, frozen=True, rename="camel"):
-    """Store times of three messages of a queue, epoch ms: the oldest, the newest, and the last one that a group consumed (the
-    oldest if it has consumed none). -1 for a message that is not stored.
+    """The store times (epoch ms) of three messages of a queue.
+
+    These are the oldest message, the newest message, and the last message that a group consumed (the oldest one if it has consumed
+    none). The time is -1 for a message that is not stored.
 
     Attributes:
-        delay_time: Age in ms of the message that the group consumes next, 0 if it has consumed all, without meaning for a group
-            without an offset (``AdminBrokerProcessor.queryConsumeTimeSpan``).
+        delay_time: Age in ms of the message that the group consumes next. It is 0 if the group has consumed all messages, and has
+            no meaning for a group without an offset (``AdminBrokerProcessor.queryConsumeTimeSpan``).
     """
 
     message_queue: MessageQueue
@@ -433,7 +442,7 @@ class QueryAssignmentRequestBody(msgspec.Struct, frozen=True, rename="camel"):
     """Body of the request QUERY_ASSIGNMENT.
 
     Attributes:
-        strategy_name: AVG, AVG_BY_CIRCLE or another that the broker knows.
+        strategy_name: AVG, AVG_BY_CIRCLE or another strategy that the broker knows.
     """
 
     topic: str
@@ -464,9 +473,9 @@ class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="came
 
     Attributes:
         mode: The mode, PULL or POP.
-        pop_share_queue_num: Number of following members from whose queues a member of the group pops, in addition to its own
-            queues. With 0 and below, and with the number of members - 1 and above, it pops from all queues; if there are more
-            members than queues, other numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
+        pop_share_queue_num: Number of following members from whose queues a member pops in addition to its own queues. With 0 or
+            less, or with at least the number of members - 1, it pops from all queues. If there are more members than queues, other
+            numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
     """
 
     topic: str
@@ -488,7 +497,7 @@ class LockBatchRequestBody(msgspec.Struct, frozen=True, rename="camel"):
     """Body of the request LOCK_BATCH_MQ.
 
     Attributes:
-        only_this_broker: True in a request from a broker to the other replicas of its name, which must not forward it.
+        only_this_broker: True in a request from a broker to the other replicas with its name, which must not forward the request.
     """
 
     consumer_group: str
@@ -502,7 +511,7 @@ class UnlockBatchRequestBody(LockBatchRequestBody, frozen=True, rename="camel"):
 
 
 class LockBatchResponseBody(msgspec.Struct, frozen=True):
-    """Response of LOCK_BATCH_MQ: the requested queues whose lock the client has now."""
+    """Response of LOCK_BATCH_MQ: the requested queues whose locks the client now holds."""
 
     lock_ok_mq_set: tuple[MessageQueue, ...] = msgspec.field(name="lockOKMQSet", default=())
 
@@ -545,9 +554,9 @@ class ConsumeStatus(msgspec.Struct, frozen=True):
     """The statistics of one topic.
 
     Attributes:
-        pull_rt: Average milliseconds per pull; names with ``tps``: messages per second.
+        pull_rt: Average milliseconds per pull. Fields with ``tps`` in their names are in messages per second.
         consume_rt: Average milliseconds per call of the handler.
-        consume_failed_msgs: Messages whose consumption failed in the last hour.
+        consume_failed_msgs: Number of messages whose consumption failed in the last hour.
     """
 
     pull_rt: Double = msgspec.field(name="pullRT", default=0.0)
@@ -592,11 +601,11 @@ class ConsumeMessageDirectlyResult(msgspec.Struct, frozen=True, rename="camel"):
     spent_time_mills: Long = 0
 
 
-# The body that acknowledges many popped messages at once (BATCH_ACK_MESSAGE): members of an ack have names of one or two
+# The body that acknowledges many popped messages at once (BATCH_ACK_MESSAGE). The members of an ack have names of one or two
 # letters, and offsets are bits.
 
 MAX_ACK_SPAN = 65_536
-"""The highest offset that one ack may name, counted from its ``start_offset``; a pop returns 32 messages at most."""
+"""The highest offset, counted from its ``start_offset``, that one ack may name. A pop returns at most 32 messages."""
 
 
 class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
@@ -604,7 +613,7 @@ class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start_offset: Queue offset at which the pop began.
-        retry: 0, 1 or 2 as in ``ExtraInfo``.
+        retry: 0, 1 or 2, as in ``ExtraInfo``.
         pop_time: Time of the pop, epoch ms.
         invisible_time: Invisible time of the pop in ms.
         bit_set: The result of ``pack_bits``.
@@ -629,10 +638,10 @@ class BatchAckMessageRequestBody(msgspec.Struct, frozen=True, rename="camel"):
 def pack_bits(bits: Iterable[int]) -> bytes:
     """Return bytes in which the bits with the given numbers are set.
 
-    Bit i says that the message at ``start_offset + i`` is acknowledged; bit 0 is the lowest bit of the first byte.
+    Bit i means that the message at ``start_offset + i`` is acknowledged. Bit 0 is the lowest bit of the first byte.
 
     Raises:
-        LocalProtocolError: For a number outside 0..MAX_ACK_SPAN.
+        LocalProtocolError: If a number is not from 0 to MAX_ACK_SPAN.
     """
     value = 0
     for bit in bits:
@@ -645,7 +654,7 @@ def pack_bits(bits: Iterable[int]) -> bytes:
 
 
 def unpack_bits(data: bytes) -> tuple[int, ...]:
-    """Return the numbers of the set bits as in ``pack_bits``, ascending; numbers above MAX_ACK_SPAN are left out."""
+    """Return the numbers of the set bits (see ``pack_bits``) in ascending order. Numbers above MAX_ACK_SPAN are left out."""
     octets = enumerate(data[: MAX_ACK_SPAN // 8 + 1])
     bits = (8 * at + place for at, octet in octets if octet for place in range(8) if octet >> place & 1)
     return tuple(bit for bit in bits if bit <= MAX_ACK_SPAN)
@@ -697,9 +706,9 @@ class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         physic_offset: Position of its message in the commit log, in bytes.
         physic_size: Size of its message in bytes.
-        tags_code: ``java_hash`` of the tag, 0 without a tag; in the topic of delayed messages the due time, epoch ms.
-        eval: True if the entry has an extension and the filter of the request's group matches; brokers evaluate it for no other
-            entries (``AdminBrokerProcessor.queryConsumeQueue``).
+        tags_code: ``java_hash`` of the tag, or 0 without a tag. In the topic of delayed messages, it is the due time, epoch ms.
+        eval: True if the entry has an extension and the filter of the request's group matches. Brokers do not evaluate the filter
+            for other entries (``AdminBrokerProcessor.queryConsumeQueue``).
     """
 
     physic_offset: Long = 0
@@ -717,7 +726,8 @@ class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel")
     Attributes:
         max_queue_index: Offset that the next message will get.
         min_queue_index: Offset of the oldest message.
-        filter_data: JSON of the group's filter, or the text that the group is not online; None if the request names no group.
+        filter_data: JSON of the group's filter, or a text that says that the group is not online. None if the request names no
+            group.
     """
 
     queue_data: tuple[ConsumeQueueData, ...] = ()
@@ -727,7 +737,7 @@ class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel")
     min_queue_index: Long = 0
 
 
-# Users and rights of brokers with authentication (5.3 and later).
+# Users and permissions of brokers with authentication (since 5.3).
 
 
 class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
@@ -735,7 +745,7 @@ class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         user_type: Super or Normal.
-        user_status: Enable or disable. Brokers return the password too (``UserConverter``).
+        user_status: Enable or disable. Brokers also return the password (``UserConverter``).
     """
 
     username: str | None = None
@@ -745,7 +755,7 @@ class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """A right of a policy.
+    """A permission in a policy.
 
     Attributes:
         resource: e.g. ``Topic:T``.
@@ -760,7 +770,7 @@ class PolicyEntryInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PolicyInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """A policy: rights of one type.
+    """A policy, which contains permissions of one type.
 
     Attributes:
         policy_type: Custom or Default.
@@ -771,7 +781,7 @@ class PolicyInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AclInfo(msgspec.Struct, frozen=True):
-    """The rights of a user.
+    """The permissions of a user.
 
     Attributes:
         subject: ``User:name``.

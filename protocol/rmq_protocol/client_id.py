@@ -4,8 +4,10 @@ from __future__ import annotations
 
 
 def build_client_id(ip: str, instance_name: str, unit_name: str | None = None, *, stream: bool = False) -> str:
-    """Return the id of a client: ``ip@instance``, then ``@unit`` unless ``unit_name`` is None or blank, then ``@STREAM`` if
-    ``stream`` is True (``ClientConfig.enableStreamRequestType``).
+    """Return the id of a client.
+
+    The id is ``ip@instance``, followed by ``@unit`` unless ``unit_name`` is None or blank, and by ``@STREAM`` if ``stream`` is True
+    (``ClientConfig.enableStreamRequestType``).
     """
     parts = [ip, instance_name]
     if unit_name and not unit_name.isspace():

@@ -1,4 +1,4 @@
-"""The brokers a name server knows (``ClusterInfo``, response body of GET_BROKER_CLUSTER_INFO)."""
+"""The brokers that a name server knows (``ClusterInfo``, the response body of GET_BROKER_CLUSTER_INFO)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class ClusterInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Return the ClusterInfo in a body, with quoted or unquoted broker ids: name servers leave the quotes out in answers to
-    clients of every version.
+    """Return the ClusterInfo in a body.
+
+    Broker ids may be quoted or unquoted: name servers leave the quotes out in responses to clients of every version.
 
     Raises:
-        RemoteProtocolError: For a body that is no ClusterInfo, and for one above MAX_JSON_BODY_SIZE (4 MiB).
+        RemoteProtocolError: If the body is not a ClusterInfo, or is larger than MAX_JSON_BODY_SIZE (4 MiB).
     """
     return decode_body(ClusterInfo, body)
 
@@ -34,6 +35,6 @@ def encode_cluster_info(info: ClusterInfo, *, standard: bool = True) -> bytes:
     """Return a ClusterInfo as standard JSON, or with ``standard=False`` in the form that name servers write.
 
     Raises:
-        LocalProtocolError: For a text without a UTF-8 form.
+        LocalProtocolError: If a string has no UTF-8 form.
     """
     return encode_body(info, standard=standard)

@@ -1,15 +1,15 @@
 """Decodes stored records into columns, without an object for each message.
 
-The fixed part of an ordinary record (version 1, IPv4 hosts, body neither compressed nor a batch, lengths that agree, the right
-CRC) is kept as it is, and the numbers of all rows are read from there at once. Other records are read by ``stored_block``, with
-its limits and errors, and become rows of the same form, so that one module decides what a record means.
+The fixed part of an ordinary record (version 1, IPv4 hosts, a body that is neither compressed nor a batch, consistent lengths, the
+correct CRC) is kept unchanged, and the numbers of all rows are read from these parts at once. ``stored_block`` reads other records,
+with its limits and errors. They become rows of the same form, so that a single module decides what a record means.
 
-The body of a pull mostly has ordinary records only. So they are first cut by their lengths alone, and the other fields are
-checked for all records at once (``_cut``), which takes half the time of a loop that checks each record. If a check fails, the
-result of ``_cut`` is dropped, and the records are read one after the other.
+The body of a pull mostly contains only ordinary records. Therefore records are first cut by their lengths alone, and the other
+fields are checked for all records at once (``_cut``), which takes half the time of a loop that checks each record. If a check
+fails, the result of ``_cut`` is dropped, and the records are read one after the other.
 
-A record whose body does not fit into the room for decompressed bodies is not read: ``resume`` is the byte for the next call, after
-the caller has used up these rows.
+If the body of a record does not fit into the room for decompressed bodies, the record is not read. ``resume`` is then the position
+for the next call, after the caller has used these rows.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ BORN_HOST: Final = 48
 STORE_TIME: Final = 56
 STORE_HOST: Final = 64
 RECONSUME_TIMES: Final = 72
-"""Positions in a row's head in bytes, FLAG to RECONSUME_TIMES. Flags and counts take 4 bytes, times (epoch ms) and offsets 8,
-a host has an IPv4 address of 4 bytes and a port of 4."""
+"""FLAG to RECONSUME_TIMES are byte positions in the head of a row. Flags and counts take 4 bytes, times (epoch ms) and offsets take
+8 bytes, and a host has an IPv4 address of 4 bytes and a port of 4 bytes."""
 
 _SIZE: Final = FIXED_V4.size
 _STEP: Final = _SIZE // 4
 _LENGTHS: Final = struct.Struct(">i80xI")
-"""The lengths of a record and of its body."""
+"""The length of a record and the length of its body."""
 _CHECKED: Final = struct.Struct(">iiii4xq8xi12xi12xi12xi")
 _SWAPPED: Final = sys.byteorder == "little"
 _UNUSUAL: Final = int(
@@ -75,7 +75,7 @@ _NO_HOST: Final = bytes(4)
 
 
 class JoinedBytes:
-    """Bytes that come in parts; ``join`` returns all of them."""
+    """Collects bytes that arrive in parts. ``join`` returns all bytes."""
 
     __slots__ = ("_parts", "_size")
 
@@ -97,7 +97,7 @@ class JoinedBytes:
 
 
 class _Heads:
-    """The fixed parts of records. ``int32`` and the like read one number of all records at once."""
+    """The fixed parts of records. Methods such as ``int32`` read one number of all records at once."""
 
     __slots__ = ("_numbers", "heads")
 
@@ -138,17 +138,19 @@ class _Heads:
 class StoredColumns(_Heads):
     """Messages as columns, in the order in which they were read.
 
-    ``heads``: the fixed parts of all rows.
-
     Args:
-        topics: The topic of each row; empty if topics are not wanted.
-        bodies: Bodies of all rows, joined; empty if they are not wanted. ``decode_properties`` reads the properties of a row;
-            ``property_sizes``: their sizes in bytes, empty if properties are not wanted.
-        properties: Properties of all rows, joined; empty if they are not wanted.
+        topics: Whether topics are wanted.
+        bodies: Whether bodies are wanted.
+        properties: Whether properties are wanted.
 
     Attributes:
-        other_hosts: Row -> both addresses (born, store), if one of them is IPv6; both addresses in the head of such a row are
-            0.
+        heads: The fixed parts of all rows.
+        topics: The topic of each row. Empty if topics are not wanted.
+        bodies: The bodies of all rows, joined. Empty if bodies are not wanted.
+        properties: The properties of all rows, joined. Empty if properties are not wanted. ``decode_properties`` reads the
+            properties of a row.
+        property_sizes: The size of each row's properties in bytes. Empty if properties are not wanted.
+        other_hosts: Row -> both addresses (born, store) if one of them is IPv6. Both addresses in the head of such a row are 0.
         topic_names: Encoded name -> name of all topics that were read.
     """
 
@@ -176,12 +178,12 @@ class StoredColumns(_Heads):
 
     @property
     def size(self) -> int:
-        """The size of heads, bodies and properties in bytes."""
+        """The total bytes of heads, bodies and properties."""
         return len(self.heads) + len(self.bodies) + len(self.properties)
 
     @property
     def body_sizes(self) -> array[int]:
-        """The size of each row's body in bytes, also if bodies are not wanted."""
+        """The size of each row's body in bytes, even if bodies are not wanted."""
         return self.int32(_BODY_SIZE)
 
 
@@ -190,7 +192,7 @@ class ColumnsRead(NamedTuple):
 
     Attributes:
         corrupt: The errors of records that cannot be read.
-        resume: The ``position`` for the next call; None unless a record did not fit.
+        resume: The ``position`` for the next call if a record did not fit, else None.
     """
 
     corrupt: tuple[CorruptMessageError, ...]
@@ -209,14 +211,16 @@ def read_columns(
     position: int = 0,
     only_queue: bool = False,
 ) -> ColumnsRead:
-    """Add to ``into`` the messages that ``decode_pull`` would return for ``data``, a pull's body, from byte ``position`` on.
+    """Add to ``into`` the messages that ``decode_pull`` would return for ``data``, a pull's body, beginning at byte ``position``.
+
+    The other arguments are those of ``decode_pull``.
 
     Args:
-        offsets: The first offset to keep and the one after the last, both with ``offset_delta`` added; damaged records whose
-            offset is outside are not reported. Other arguments are those of ``decode_pull``.
+        offsets: The first offset to keep and the offset after the last one, both with ``offset_delta`` added. Damaged records with
+            other offsets are not reported.
 
     Raises:
-        LocalProtocolError: For ``tags`` of separators only.
+        LocalProtocolError: If ``tags`` contains only separators.
     """
     block = _ColumnBlock(data, queue.broker_name, max_decompressed_size, True, True, True)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)
@@ -252,9 +256,9 @@ class _ColumnBlock(RecordBlock):
         return ColumnsRead(tuple(corrupt), self.stopped_at)
 
     def _cut(self, position: int) -> bool:
-        """Keep all records from ``position`` on and return True if it finds each of them ordinary and wanted.
+        """Keep all records from ``position`` on, and return True if all of them are ordinary and wanted.
 
-        Else it returns False, and the caller drops what was kept.
+        Otherwise return False, and the caller must drop the kept records.
         """
         topic, queue_id, data, end = self.only_topic, self.only_queue_id, self._data, self._end
         if topic is None or queue_id is None or self.tags is not None or self.offset_delta or end - position < MIN_RECORD:
@@ -265,7 +269,7 @@ class _ColumnBlock(RecordBlock):
         topic_part = bytes((len(encoded),)) + encoded
         to_size = len(topic_part)
         heads, texts = self._heads, self._texts
-        bodies: list[memoryview] = []  # as objects of their own, bodies of a kilobyte would cost a page fault each
+        bodies: list[memoryview] = []  # copies of bodies of a kilobyte would cost a page fault each
         keep_head, keep_body, keep_text = heads.append, bodies.append, texts.append
         unpack, view = _LENGTHS.unpack_from, memoryview(data)
         wants_texts, starts_with, start = self._into.wants_properties, data.startswith, position
@@ -303,7 +307,7 @@ class _ColumnBlock(RecordBlock):
         return True
 
     def _fit(self, words: array[int], queue_id: int) -> bool:
-        """Return whether, by ``words`` (their heads), all records are ordinary and wanted, with offsets that have no gap."""
+        """Return whether all records are ordinary and wanted, and their offsets have no gap. ``words`` are their heads."""
         count = len(words) // _STEP
         if words[_MAGIC_AT // 4 :: _STEP].tobytes() != _MAGIC * count:
             return False
@@ -328,7 +332,7 @@ class _ColumnBlock(RecordBlock):
         return self._first <= first and first + count <= self._last
 
     def _ordinary(self, position: int) -> int:
-        """Read records as long as they are ordinary; return the position after them."""
+        """Read records while they are ordinary, and return the position after them."""
         data, end, into = self._data, self._end, self._into
         first, last, tags, topic_names = self._first, self._last, self.tags, self._topics
         only_topic, only_queue_id = self.only_topic, self.only_queue_id
@@ -388,5 +392,5 @@ class _ColumnBlock(RecordBlock):
 
 @lru_cache(maxsize=64)
 def _of_31_bits(count: int) -> int:
-    """Return a mask that clears the top bit of each of ``count`` 32-bit numbers, as stored checksums have it."""
+    """Return a mask that clears the top bit of each of ``count`` 32-bit numbers, because stored checksums have 31 bits."""
     return int.from_bytes(b"\x7f\xff\xff\xff" * count, "big")

@@ -1,9 +1,9 @@
 """RemotingCommand: one request or response, in the JSON and in the binary (ROCKETMQ) form of its header.
 
-Both forms must be read on any connection: a peer may answer in another form than that of the request (``RemotingCommand``,
-``RocketMQSerializable``). This module is the general path, with a dict of extFields; the send path has typed shortcuts in
-``send_codec``. Measured on one core: decoding JSON into a dict takes 0.5 us against 2.9 us by the standard json module; the
-generic loop for the binary form takes 2-3 us, which is why JSON is the default.
+Both forms must be accepted on any connection, because a peer may respond in a different form than that of the request
+(``RemotingCommand``, ``RocketMQSerializable``). This module is the general path, with a dict of extFields; the send path has typed
+shortcuts in ``send_codec``. Measured on one core: decoding JSON into a dict takes 0.5 us, and 2.9 us with the standard json module.
+The generic loop for the binary form takes 2-3 us, which is why JSON is the default.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
     """A request or a response.
 
     Attributes:
-        code: A RequestCode in a request, a ResponseCode in a response; decoded as a plain int.
-        opaque: 32-bit number that pairs a response with its request.
-        ext_fields: The custom header's fields as texts, None if the peer sent none.
-        language: None if the peer sent null, or a name or number that this library does not know.
+        code: A RequestCode in a request, a ResponseCode in a response. It is decoded as a plain int.
+        opaque: A 32-bit number that matches a response to its request.
+        ext_fields: The fields of the custom header as strings. None if the peer sent none.
+        language: The sender's language. None if the peer sent null, or a name or number that this library does not know.
         version: Ordinal of the sender's ``MQVersion``.
     """
 
@@ -53,8 +53,9 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
         return f"RemotingCommand({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return all fields, with ``***`` in place of signatures and tokens: hooks print commands, and so do tracebacks that
-        show variables.
+        """Return all fields, with ``***`` in place of signatures and tokens.
+
+        Hooks print commands, and so do tracebacks that show variables.
         """
         shown = {"ext_fields": shown_fields(self.ext_fields)}
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
@@ -79,11 +80,12 @@ class _JsonHeader(msgspec.Struct, gc=False):
 
 
 def plain_text(value: object) -> str:
-    """Return the plain text of a subclass of str, such as a NumPy string, which encoders of msgspec do not accept by
-    themselves.
+    """Return an instance of a subclass of str, such as a NumPy string, as a plain str.
+
+    Encoders of msgspec do not accept subclasses by themselves.
 
     Raises:
-        TypeError: For any other object.
+        TypeError: If ``value`` is not a str.
     """
     if isinstance(value, str):
         return str.__str__(value)
@@ -95,10 +97,10 @@ _encode_json = msgspec.json.Encoder(enc_hook=plain_text).encode
 
 
 def decode_command(frame: Frame) -> RemotingCommand:
-    """Return the command in a frame, whose type byte says which form the header has.
+    """Return the command in a frame. The frame's type byte determines the form of the header.
 
     Raises:
-        RemoteProtocolError: For bytes that are not such a header.
+        RemoteProtocolError: If the bytes are not a header of that form.
     """
     if frame.serialize_type == SerializeType.JSON:
         return _from_json(frame.header, frame.body)
@@ -108,14 +110,15 @@ def decode_command(frame: Frame) -> RemotingCommand:
 def encode_command(
     command: RemotingCommand, serialize_type: SerializeType = SerializeType.JSON, max_frame_size: int = MAX_FRAME_SIZE
 ) -> list[bytes]:
-    """Return the frame of ``command`` in parts (see ``encode_frame``); fields of extFields that are None are left out.
+    """Return the frame of ``command`` in parts (see ``encode_frame``). Fields in extFields that are None are left out.
 
     Args:
-        max_frame_size: Maximum in bytes, by default that of servers.
+        max_frame_size: Maximum bytes of the frame. The default is the limit of servers.
 
     Raises:
-        LocalProtocolError: For a larger frame, for a header above 16777215 bytes, for integers outside 32 bits, in the binary
-            form also for a code or a version outside 16 bits and keys above 32767 bytes, and for texts without a UTF-8 form.
+        LocalProtocolError: If the frame is larger, if the header has more than 16777215 bytes, if an integer does not fit in 32
+            bits, or if a string has no UTF-8 form. In the binary form, also if the code or the version does not fit in 16 bits, or
+            if a key has more than 32767 bytes.
     """
     _check_ints(command)
     if serialize_type == SerializeType.JSON:
@@ -132,7 +135,7 @@ def make_response(
     ext_fields: ExtFields | None = None,
     body: bytes = b"",
 ) -> RemotingCommand:
-    """Return a response to ``request``, with its opaque and with the response bit set."""
+    """Return a response to ``request``, with the same opaque and with the response bit set."""
     return RemotingCommand(
         code=code, opaque=request.opaque, flag=RESPONSE_FLAG, remark=remark, ext_fields=ext_fields, body=body
     )
@@ -159,9 +162,12 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _texts(fields: dict[str, Any]) -> ExtFields:
-    """Return extFields, which are texts by the protocol.
+    """Return extFields as strings, which they are according to the protocol.
 
-    Integers and booleans become the text that Java would write, nulls stay None; other values raise RemoteProtocolError.
+    Integers and booleans become the strings that Java would write, and nulls stay None.
+
+    Raises:
+        RemoteProtocolError: If a field has another type.
     """
     for name, value in fields.items():
         if value.__class__ is str or value is None:
@@ -209,9 +215,9 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
-    """Return the entries, each of 2-byte key length, key, 4-byte value length, value.
+    """Return the entries. Each consists of 2-byte key length, key, 4-byte value length and value.
 
-    An empty value is read as None, as Java reads it as null, and entries with an empty key are left out.
+    An empty value is read as None, because Java reads it as null. Entries with an empty key are left out.
     """
     fields: ExtFields = {}
     while at < end:

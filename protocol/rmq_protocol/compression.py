@@ -1,9 +1,9 @@
-"""Body compression: zlib (always), lz4 and zstd where the extra ``compression`` is installed, which also has isal, a faster zlib.
+"""Body compression: zlib is always available. lz4 and zstd need the extra ``compression``, which also installs isal, a faster zlib.
 
-Decompression is bounded for any input (see ``decompress``). Output is read in steps of 1 MiB; one is enough for nearly every body.
-A larger body is read twice: the first time its size is counted and no output kept; the second time, only if it fits, it is read
-into one buffer of that size. So a bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB); if the
-output were kept, it would cost 32 MiB and 33 ms. Sizes declared in a frame are not used.
+Decompression is bounded for any input (see ``decompress``). Output is read in steps of 1 MiB; one step is enough for nearly every
+body. A larger body is read twice. The first pass only counts its size and keeps no output. If the body fits, the second pass reads
+it into one buffer of that size. Therefore a decompression bomb costs 2 MiB and 7-11 ms (zlib, limit 16 MiB); if the output were
+kept, it would cost 32 MiB and 33 ms. The sizes that are declared in a compressed body are not used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _optional(name: str) -> Any:
 
 
 class _OnDemand:
-    """A substitute for a module, which is loaded at the first access to one of its attributes.
+    """A substitute for a module that is loaded at the first access to one of its attributes.
 
     Raises:
-        LocalProtocolError: If that fails, as in a process that may open no more files.
+        LocalProtocolError: If the module cannot be loaded, for example because the process may open no more files.
     """
 
     __slots__ = ("_name",)
@@ -47,13 +47,13 @@ class _OnDemand:
         try:
             module = import_module(self._name)
         except (ImportError, OSError) as error:
-            reason = f"{self._name} is installed and cannot be loaded: {error}; mend that, or raise the limit of open files"
+            reason = f"{self._name} is installed but cannot be loaded: {error}; repair it, or raise the limit of open files"
             raise LocalProtocolError(reason) from error
         return getattr(module, attribute)
 
 
 def _installed(name: str) -> Any:
-    """Return the module, to be loaded on demand, or None if its package is not installed.
+    """Return a module that is loaded on demand. Return None if its package is not installed.
 
     Loading zstandard takes 15 ms, and few programs use it.
     """
@@ -66,15 +66,15 @@ zstandard: Final = _installed("zstandard")
 
 _STEP: Final = 1 << 20
 _MAX_FRAMES: Final = 64
-_MIN_ZSTD_WINDOW: Final = 8 << 20  # what RFC 8878 asks every decoder to support
+_MIN_ZSTD_WINDOW: Final = 8 << 20  # RFC 8878 asks every decoder to support it
 _ISAL_LEVEL: Final = 2
 _ZLIB_LEVELS_ISAL_SERVES: Final = range(1, 7)
 
 
 def load() -> None:
-    """Load what is installed, so that no later call opens a file.
+    """Load the installed modules, so that no later call opens a file.
 
-    What cannot be loaded is tried again when it is used, which raises LocalProtocolError.
+    If a module cannot be loaded, it is loaded again when it is used, and an error then raises LocalProtocolError.
     """
     for module in (lz4_frame, zstandard):
         with suppress(LocalProtocolError):
@@ -82,7 +82,7 @@ def load() -> None:
 
 
 class CompressionType(IntEnum):
-    """Algorithm of a compressed body; the values are its bits in ``sysFlag`` (``MessageSysFlag``)."""
+    """The algorithm of a compressed body. The values are the bits in ``sysFlag`` (``MessageSysFlag``)."""
 
     LZ4 = 0x100
     ZSTD = 0x200
@@ -90,10 +90,10 @@ class CompressionType(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> CompressionType:
-        """Return the type called ``name`` ("zlib", "lz4" or "zstd"), case-insensitively and without surrounding whitespace.
+        """Return the type with the name ``name`` ("zlib", "lz4" or "zstd"). Case and surrounding whitespace are ignored.
 
         Raises:
-            LocalProtocolError: For another name.
+            LocalProtocolError: If the name is unknown.
         """
         try:
             return cls[name.strip().upper()]
@@ -107,10 +107,10 @@ _BY_BITS: Final = {0: CompressionType.ZLIB, **{kind.value: kind for kind in Comp
 def compression_type(sys_flag: int) -> CompressionType:
     """Return the algorithm in the type bits of ``sysFlag``.
 
-    No type bits mean zlib, because older senders leave them out (``CompressionType.findByValue``).
+    If no type bits are set, the algorithm is zlib, because older senders do not set them (``CompressionType.findByValue``).
 
     Raises:
-        CorruptMessageError: For the types 4 to 7, which are not defined.
+        CorruptMessageError: If the type is 4 to 7, which are not defined.
     """
     kind = _BY_BITS.get(sys_flag & COMPRESSION_TYPE_MASK)
     if kind is None:
@@ -124,7 +124,9 @@ def compression_type(sys_flag: int) -> CompressionType:
 
 
 class _ZstdContexts(threading.local):
-    """The contexts of one thread, by level and by window size: making one takes 20 us, and threads must not share them."""
+    """The contexts of one thread, by level and by window size. Making a context takes 20 us, and threads must not share
+    contexts.
+    """
 
     def __init__(self) -> None:
         self.compressors: dict[int, Any] = {}
@@ -138,12 +140,12 @@ def compress(data: bytes, kind: CompressionType, level: int = 5) -> bytes:
     """Return ``data`` as a zlib stream, an lz4 frame or a zstd frame that the Java client reads.
 
     Args:
-        level: -1 to 9 for zlib, at most 22 for zstd, ignored by lz4. With isal, zlib levels 1 to 6 give isal's level 2: five
-            times faster, with a ratio of 3.1 instead of 3.3.
+        level: -1 to 9 for zlib, and at most 22 for zstd. lz4 ignores it. With isal, zlib levels 1 to 6 use isal's level 2, which is
+            five times faster and has a ratio of 3.1 instead of 3.3.
 
     Raises:
-        LocalProtocolError: For a level or type that does not exist, for ``data`` that is not bytes-like, and if the library for
-            ``kind`` is not installed.
+        LocalProtocolError: If the level or the type does not exist, if ``data`` is not bytes-like, or if the library for ``kind``
+            is not installed.
     """
     try:
         if kind == CompressionType.ZLIB:
@@ -185,15 +187,15 @@ def _missing(kind: str, package: str) -> str:
 
 
 def decompress(data: bytes, kind: CompressionType, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
-    """Return the body that ``data`` was compressed from, at most ``max_size`` bytes.
+    """Return the decompressed body of at most ``max_size`` bytes.
 
-    It needs memory for the result and 2 MiB more, and for zstd also for its window (at most the larger of ``max_size`` and 8
-    MiB).
+    The function needs memory for the result plus 2 MiB, and for zstd also for its window (at most the larger of ``max_size`` and
+    8 MiB).
 
     Raises:
-        CorruptMessageError: If the body would be larger, if ``data`` is damaged or cut short, has a larger window (zstd) or
-            more than 64 frames (lz4), and if the library for ``kind`` is not installed.
-        LocalProtocolError: For an unknown ``kind``.
+        CorruptMessageError: If the body is larger; if ``data`` is damaged or truncated, or has a larger window (zstd) or more than
+            64 frames (lz4); or if the library for ``kind`` is not installed.
+        LocalProtocolError: If ``kind`` is unknown.
     """
     size = 0
     try:
@@ -226,9 +228,9 @@ class UnreadableBodyError(CorruptMessageError):
     """The error of a body that cannot be decompressed.
 
     Args:
-        produced: Upper bound of the bytes decompressed before the error.
+        produced: Upper bound of the bytes that were decompressed before the error.
         too_large: True if the body exceeds the limit.
-        no_package: True if its compression needs a package that is not installed.
+        no_package: True if the compression needs a package that is not installed.
     """
 
     def __init__(self, message: str, produced: int, *, too_large: bool = False, no_package: bool = False) -> None:
@@ -250,8 +252,8 @@ def _read_exactly(reader: _Reader, size: int) -> bytes:
 class _Reader(Protocol):
     """A reader of a compressed body.
 
-    ``read(n)`` returns n bytes, fewer at the end of the body, none after it; it raises one of the exceptions of ``_damaged`` if
-    the compressed data are damaged or end too early.
+    ``read(n)`` returns n bytes, fewer at the end of the body, and none after it. It raises one of the exceptions of ``_damaged`` if
+    the compressed data are damaged or truncated.
     """
 
     def read(self, size: int, /) -> bytes: ...
@@ -262,7 +264,7 @@ class _Truncated(Exception):  # noqa: N818 - caught before it leaves this module
 
 
 class _ZlibReader:
-    """The reader of zlib. It ignores bytes after the stream's end, as ``InflaterInputStream`` does."""
+    """The reader for zlib. It ignores bytes after the end of the stream, as ``InflaterInputStream`` does."""
 
     __slots__ = ("_rest", "_stream")
 
@@ -280,10 +282,10 @@ class _ZlibReader:
 
 
 class _Lz4Reader:
-    """The reader of lz4.
+    """The reader for lz4.
 
-    It reads consecutive frames as one body (``LZ4FrameInputStream``), 64 at most, because the rest of the data is copied for
-    each frame.
+    It reads at most 64 consecutive frames as one body (``LZ4FrameInputStream``), because it copies the remaining data for each
+    frame.
     """
 
     __slots__ = ("_frames", "_rest", "_stream")
@@ -316,10 +318,9 @@ class _Lz4Reader:
 
 
 class _ZstdReader:
-    """The reader of zstd.
+    """The reader for zstd.
 
-    It reads consecutive frames as one body, and walks their blocks first, because the library does not report a truncated
-    frame.
+    It reads consecutive frames as one body. It walks their blocks first, because the library does not report a truncated frame.
     """
 
     __slots__ = ("_stream",)
@@ -347,13 +348,13 @@ _RESERVED_BLOCK: Final = 3
 
 
 def _check_zstd_frames(data: bytes) -> None:
-    """Walk frame headers and block headers (RFC 8878, 3.1.1); raise ``_Truncated`` unless the data are whole frames."""
+    """Walk frame headers and block headers (RFC 8878, 3.1.1). Raise ``_Truncated`` if the data are not complete frames."""
     position, end = 0, len(data)
     while True:
         magic = data[position : position + 4]
         if magic == _ZSTD_MAGIC and position + 5 <= end:
             position = _zstd_frame_end(data, position + 4)
-        elif magic[1:] == b"\x2a\x4d\x18" and magic[0] & 0xF0 == 0x50:  # a frame to be skipped
+        elif magic[1:] == b"\x2a\x4d\x18" and magic[0] & 0xF0 == 0x50:  # a skippable frame
             position += 8 + int.from_bytes(data[position + 4 : position + 8], "little")
         else:
             raise _Truncated(f"no zstd frame begins at byte {position}")
@@ -364,7 +365,7 @@ def _check_zstd_frames(data: bytes) -> None:
 
 
 def _zstd_frame_end(data: bytes, position: int) -> int:
-    """Return the end of the frame whose header descriptor is at ``position``; it may lie beyond the data."""
+    """Return the end of the frame whose header descriptor is at ``position``. The end may lie beyond the data."""
     end = len(data)
     descriptor = data[position]
     single_segment = descriptor >> 5 & 1
@@ -396,9 +397,9 @@ _DAMAGED: Final[tuple[type[Exception], ...]] = (
 
 
 def _damaged() -> tuple[type[Exception], ...]:
-    """Return the exceptions of damaged input.
+    """Return the exceptions that damaged input raises.
 
-    The exception of zstandard is among them only if the module is loaded, since it cannot be raised before.
+    The exception of zstandard is included only if the module is loaded, because it cannot be raised before.
     """
     return (*_DAMAGED, zstandard.ZstdError) if sys.modules.get("zstandard") is not None and zstandard is not None else _DAMAGED
 

@@ -1,8 +1,9 @@
 """Numbers and names of the remoting protocol of Apache RocketMQ 5.5.0.
 
 Sources: ``RequestCode``, ``ResponseCode``, ``LanguageCode``, ``SerializeType``, ``MessageSysFlag``, ``PullSysFlag``,
-``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. Left out are the requests of controllers (1001 to
-1006, 1009 to 1013), of the flow control of cold data (2001 to 2004) and 5001, and responses below 0 and from 2000 to 2018.
+``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. The module does not contain the requests of
+controllers (1001 to 1006, 1009 to 1013), of the flow control of cold data (2001 to 2004) and 5001, and responses below 0 and from
+2000 to 2018.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from enum import IntEnum, IntFlag, StrEnum
 from typing import Final
 
 VERSION: Final = 513
-"""Ordinal of ``MQVersion.V5_5_0``, the version that requests of this library name."""
+"""The ordinal of ``MQVersion.V5_5_0``, which is the version in this library's requests."""
 
 MAX_FRAME_SIZE: Final = 16 * 1024 * 1024
-"""Maximum bytes of a whole frame, its 4-byte length prefix included (``NettyDecoder``); the largest prefix is 16777212."""
+"""Maximum bytes of a whole frame, including its 4-byte length prefix (``NettyDecoder``). The largest prefix is 16777212."""
 
 MAX_HEADER_SIZE: Final = 0xFFFFFF
 MAX_BODY_SIZE: Final = 4 * 1024 * 1024
@@ -34,16 +35,16 @@ RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
 
 AUTO_CREATE_TOPIC_KEY: Final = "TBW102"
-"""Topic whose settings a broker copies when it creates a topic on the first send; clients use its route until then."""
+"""The topic whose settings a broker copies when it creates a topic on the first send. Clients use its route until then."""
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
-"""Namespace, in the name servers' key-value table, of topic -> "broker-a:8;broker-b:8", the number of queues on each broker
-(``NamesrvUtil.NAMESPACE_ORDER_TOPIC_CONFIG``)."""
+"""The namespace in the name servers' key-value table that maps a topic to the number of queues on each broker, such as
+"broker-a:8;broker-b:8" (``NamesrvUtil.NAMESPACE_ORDER_TOPIC_CONFIG``)."""
 
 RETRY_TOPIC_PREFIX: Final = "%RETRY%"
 DLQ_TOPIC_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""Prefix of light message queues, which consumers read like topics; their messages are stored in queues of other topics."""
+"""The prefix of light message queues. Consumers read them like topics, but their messages are stored in queues of other topics."""
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
@@ -57,7 +58,7 @@ BLANK_MAGIC_CODE: Final = -875286124
 
 
 class SerializeType(IntEnum):
-    """Form of a frame's header, in the top byte of its second word."""
+    """The form of a frame's header. It is in the top byte of the frame's second word."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -273,7 +274,7 @@ STORED_CODES: Final = frozenset(
         ),
     )
 )
-"""The codes with which a broker answers a send whose message it has stored."""
+"""The response codes of a broker for a send whose message it has stored."""
 
 
 class LanguageCode(IntEnum):
@@ -332,8 +333,9 @@ class Perm(IntFlag):
 
 
 class PropertyName(StrEnum):
-    """Names of properties to which clients and brokers give a meaning (``MessageConst``; START_DELIVER_TIME:
-    ``BrokerMetricsManager``); values are the names on the wire.
+    """The names of properties that have a meaning for clients and brokers. The values are the names on the wire.
+
+    The names come from ``MessageConst``; START_DELIVER_TIME comes from ``BrokerMetricsManager``.
     """
 
     KEYS = "KEYS"

@@ -1,8 +1,8 @@
-"""Finds the offsets that an answer to a pull leaves out.
+"""Finds the offsets that the response to a pull leaves out.
 
-A queue numbers its messages without a gap, and a pull without a filter returns all of them from the requested offset up to
-the offset of the next pull. Missing ones were deleted, unless there is another cause: a record that cannot be read, a compacted
-topic, or the move of a static topic's queue from one broker to another (``gaps_of_mapping``).
+A queue numbers its messages without a gap, and a pull without a filter returns all messages from the requested offset up to the
+offset of the next pull. If an offset is missing, its message was deleted, unless there is another cause: a record that cannot be
+read, a compacted topic, or the move of a static topic's queue from one broker to another (``gaps_of_mapping``).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .topics import LogicQueueMappingItem
 def missing_offsets(
     first: int, end: int, found: Iterable[int], corrupt: Sequence[CorruptMessageError] = ()
 ) -> tuple[range, ...]:
-    """Return the offsets from ``first`` up to, not including, ``end`` that are not in ``found``, as ranges.
+    """Return the offsets from ``first`` up to (but not including) ``end`` that are not in ``found``, as ranges.
 
-    A corrupt record accounts for the offsets from its own up to the next one found, because it may be a batch. A corrupt
-    record whose offset cannot be read, or lies outside, accounts for all missing offsets.
+    A corrupt record explains the missing offsets from its own offset up to the next found one, because it may be a batch. If the
+    offset of a corrupt record cannot be read or lies outside the range, the record explains all missing offsets.
     """
     unreadable: set[int] = set()
     for error in corrupt:
@@ -41,7 +41,7 @@ def missing_offsets(
 
 
 def without_ranges(ranges: Iterable[range], others: Iterable[range]) -> tuple[range, ...]:
-    """Return the parts of ``ranges`` that lie in none of ``others``."""
+    """Return the parts of ``ranges`` that do not lie in any of ``others``."""
     gaps = _merged(others)
     stops = [gap.stop for gap in gaps]
     left: list[range] = []
@@ -60,7 +60,7 @@ def without_ranges(ranges: Iterable[range], others: Iterable[range]) -> tuple[ra
 
 
 def _merged(ranges: Iterable[range]) -> list[range]:
-    """Return the same offsets in ascending ranges that do not touch."""
+    """Return the same offsets as ascending ranges that do not touch."""
     merged: list[range] = []
     for each in sorted([each for each in ranges if each], key=lambda each: each.start):
         if merged and each.start <= merged[-1].stop:
@@ -71,11 +71,12 @@ def _merged(ranges: Iterable[range]) -> list[range]:
 
 
 def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]:
-    """Return the offsets of a static topic's queue that no message ever had: when the queue moves from one broker to the next,
-    its offsets continue at a round number.
+    """Return the offsets of a static topic's queue that no message ever had.
+
+    When the queue moves from one broker to the next, its offsets continue at a round number.
 
     Args:
-        items: The queue's parts, oldest first.
+        items: The parts of the queue, the oldest first.
     """
     return tuple(
         range(item.logic_end, following.logic_offset)
@@ -85,15 +86,15 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
 
 
 def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
-    """Return the offset at which a pull's body begins; None for an empty body, if its second record has a lower offset, and,
-    unless ``offset_delta`` is given, if its first record is of another queue.
+    """Return the offset at which a pull's body begins.
 
-    A broker that has deleted the first file of its log returns another record in place of the message at offset 0 of the log:
-    the first record of the oldest file that is left, which may be of any queue (5.5.0).
+    Return None if the body is empty or its second record has a lower offset. Without ``offset_delta``, also return None if its
+    first record belongs to another queue: if a broker has deleted the first file of its log, it returns the first record of the
+    oldest remaining file in place of the message at offset 0 of the log, and that record may belong to any queue (5.5.0).
 
     Args:
         asked: The offset of the pull, which is returned if the first record cannot be read.
-        offset_delta: Offset delta of the pull's response, for a static topic.
+        offset_delta: The offset delta in the pull's response, for a static topic.
     """
     head = _head(body, 0, queue)
     if head is None:
@@ -106,8 +107,9 @@ def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delt
 
 
 def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bool] | None:
-    """Return queue offset and size of the record at ``position``, and whether it is of another queue; None if no record can be
-    read there.
+    """Return the queue offset and the size of the record at ``position``, and whether it belongs to another queue.
+
+    Return None if no record can be read there.
     """
     if position < 0 or len(body) - position < MIN_RECORD:
         return None
@@ -126,9 +128,9 @@ def _head(body: bytes, position: int, queue: MessageQueue) -> tuple[int, int, bo
 
 
 def ranges_text(ranges: Iterable[range], most: int = 5) -> str:
-    """Return ranges as a text, such as ``17, 20 to 31``.
+    """Return ranges as text, such as ``17, 20 to 31``.
 
-    Of more than ``most`` ranges, the text has the first ``most`` and the number of the others.
+    If there are more than ``most`` ranges, the text has the first ``most`` ranges and the number of the others.
     """
     texts = [str(each.start) if each.stop - each.start == 1 else f"{each.start} to {each.stop - 1}" for each in ranges]
     more = len(texts) - most

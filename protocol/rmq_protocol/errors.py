@@ -1,9 +1,9 @@
 """Errors of the codec.
 
-As a rule the type says whose fault it is: ``LocalProtocolError`` and ``InvalidMessageError`` are the caller's,
-``RemoteProtocolError`` and ``CorruptMessageError`` the peer's.
+Usually the type tells who caused the error: the caller causes ``LocalProtocolError`` and ``InvalidMessageError``, and the peer
+causes ``RemoteProtocolError`` and ``CorruptMessageError``.
 
-Errors carry what the retry policy of senders needs: ``retriable``, ``maybe_stored``, ``uses_retry``.
+Errors carry the attributes that the retry policy of senders needs: ``retriable``, ``maybe_stored`` and ``uses_retry``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RocketMQError(Exception):
     """Base class of the library's own errors.
 
     Args:
-        code: RocketMQ's number where there is one: a response code, a number of Java's ``ClientErrorCode`` (10001 to 10007), or
-            -1 as in Java's ``Validators``, such as for an invalid name.
+        code: RocketMQ's number for the error, if there is one: a response code, a number of Java's ``ClientErrorCode`` (10001 to
+            10007), or -1 as in Java's ``Validators``, for example for an invalid name.
         broker: Name of the server of the request, if it is known.
         address: Address of the server of the request, if it is known.
 
@@ -55,24 +55,26 @@ class RocketMQError(Exception):
 
     @property
     def uses_retry(self) -> bool:
-        """Whether an attempt of a send that ended with this error counts as one of ``retries``: True, unless the error's class
-        overrides it.
+        """Whether an attempt of a send that ended with this error counts as one of ``retries``.
+
+        It is True unless the error's class overrides it.
         """
         return True
 
     def __reduce__(
         self,
     ) -> tuple[Callable[..., RocketMQError], tuple[type[RocketMQError], tuple[object, ...], dict[str, object]]]:
-        """Return the parts from which ``copy`` and ``pickle`` make the error again: class, ``args`` and attributes, because
-        constructors have different arguments.
+        """Return the class, ``args`` and attributes, from which ``copy`` and ``pickle`` make the error again.
+
+        They do not call the constructors, which have different arguments.
         """
         return _copy, (type(self), self.args, self.__dict__)
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` for an error message, at most 200 characters.
+    """Return the ``repr`` of ``value`` for an error message, with at most 200 characters.
 
-    Python does not write integers of more than 4300 digits; a substitute is returned for them.
+    Python does not convert integers of more than 4300 digits to strings. For such an integer, return a substitute.
     """
     try:
         return repr(value)[:200]
@@ -81,7 +83,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """Return the first ``limit`` characters of ``text`` on one line, for logs and errors that contain texts of peers.
+    """Return the first ``limit`` characters of ``text`` on one line, for logs and errors that contain strings of peers.
 
     "..." marks a cut.
 
@@ -107,20 +109,20 @@ class ProtocolError(RocketMQError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Error of a value, given by the caller, that the protocol does not allow or cannot encode; nothing was sent."""
+    """The caller passed a value that the protocol does not allow or cannot encode. Nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """Error of bytes or a text of the peer that cannot be decoded, or of a value in them that the protocol does not allow."""
+    """The peer sent bytes that cannot be decoded, or a value that the protocol does not allow."""
 
 
 class FrameTooLargeError(RemoteProtocolError):
-    """Error of a frame of the peer that is larger than ``max_frame_size`` allows.
+    """The peer sent a frame that is larger than ``max_frame_size``.
 
     Args:
         size: Bytes of the frame.
-        limit: Bytes that were allowed.
-        fields: Fields of the header, if the frame is an answer of code 0; else None.
+        limit: Maximum bytes that were allowed.
+        fields: Fields of the header if the frame is a response with code 0, else None.
     """
 
     def __init__(
@@ -140,25 +142,27 @@ class FrameTooLargeError(RemoteProtocolError):
 
 
 class InvalidMessageError(RocketMQError, ValueError):
-    """Error of a message, or of the name of a topic or group, that exceeds a limit or breaks a rule; nothing was sent.
+    """A message, or the name of a topic or group, exceeds a limit or breaks a rule. Nothing was sent.
 
     Attributes:
-        code: -1, as in Java's ``Validators``, for names of topics and groups, for a batch of different topics or of a retry
-            topic, and for recall handles; else 13 (MESSAGE_ILLEGAL).
+        code: -1, as in Java's ``Validators``, for names of topics and groups, for a batch with different topics or a retry topic,
+            and for recall handles. Otherwise 13 (MESSAGE_ILLEGAL).
     """
 
     code = 13
 
 
 class CorruptMessageError(RocketMQError):
-    """Error of a stored record or a compressed body that is damaged or cannot be decoded.
+    """A stored record or a compressed body is damaged or cannot be decoded.
+
+    ``position``, ``msg_id`` and ``queue_offset`` are None if they are unknown.
 
     Args:
         position: Byte offset of the record in its block.
-        msg_id: Unique or offset id of the record.
-        queue_offset: Its offset in its queue. Each is None if it is not known.
-        intact: True if the message is not damaged, and another client could read it: its body exceeds
-            ``max_decompressed_size``, or its compression needs a package that is not installed.
+        msg_id: Unique id or offset id of the record.
+        queue_offset: Offset of the record in its queue.
+        intact: True if the message is not damaged and another client could read it, because its body exceeds
+            ``max_decompressed_size`` or its compression needs a package that is not installed.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""Recognizes the protocol of a peer that is not a RocketMQ server by its first bytes: the configured port belongs to other
-software.
-"""
+"""Recognizes a peer that is not a RocketMQ server by the first bytes that it sends, because the port belongs to other software."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Final
 __all__ = ["foreign_peer"]
 
 SHOWN: Final = 60
-"""Maximum number of characters of a peer's text that are shown."""
+"""Maximum number of characters of a peer's response that are shown."""
 
 _BEGINNINGS: Final = (
     (b"HTTP", "an HTTP server"),
@@ -32,9 +30,9 @@ _WANTED: Final = "is this the port of a name server (9876) or broker (10911)?"
 
 
 def foreign_peer(data: bytes) -> str | None:
-    """Return what the peer is whose stream, or next frame, begins with ``data``; None if four bytes or more do not show it.
+    """Return a description of the peer whose stream, or next frame, begins with ``data``.
 
-    Frames of RocketMQ that are no longer than 500 MB begin otherwise.
+    Return None if at least four bytes do not show what the peer is. Frames of RocketMQ of up to 500 MB begin differently.
     """
     if len(data) < 4:
         return None
@@ -48,18 +46,18 @@ def foreign_peer(data: bytes) -> str | None:
     if data[0] == 0x45 and data[1:3] == b"\0\0" and data[5:6] == b"S":  # an ErrorResponse and its severity
         return f"it answers as a PostgreSQL server; {_WANTED}"
     if data[0] == 0 and data[3:9] == b"\x04\0\0\0\0\0" and int.from_bytes(data[:3], "big") % 6 == 0:  # SETTINGS of HTTP/2
-        return "it answers as a gRPC or HTTP/2 server: this client speaks the remoting protocol, whose port of a proxy is 8080"
+        return "it answers as a gRPC or HTTP/2 server; this client needs the remoting protocol, served by a proxy on port 8080"
     if (line := data[:SHOWN].splitlines()[0]).isascii() and len(line) > 3 and line.decode().isprintable():
         return f"it answers with the text {_line(data)}; {_WANTED}"
     return None
 
 
 def _is_mysql(data: bytes) -> bool:
-    """Return whether ``data`` begin with the packet of a MySQL server that greets (0x0a) or refuses (0xff) a client."""
+    """Return whether ``data`` begins with the packet with which a MySQL server greets (0x0a) or refuses (0xff) a client."""
     return data[1:3] == b"\0\0" and data[3] < 3 and data[4:5] in (b"\x0a", b"\xff") and data[0] > 0x10
 
 
 def _line(data: bytes) -> str:
-    """Return the first line of a text, cut to SHOWN characters, between quotation marks."""
+    """Return the first line of ``data``, cut to SHOWN characters, in quotation marks."""
     line = data[: SHOWN + 1].decode("ascii", "replace").splitlines()[0]
     return repr(line if len(line) <= SHOWN else line[:SHOWN] + "...")

@@ -1,9 +1,9 @@
 """The parts of a received message that a copy of it keeps.
 
-Brokers and clients add properties with system names to a message, and move messages between topics: a delayed message is in a
-topic of the broker, a retry or a dead letter in a topic of its group. These properties name the original topic (5.5.0 and
-4.9.7): REAL_TOPIC on a delayed message, RETRY_TOPIC on a retry and on a dead letter. On a dead letter of a popped message,
-RETRY_TOPIC names a retry topic whose own name contains the group, which is in ORIGIN_GROUP, and the topic.
+Brokers and clients add properties with system names to a message, and they move messages between topics: a delayed message is in a
+topic of the broker, and a retry or a dead letter is in a topic of its group. These properties name the original topic (5.5.0 and
+4.9.7): REAL_TOPIC of a delayed message, and RETRY_TOPIC of a retry and of a dead letter. In a dead letter of a popped message,
+RETRY_TOPIC names a retry topic. The name of that topic contains the group, which is also in ORIGIN_GROUP, and the original topic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["holdable", "holdable_properties", "original_topic", "user_properties
 
 SYSTEM_NAMES: Final = frozenset(name.value for name in PropertyName)
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
-"""Prefix of properties that brokers add for consumers and never store."""
+"""The prefix of properties that brokers add for consumers and never store."""
 _WAITING_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -31,12 +31,14 @@ _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 _SEPARATORS: Final = frozenset("\x00\x01\x02")
 _BLANKS: Final = "".join(map(chr, range(33)))
 _MOST_MOVES: Final = 4
-"""Maximum number of moves that are traced back; from the dead letter of a popped message to its topic there are two."""
+"""Maximum number of moves that are traced back. From the dead letter of a popped message to its topic, there are two moves."""
 
 
 def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with names of the sender's own: without names that the protocol uses (``PropertyName``), also where
-    the sender has set them, and without names that brokers add for consumers.
+    """Return the properties with the sender's own names.
+
+    Leave out the names that the protocol uses (``PropertyName``), even if the sender has set them, and the names that brokers add
+    for consumers.
     """
     return {
         name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)
@@ -44,8 +46,9 @@ def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def holdable(text: str | None) -> str | None:
-    """Return the text if a copy of a message may have it as key, as tag, or as name or value of a property: if it is not blank,
-    has none of the control characters 0 to 2, and has a UTF-8 form. Return None for any other text.
+    """Return ``text`` if a copy of a message may have it as a key, a tag, or the name or value of a property, else None.
+
+    The text must not be blank, must have none of the control characters 0 to 2, and must have a UTF-8 form.
     """
     if text is None or not text.strip(_BLANKS) or not _SEPARATORS.isdisjoint(text):
         return None
@@ -63,9 +66,9 @@ def holdable_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def original_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """Return the topic that a message of ``topic`` was first sent to.
+    """Return the topic to which a message in ``topic`` was first sent.
 
-    ``topic`` itself if neither its name nor the properties name another.
+    Return ``topic`` itself if neither its name nor the properties name another topic.
     """
     for _ in range(_MOST_MOVES):
         earlier = _earlier(topic, properties)
@@ -86,8 +89,9 @@ def _earlier(topic: str, properties: Mapping[str, str]) -> str | None:
 
 
 def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
-    """Return the topic in the name of a retry topic for pops, ``%RETRY%group+topic`` or, if property ORIGIN_GROUP names the
-    group, ``%RETRY%group_topic``; None for any other name.
+    """Return the topic in the name of a retry topic for pops. Return None for any other name.
+
+    The name is ``%RETRY%group+topic``, or ``%RETRY%group_topic`` if the property ORIGIN_GROUP names the group.
     """
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return None
@@ -95,4 +99,4 @@ def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
     group = properties.get(PropertyName.ORIGIN_GROUP)
     if group and name.startswith((f"{group}_", f"{group}+")):
         return name[len(group) + 1 :]
-    return name.partition("+")[2] or None  # no other name may hold it
+    return name.partition("+")[2] or None  # no other name may contain "+"

@@ -1,17 +1,17 @@
-"""Cuts a byte stream into frames and puts the length words in front of outgoing ones.
+"""Splits a byte stream into frames, and adds the length words to outgoing frames.
 
     4  length of everything after itself      (NettyDecoder: at most MAX_FRAME_SIZE - 4)
     4  header word: 1 byte serialize type, 3 bytes header length
     n  header
     m  body
 
-The decoder handles any cut of the stream and any bytes of a peer. A length is checked as soon as its four bytes have arrived,
-before memory is allocated; memory is used only for bytes that have arrived. A read that ends on a frame boundary (nearly all do
-on a send connection) is sliced in place; otherwise bytes are gathered in one bytearray, so that a frame which arrives byte by
-byte costs linear time. A body is copied once, and three times if its frame came in several reads.
+The decoder handles any split of the stream and any bytes of a peer. A length is checked as soon as its four bytes have arrived,
+before memory is allocated; memory is used only for bytes that have arrived. A read that ends on a frame boundary (nearly all reads
+do on a send connection) is sliced in place. Otherwise bytes are gathered in one bytearray, so that a frame that arrives byte by
+byte costs linear time. A body is copied once, or three times if its frame arrives in several reads.
 
-A frame above the limit is broken, or, if the decoder may drop it, cut to its header: the rest is dropped as it arrives, so that
-the other frames of the stream can be read.
+A frame above the limit is an error, unless the decoder may drop it. In that case only its header is kept, and the rest is dropped
+as it arrives, so that the other frames of the stream can be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .foreign import foreign_peer
 _WORDS = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
 _HEAD = 64
-"""Bytes of a broken frame that may show what the peer is."""
+"""Number of bytes of a broken frame that are examined to find out what the peer is."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -39,10 +39,10 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class CutFrame(msgspec.Struct, frozen=True, gc=False):
-    """The head of a frame that is too large.
+    """The header of a frame that is too large.
 
     Attributes:
-        size: Bytes of the whole frame, its length prefix included.
+        size: Bytes of the whole frame, including its length prefix.
     """
 
     serialize_type: int
@@ -54,12 +54,12 @@ class FrameDecoder:
     """Splits a stream of bytes into frames, in the order in which they arrived.
 
     Args:
-        max_frame_size: Bytes of the largest frame accepted, its 4-byte length prefix included.
-        drop_up_to: Bytes of the largest frame that is cut to a CutFrame, provided that its header alone would be accepted. By
-            default every frame above ``max_frame_size`` is broken, as every larger one is.
+        max_frame_size: Maximum bytes of a frame, including its 4-byte length prefix.
+        drop_up_to: A frame above ``max_frame_size`` with at most this many bytes becomes a CutFrame, if its header alone would be
+            accepted. Larger frames, and by default all frames above ``max_frame_size``, are errors.
 
     Raises:
-        LocalProtocolError: For a ``max_frame_size`` below 8.
+        LocalProtocolError: If ``max_frame_size`` is below 8.
     """
 
     __slots__ = ("_left", "_longest", "_max_length", "_need", "_pending", "_plain_header", "error")
@@ -70,30 +70,31 @@ class FrameDecoder:
         self._max_length = max_frame_size - 4
         self._longest = max(drop_up_to - 4, self._max_length)
         self._left = 0
-        """Bytes that a frame which is being dropped still has to come."""
+        """Number of bytes of a dropped frame that have not arrived yet."""
         self._plain_header = min(MAX_HEADER_SIZE, self._max_length - 4)
         self._pending = bytearray()
         self._need = 0
         self.error: RemoteProtocolError | None = None
-        """The error of a broken frame; further calls raise it, since no frame boundary is known after it. None before."""
+        """The error of a broken frame, or None. Further calls raise it, because no frame boundary is known after a broken frame."""
 
     @property
     def pending(self) -> int:
-        """The number of bytes kept of a frame that is not complete yet."""
+        """The number of kept bytes of a frame that is not complete yet."""
         return len(self._pending)
 
     @property
     def peer(self) -> str | None:
-        """What the peer seems to be by the bytes of the incomplete frame; None for a RocketMQ server (``foreign_peer``)."""
+        """A description of the peer, derived from the bytes of the incomplete frame. None for a RocketMQ server
+        (``foreign_peer``).
+        """
         return foreign_peer(bytes(self._pending[:_HEAD]))
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take the next bytes of the stream and return the frames they complete, without frames that were cut.
-
-        If good frames precede it in the same call, these are returned, ``error`` is set, and the next call raises it.
+        """Take the next bytes of the stream, and return the frames that they complete, without frames that were dropped.
 
         Raises:
-            RemoteProtocolError: With the field and its value, for a broken frame.
+            RemoteProtocolError: If a frame is broken. The error names the field and its value. If good frames precede the broken
+                one in the same call, these are returned, ``error`` is set, and the next call raises it.
         """
         frames: list[Frame] = []
         for frame in self.cut(bytes(data)):
@@ -104,10 +105,10 @@ class FrameDecoder:
         return frames
 
     def cut(self, data: bytes) -> list[Frame | bytes | CutFrame | RemoteProtocolError]:
-        """Split as ``feed`` does, but returns a frame with a JSON header and no body as the bytes of its header alone: nearly
-        every response to a send is such a frame. The list has a CutFrame for each frame that is dropped.
+        """Split the stream as ``feed`` does, but return a frame with a JSON header and no body as only the bytes of its header.
 
-        Where good frames precede a broken one, the list ends with its error; else this method raises it.
+        Nearly every response to a send is such a frame. The list has a CutFrame for each dropped frame. If good frames precede a
+        broken frame, the list ends with the error of the broken frame; otherwise this method raises it.
         """
         if self.error is not None:
             raise self.error
@@ -194,10 +195,12 @@ class FrameDecoder:
 def encode_frame(
     serialize_type: SerializeType, header: bytes, body: bytes = b"", max_frame_size: int = MAX_FRAME_SIZE
 ) -> list[bytes]:
-    """Return the parts of one frame: length words and header together, then the body, if any, without a copy.
+    """Return the parts of one frame. The first part has the length words and the header; the second part is the body, if any.
+
+    The body is not copied.
 
     Raises:
-        LocalProtocolError: For a frame of more than ``max_frame_size`` bytes and for a header of more than 16777215.
+        LocalProtocolError: If the frame has more than ``max_frame_size`` bytes, or the header has more than 16777215 bytes.
     """
     size = len(header)
     if size > MAX_HEADER_SIZE:
