@@ -1,6 +1,6 @@
 """Reads queues at chosen offsets, without sharing them in a group: ``PullConsumer`` and its streams.
 
-Pulls, and looks at messages that queues have lost, serve the group consumer, too.
+The group consumer also uses the pulls, and the checks for lost messages.
 """
 
 from .backoff import may_pass

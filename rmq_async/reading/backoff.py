@@ -1,4 +1,4 @@
-"""Computes the waits between the attempts of a reading that fails, and raises the error when its time is over."""
+"""Computes the pauses between the attempts of a reading that fails, and raises the error when the time for attempts has passed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ FIRST_REST: Final = 0.05
 LAST_REST: Final = 1.0
 REPORT_EVERY: Final = 30.0
 ROUTE_LAG: Final = 40.0
-"""Seconds for which a name server may give settings of a topic that its broker no longer has. A broker registers all topics each
-30 s, and such a registration may overtake that of a change."""
+"""Seconds for which a name server may return settings of a topic that its broker no longer has. A broker registers all topics every
+30 s, and such a registration may overtake the registration of a change."""
 _NO_LONGER_READABLE: Final = ("pulling message is forbidden", "queueId[")
 """Parts of the remarks with which a broker refuses to read a topic or a queue (``PullMessageProcessor``)."""
 
 
 class ReadBackoff:
-    """The waits between consecutive failures.
+    """The pauses between consecutive failures.
 
     Args:
-        patience: Seconds since the first of them after which ``rest`` raises the error; None, for a read without an end: no
-            limit, and ROUTE_LAG if the broker refuses a queue that is still in the route.
+        patience: Seconds after the first failure from which ``rest`` raises the error. None, for a read without an end, means no
+            limit; if the broker refuses a queue that is still in the route, the limit is ROUTE_LAG.
     """
 
     __slots__ = ("_patience", "_refused_since", "_reported", "_rests", "_since")
@@ -43,10 +43,7 @@ class ReadBackoff:
         self._reported = 0.0
 
     def rest(self, error: RocketMQError) -> float:
-        """Return the seconds until the next attempt.
-
-        Raise ``error`` if another attempt cannot help, or the patience is over.
-        """
+        """Return the seconds until the next attempt. Raise ``error`` if another attempt cannot help, or the time has passed."""
         now = machine.monotonic()
         self._since = self._since or now
         if not _may_pass_in_a_read(error):
@@ -64,15 +61,14 @@ class ReadBackoff:
         self._since = self._refused_since = 0.0
 
     def longer(self) -> float:
-        """Return the seconds to rest: from FIRST_REST on more each time, up to LAST_REST."""
+        """Return the next pause in seconds. It grows from FIRST_REST to LAST_REST."""
         return self._rests.next()
 
 
 async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketMQError) -> bool:
-    """Return whether ``queue`` has left the route of its topic.
+    """Return whether ``queue`` is no longer in the route of its topic.
 
-    If the broker has refused the pull, requests the route first: the broker may know of the change before the name servers are
-    asked again.
+    If the broker has refused the pull, request the route first, because the broker may know of a change earlier than this client.
     """
     routes = instance.routes
     if not _may_pass_in_a_read(error):
@@ -83,8 +79,8 @@ async def has_left(instance: ClientInstance, queue: MessageQueue, error: RocketM
 
 
 def may_pass(error: RocketMQError) -> bool:
-    """Return whether the same request to the same broker may succeed later: the cause is the broker, the connection or the name
-    servers, not the request.
+    """Return whether the same request to the same broker may succeed later, because the cause is the broker, the connection or the
+    name servers, not the request.
     """
     if isinstance(error, NameServerError):
         return not error.permanent
@@ -96,5 +92,5 @@ def _may_pass_in_a_read(error: RocketMQError) -> bool:
 
 
 def _may_leave(error: RocketMQError) -> bool:
-    """Return whether the broker refused to read the topic or the queue, which may leave the route later."""
+    """Return whether the broker refused a read of the topic or the queue, so that the queue may disappear from the route later."""
     return isinstance(error, BrokerError) and any(part in error.remark for part in _NO_LONGER_READABLE)

@@ -16,24 +16,25 @@ class Cursor:
     """The position of a reading in one queue.
 
     Args:
-        end: Offset before which the reading ends; None for no end.
-        at_first: Whether to jump to the first message when this offset is deleted.
+        offset: The offset at which the reading begins.
+        end: The offset before which the reading ends; None for no end.
+        at_first: Whether to move to the first message if the message at the cursor has been deleted.
         wait_for_end: Whether to wait for messages until ``end`` is reached, however late they are stored.
-        is_filtered: Whether brokers leave messages out of its pulls.
+        is_filtered: Whether brokers filter the messages of the queue.
 
     Attributes:
-        skipped: Offsets that pulls with tags have skipped and that need a check.
-        since: The time (epoch seconds or aware) at which the reading begins, until its offset is found.
-        group: Whether it begins at the group's offset, until that is found.
-        begun: Whether an answer other than OFFSET_ILLEGAL has moved the cursor.
-        ahead_since: Monotonic time at which the queue was first found to end below the cursor; None without that.
-        first: The offset at which the reading has begun.
-        watched: Whether there is something that the queue should have still.
-        doubtful: Whether it may have lost that.
-        unmarked: Whether the start is to be found, or the message before the cursor to be noted.
-        connection: The connection of the last pull or look.
-        answered_at: Monotonic time of the last answer.
-        high: The end that it named.
+        skipped: Offsets that pulls with tags have skipped and that must be checked; None if there are none.
+        since: The time (epoch seconds or an aware datetime) at which the reading begins; None after its offset was found.
+        group: Whether the reading begins at the group's offset; False after that offset was found.
+        begun: Whether a response other than OFFSET_ILLEGAL has moved the cursor.
+        ahead_since: Monotonic time at which the queue was first found to end below the cursor; None if it does not.
+        first: The offset at which the reading began.
+        watched: Whether a message is known that the queue should still have.
+        doubtful: Whether the queue may have lost messages.
+        unmarked: Whether the start must still be found, or the message before the cursor must be noted.
+        connection: The connection of the last pull or check.
+        answered_at: Monotonic time of the last response.
+        high: The end of the queue in the last response.
     """
 
     __slots__ = (
@@ -70,21 +71,18 @@ class Cursor:
         self.high = 0
 
     def begins_at(self, offset: int) -> None:
-        """Move the cursor before the first message."""
+        """Move the cursor to the start that was found, before the first message is read."""
         self.offset = self.first = offset
         self.unmarked = self._is_lasting and offset > 0
 
     def go_back(self, offset: int) -> None:
-        """Move the cursor back to ``offset``; what it has passed since is pulled again."""
+        """Move the cursor back to ``offset``. The messages from there on are pulled again."""
         self.offset = offset
         if self.skipped is not None:
             self.skipped.cut(offset)
 
     def pulls_by(self, connection: object) -> None:
-        """Note the connection of the next pull.
-
-        If it is another one than before, the broker may have restarted and lost messages.
-        """
+        """Note the connection of the next pull. If it is a new connection, the broker may have restarted and lost messages."""
         if connection is not self.connection:
             self.connection = connection
             self.doubt()
@@ -99,7 +97,7 @@ class Cursor:
         return self.end is None or self.wait_for_end
 
     def is_ahead_for(self) -> float:
-        """Return the seconds since the queue was first found to end below the cursor, 0 if this is the first time."""
+        """Return the seconds since the queue was first found to end below the cursor. Return 0 the first time."""
         now = machine.monotonic()
         if self.ahead_since is None:
             self.ahead_since = now
@@ -107,7 +105,7 @@ class Cursor:
 
     @property
     def finished(self) -> bool:
-        """Whether the queue is read to its end and no offset needs a check."""
+        """Whether the queue has been read to the end and no offset must be checked."""
         return self.end is not None and self.offset >= self.end and not self.skipped
 
     @property
@@ -117,8 +115,8 @@ class Cursor:
 
 
 def within(messages: tuple[MessageExt, ...], offset: int, end: int | None) -> tuple[MessageExt, ...]:
-    """Return the messages from ``offset`` up to, not including, ``end``: a broker delivers a whole batch that was stored as one
-    record.
+    """Return the messages from ``offset`` up to, not including, ``end``. Other messages may come with them, because a broker
+    delivers a batch that was stored as one record as a whole.
     """
     if not messages:
         return messages
@@ -133,7 +131,7 @@ def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
 
 
 def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
-    """Return whether the result would end the reading, or keep it at its offset, because the broker does not hold an offset."""
+    """Return whether the result would end the reading, or keep it at its offset, because the broker does not have an offset."""
     if result.status is PullStatus.OFFSET_ILLEGAL:
         return not (cursor.at_first and cursor.offset < result.min_offset)
     if result.next_offset <= cursor.offset:

@@ -1,16 +1,20 @@
-"""The next offset of a queue whose broker does not hold the offset of a pull (PULL_OFFSET_MOVED, 21), or may have other messages
-than were read.
+"""Determines the next offset of a queue whose broker does not have the offset of a pull (PULL_OFFSET_MOVED, 21), or may have other
+messages than those that were read.
 """
 
-# The causes: an operator has reset the group's offset: the pulled offset exists, and the answer names another one to continue
-# at. The message is deleted: the offset is below the minimum, and the option ``out_of_range`` applies. The topic was deleted and
-# created again (``ReadMarks``): the queue is read from its first message on. The queue has lost messages, because its broker's
-# store was replaced by an older one or a replica that lacked them has become the master: it ends below the offset, or was
-# filled again since. A member that has read the queue knows by its marks up to where it is the same; one that has just begun
-# knows only where it ended, and the option ``above_end`` applies. A broker that starts builds its queues anew, and a replica
-# becomes the master before it knows all of them: so an end below the offset is looked up three times, the lowest counts, and
-# if the queue is longer afterwards, the times of its messages show whether they are new. If the broker holds the offset and what
-# was read, the member goes on with it.
+# There are four causes.
+#
+# 1. An operator has reset the group's offset. The pulled offset exists, and the response names another offset to continue at.
+# 2. The message was deleted. The offset is below the minimum, and the option ``out_of_range`` applies.
+# 3. The topic was deleted and created again (``ReadMarks``). The queue is read from its first message on.
+# 4. The queue has lost messages, because its broker's store was replaced by an older copy, or a replica without these messages
+#    became the master. The queue ends below the offset, or has been filled again since. A member that has read the queue knows
+#    from its marks up to which offset the queue is unchanged. A member that has just begun knows only where the queue ended,
+#    and the option ``above_end`` applies.
+#
+# A broker that starts rebuilds its queues, and a replica may become the master before it knows all of them. So an end below the
+# offset is checked three times, and the lowest end counts. If the queue is longer afterwards, the store times of its messages
+# show whether they are new. If the broker has the offset and the messages that were read, the member continues there.
 
 from __future__ import annotations
 
@@ -25,28 +29,29 @@ from ..client import max_offset, min_offset, store_time_ms
 from .looks import CLOCKS_DIFFER, Looks, Seen
 from .read_marks import ReadMarks
 
-REPLACED: Final = "its broker's store was replaced by an older one, or a replica that was behind has become the master"
+REPLACED: Final = "its broker's store was replaced by an older copy, or a replica that lagged behind became the master"
 CONFIRMATIONS: Final = 3
 STRANGER: Final = 5.0
-"""Minimum seconds before a member moves a queue of which it has read nothing. A broker that starts lists the members of a group one
-by one, so a queue may be for a moment with a member that does not know what was lost."""
+"""Minimum seconds before a member moves a queue that it has not read. A broker that starts lists the members of a group one by one,
+so a queue may be assigned for a moment to a member that does not know what was lost."""
 
 
 class Cause(Enum):
     RESET = "the group's offset was reset"
     DELETED = "messages were deleted before they were pulled"
     BEYOND_END = "the queue ends below the offset"
-    LOST_READ = "the queue has lost messages that were read, and has others or none at their offsets"
-    MADE_ANEW = "its topic was deleted and made anew"
-    OVER = "the broker holds the offset again"
+    LOST_READ = "the queue has lost messages that were read, and has other messages or none at their offsets"
+    MADE_ANEW = "its topic was deleted and created again"
+    OVER = "the broker has the offset again"
 
 
 class Asked(NamedTuple):
     """The pull in question.
 
     Attributes:
-        proposed: The next offset in its answer.
-        end: The lowest end below ``offset`` that was seen; None if there is none.
+        offset: The offset of the pull.
+        proposed: The next offset in the response.
+        end: The lowest observed end below ``offset``; None if there is none.
     """
 
     queue: MessageQueue
@@ -59,10 +64,9 @@ class Move(NamedTuple):
     """The cause of a refused offset.
 
     Attributes:
-        offset: The offset to continue at; for DELETED the queue's first one.
-        first: The queue's first offset. For OVER both have no meaning.
-        end: For BEYOND_END the lowest end that was seen, for LOST_READ the first lost offset, as far as the store times show
-            it.
+        offset: The offset to continue at; for DELETED, the queue's first offset. It has no meaning for OVER.
+        first: The queue's first offset. It has no meaning for OVER.
+        end: For BEYOND_END, the lowest observed end. For LOST_READ, the first lost offset, as far as the store times show it.
     """
 
     cause: Cause
@@ -72,10 +76,12 @@ class Move(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What one look shows of a queue that does not have what it should.
+    """The result of one check of a queue that does not have the expected messages.
 
     Attributes:
-        seen: The result of the look at the newest mark; None without marks.
+        seen: The result of the check at the last mark; None if there are no marks.
+        first: The queue's first offset.
+        end: The lowest observed end below the offset; None if there is none.
     """
 
     seen: Seen | None
@@ -84,14 +90,12 @@ class _View(NamedTuple):
 
 
 async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: float) -> Move:
-    """Return why the broker refused an offset, or has other messages than were read, and an offset as ``Move``
-    says.
+    """Return why the broker refused an offset, or has other messages than those that were read, and where to continue.
 
-    Raise the errors of the requests.
+    The errors of the requests propagate. The ends of the queue are requested from masters only.
 
     Args:
-        patience: Seconds in which an end below the offset is looked up three times. Only masters are asked for the ends of the
-            queue.
+        patience: Seconds over which an end below the offset is checked three times.
     """
     began = machine.time()
     if asked.queue not in marks:
@@ -108,10 +112,10 @@ async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: floa
 
 
 async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> Move | _View:
-    """Look at a queue once.
+    """Check a queue once.
 
     Args:
-        began: Epoch seconds of the first look.
+        began: Time of the first check, in seconds since the epoch.
     """
     instance, (queue, offset, _, end) = looks.instance, asked
     known = marks.of(queue)
@@ -137,7 +141,7 @@ async def _look(looks: Looks, marks: ReadMarks, asked: Asked, began: float) -> M
 
 
 def _proposed(asked: Asked, low: int, high: int) -> Move:
-    """Return the move in a queue that has the offset."""
+    """Return the move for a queue that has the offset."""
     reset = asked.proposed != asked.offset and low <= asked.proposed <= high
     return Move(Cause.RESET if reset else Cause.OVER, asked.proposed, low)
 
@@ -147,7 +151,7 @@ async def _after_loss(looks: Looks, marks: ReadMarks, asked: Asked, view: _View)
     if not known:
         assert end is not None
         return Move(Cause.BEYOND_END, end, low, end)
-    if seen in (Seen.SAME, Seen.ALL):  # what followed is gone, which a filter has left out
+    if seen in (Seen.SAME, Seen.ALL):  # only messages after the mark, which a filter has excluded, are lost
         target = known[-1].offset + 1
         return Move(Cause.LOST_READ, target, low, max(target, asked.offset if end is None else end))
     target = await looks.goes_on_at(asked.queue, known, end)
@@ -156,8 +160,8 @@ async def _after_loss(looks: Looks, marks: ReadMarks, asked: Asked, view: _View)
 
 
 async def _is_filled_again(looks: Looks, queue: MessageQueue, end: int, began: float) -> bool:
-    """Return whether the message at ``end``, where a queue has ended before, was stored since ``began`` (epoch seconds), as far
-    as clocks show it. An older one was there, and the broker did not know it yet.
+    """Return whether the message at ``end``, where the queue ended before, was stored since ``began`` (epoch seconds), as far as
+    clocks show it. If it is older, the message existed before, but the broker did not know it yet.
     """
     stored = await store_time_ms(looks.instance, queue, end, looks.instance.config.request_timeout, any_replica=False)
     return stored / 1000 >= began - CLOCKS_DIFFER

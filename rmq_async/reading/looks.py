@@ -1,4 +1,5 @@
-"""Looks at single messages of a queue: whether it has the messages that were read, and where it goes on if it has others.
+"""Checks single messages of a queue, to find out whether it still has the messages that were read, and where to continue if it has
+other messages.
 
 A message is recognized by its place: offset, store time and id.
 """
@@ -21,16 +22,17 @@ from ..transport import Connection
 from .pull import PullRequest, pull_once
 
 CLOCKS_DIFFER: Final = 10.0
-"""Seconds by which the clocks of brokers and clients may differ."""
+"""Maximum seconds by which the clocks of brokers and clients are assumed to differ."""
 
 
 class Place(NamedTuple):
     """The place of a message.
 
     Attributes:
-        stored: Its store time, epoch ms.
-        unique_id: None for a message without a unique id.
-        position: Its commit log offset. The message itself may have megabytes, and each queue would keep several.
+        stored: The store time, in milliseconds since the epoch.
+        unique_id: The unique id; None if the message has none.
+        position: The commit log offset. It identifies a message without an id, because keeping whole messages could take megabytes
+            for each queue.
     """
 
     offset: int
@@ -42,13 +44,13 @@ class Place(NamedTuple):
 def place_of(message: MessageExt) -> Place:
     unique_id = message.properties.get("UNIQ_KEY")
     place = (message.queue_offset, message.store_time_ms, unique_id, message.commit_log_offset)
-    return tuple.__new__(Place, place)  # once for each pull; Place() would be a call of a Python function more
+    return tuple.__new__(Place, place)  # once for each pull; Place() would add a call of a Python function
 
 
 def is_at(message: MessageExt, place: Place) -> bool:
-    """Return whether a message is the one of ``place``.
+    """Return whether a message is the message of ``place``.
 
-    The id alone does not show it: copies that a retry has stored share it, and messages of old clients have none.
+    The id alone is not sufficient: copies that a retry has stored share it, and messages of old clients have none.
     """
     return (
         (message.queue_offset, message.store_time_ms) == place[:2]
@@ -58,11 +60,13 @@ def is_at(message: MessageExt, place: Place) -> bool:
 
 
 class Seen(Enum):
-    """What a queue has at the offset of a mark.
+    """The result of a check of a queue at the offset of a mark.
 
     Attributes:
-        GONE: Its end is not above the offset.
-        ALL: As ``SAME``, and the queue reaches the offset that it should.
+        ALL: Like SAME, and the queue reaches the expected offset.
+        SAME: The message of the mark is there, or was deleted because it was old.
+        OTHER: Another message is there.
+        GONE: The queue ends at or below the offset.
     """
 
     ALL = "the message of the mark, and what followed"
@@ -72,12 +76,12 @@ class Seen(Enum):
 
 
 class FirstLook(NamedTuple):
-    """A queue before its first pull.
+    """The result of the check of a queue before its first pull.
 
     Attributes:
-        end: Its end.
-        mark: The message before the start offset; None if the queue ends below.
-        connection: The broker's connection, None if it has changed meanwhile.
+        end: The end of the queue.
+        mark: The message before the start offset; None if the queue ends below the start offset.
+        connection: The connection to the broker; None if it has changed meanwhile.
     """
 
     end: int
@@ -86,19 +90,21 @@ class FirstLook(NamedTuple):
 
 
 class Looks:
-    """Looks at queues by small pulls of ``group`` (name on the wire)."""
+    """Checks queues with small pulls.
+
+    Args:
+        group: Name of the group on the wire.
+    """
 
     def __init__(self, instance: ClientInstance, group: str) -> None:
         self.instance = instance
         self._group = group
 
     async def first(self, queue: MessageQueue, start: int) -> FirstLook:
-        """Look at the message before ``start``, which is above 0.
-
-        Raises the errors of a pull, too.
+        """Check the message before ``start``, which must be above 0.
 
         Raises:
-            BrokerNotFoundError: If it is not there while the broker has no master.
+            BrokerNotFoundError: If the message is not there and the broker has no master. The errors of a pull also propagate.
         """
         instance = self.instance
         broker_name = instance.routes.broker_of(queue)
@@ -111,16 +117,18 @@ class Looks:
             mark, end = place_of(message), max(end, start)
         else:
             await self._believe(queue, start - 1)
-        if mark is None and end >= start:  # it is deleted; one that is found there later is another one
+        if mark is None and end >= start:  # the message was deleted; a message that is found there later is another one
             mark = Place(start - 1, round(machine.time() * 1000), None, -1)
         return FirstLook(end, mark, connection if connection is before else None)
 
     async def at(self, queue: MessageQueue, mark: Place, reaches: int | None = None) -> Seen:
-        """Look at the offset of a mark.
+        """Check the queue at the offset of a mark. Any replica may confirm that the message is there.
 
         Args:
-            reaches: An offset for ``Seen.ALL``. Any replica may show that the message is there; raises BrokerNotFoundError for
-                another answer while the broker has no master, and the errors of a pull.
+            reaches: The offset that the queue must reach for ``Seen.ALL``; None if ``Seen.SAME`` is sufficient.
+
+        Raises:
+            BrokerNotFoundError: For any other result if the broker has no master. The errors of a pull also propagate.
         """
         message, result = await self._message(queue, mark.offset)
         if (message is None and result.max_offset > mark.offset) or (message is not None and is_at(message, mark)):
@@ -133,23 +141,26 @@ class Looks:
             shown = self.instance.names.shown_queue(queue)
             raise errors.BrokerNotFoundError(
                 f"the broker of {printable(str(shown), 300)} has no master now, and its replica does not have the message at "
-                f"offset {offset}, which was there before; the queue is read on when it has a master",
+                f"offset {offset}, which was there before; reading continues when the broker has a master",
                 broker=queue.broker_name,
             )
 
     async def first_new(self, queue: MessageQueue, marks: Sequence[Place]) -> int:
-        """Return the offset of the first message stored after the newest mark, exact only if brokers' clocks agree."""
+        """Return the offset of the first message stored after the last mark. It is exact only if the clocks of brokers agree."""
         since = datetime.fromtimestamp((marks[-1].stored + 1) / 1000, UTC)
         return await search_offset(self.instance, queue, since, any_replica=False)
 
     async def goes_on_at(self, queue: MessageQueue, marks: Sequence[Place], lowest: int | None) -> int:
-        """Return the offset from which on a queue may have messages that were not read, because it has not that of its newest
-        mark: the one after its highest mark that is still there.
+        """Return the offset from which a queue may have messages that were not read, if the message of its last mark is gone.
 
-        Without one it is the offset of the first message that was stored after the newest mark, less CLOCKS_DIFFER, but not
-        above ``lowest``, the lowest end that was seen. Raise the errors of the requests.
+        This is the offset after the highest mark whose message still exists. If there is none, it is the offset of the first
+        message stored after the last mark's time minus CLOCKS_DIFFER, but not above ``lowest``. The errors of the requests
+        propagate.
+
+        Args:
+            lowest: The lowest observed end; None if there is none.
         """
-        low, high = 0, len(marks) - 1  # marks below ``low`` are there, those from ``high`` on are not
+        low, high = 0, len(marks) - 1  # messages of marks below ``low`` are there, messages of marks from ``high`` on are not
         while low < high:
             middle = (low + high) // 2
             if await self.at(queue, marks[middle]) is Seen.SAME:
@@ -163,7 +174,9 @@ class Looks:
         return found if lowest is None else min(found, lowest)
 
     async def _message(self, queue: MessageQueue, offset: int) -> tuple[MessageExt | None, PullResult]:
-        """Pull one message; None if there is none at the offset, and for one whose answer is above ``max_frame_size``."""
+        """Pull one message. Return None as the message if there is none at the offset, or if its response is above
+        ``max_frame_size``.
+        """
         request = PullRequest(self._group, queue, offset, 1, "*", 0.0, self.instance.config.request_timeout)
         try:
             result = await pull_once(self.instance, request, OrderedSet())
@@ -178,6 +191,6 @@ class Looks:
 
 
 def is_refused(error: errors.RocketMQError) -> bool:
-    """Return whether an error of a look says that the queue cannot be read, and not that its broker is busy or gives no answer."""
+    """Return whether the error of a check means that the queue cannot be read. False if its broker is busy or does not respond."""
     busy = errors.SystemBusyError | errors.FlowControlError | errors.ServiceNotAvailableError | errors.GoAwayError
     return isinstance(error, errors.BrokerError) and not isinstance(error, busy)

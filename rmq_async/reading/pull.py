@@ -1,12 +1,12 @@
-"""One pull: the request, its response, and the result that follows from both."""
+"""Makes one pull: sends the request, and computes the result from the request and its response."""
 
-# PULL_MESSAGE (11) carries the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it: the broker needs no
-# earlier registration of the group, and every version serves it. Where the broker's connection is open and no hook, signature
-# or binary header needs the command, a template writes the request and a response with messages is decoded into one Struct
-# (``PullReply``); everything else takes the general path of all requests. Each response is compared with its request. Nearly
-# all of them hold a message for each offset from the requested one to ``nextBeginOffset``; only others are examined closely
-# (``_compared``). Bodies below 64 KiB are decoded on the loop (half a millisecond), others in a thread, where CRC and
-# decompression release the interpreter's lock.
+# PULL_MESSAGE (11) has the subscription in the request, as ``DefaultMQPullConsumerImpl`` sends it. The broker needs no earlier
+# registration of the group, and every version supports it. If the broker's connection is open and no hook, signature or binary
+# header needs the command, a template writes the request, and a response with messages is decoded into one Struct
+# (``PullReply``). Everything else takes the general path of all requests. Each response is compared with its request. Nearly all
+# responses have a message for each offset from the requested offset to ``nextBeginOffset``; only other responses are examined
+# closely (``_compared``). Bodies below 64 KiB are decoded on the loop, which takes half a millisecond. Larger bodies are decoded
+# in a thread, where CRC and decompression release the GIL.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..transport import Connection
 logger = logging.getLogger(__name__)
 
 DECODE_IN_THREAD: Final = 64 * 1024
-"""Size of a body, in bytes, from which on a thread decodes it."""
+"""Minimum size in bytes of a body that is decoded in a thread."""
 
 _STATUS: Final[dict[int, PullStatus]] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -57,10 +57,10 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
     """One pull.
 
     Attributes:
-        queue: The queue, with the topic's name on the wire.
-        suspend: Seconds that the broker may hold the pull while it has no message.
-        timeout: Seconds for request and response.
-        sql: A condition by which the broker filters; with it ``tags`` is "*".
+        queue: The queue, with names on the wire.
+        suspend: Seconds for which the broker may hold the pull while it has no message.
+        timeout: Seconds for the request and its response.
+        sql: The condition by which the broker filters, or None. With a condition, ``tags`` is "*".
     """
 
     group: str
@@ -79,15 +79,15 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_filtered(self) -> bool:
-        """Whether messages may be left out."""
+        """Whether the broker filters messages."""
         return self.sql is not None or self.tags != "*"
 
 
 class PulledBody(msgspec.Struct, frozen=True, gc=False):
-    """One response, its records not decoded.
+    """One response with undecoded records.
 
     Attributes:
-        address: The broker that sent it.
+        address: The address of the broker that sent the response.
     """
 
     status: PullStatus
@@ -103,7 +103,7 @@ class PendingPull:
     """A pull whose request was written from a template.
 
     Args:
-        future: Resolves to a PullReply for a response with messages, to a RemotingCommand for another one.
+        future: Resolves to a PullReply for a response with messages, and to a RemotingCommand for any other response.
         since: Monotonic time of the request.
     """
 
@@ -125,10 +125,10 @@ class PendingPull:
 
 
 def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool = False) -> PendingPull | None:
-    """Send the request from a template; return None where that is not possible.
+    """Send the request from a template. Return None if that is not possible.
 
     Args:
-        gather: True writes it together with others of this iteration of the loop.
+        gather: Whether to write the request together with other requests of this iteration of the loop.
     """
     queue = request.queue
     if instance.pull_sizes.lowered:
@@ -150,7 +150,9 @@ def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool =
 def _template(
     group: str, topic: str, broker_name: str, queue_id: int, expression: tuple[str, str], suspend_ms: int
 ) -> PullTemplate | None:
-    """Return the template of a request; None if the general path must make the header, or raise the error for an invalid one."""
+    """Return the template of a request. Return None if the general path must make the header, or raise the error for an invalid
+    header.
+    """
     try:
         template = PullTemplate(group, topic, queue_id, broker_name, expression[0], suspend_ms, expression[1])
     except (LocalProtocolError, UnicodeEncodeError, TypeError):
@@ -163,11 +165,14 @@ async def pull_once(
 ) -> PullResult:
     """Pull once and decode the messages.
 
-    Raises as ``pull_body`` and ``lost_offsets`` do; RequestTimeoutError where the messages are not decoded in time; and
-    RemoteProtocolError for an answer with messages whose next offset is not above the requested one.
-
     Args:
-        pending: The request if it was sent already.
+        calls: Futures that end when the consumer stops.
+        pending: The request, if it was already sent; otherwise None.
+
+    Raises:
+        RequestTimeoutError: If the messages are not decoded in time.
+        RemoteProtocolError: For a response with messages whose next offset is not above the requested offset. The errors of
+            ``pull_body`` and ``lost_offsets`` also propagate.
     """
     since = pending.since if pending is not None else machine.monotonic()
     answer = await pull_body(instance, request, calls, pending)
@@ -214,11 +219,11 @@ async def _decoded(
 
 
 def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult | None:
-    """Return the result of ``pull_once`` for a response with messages that needs no thread and no further request; None for
-    others.
+    """Return the result of ``pull_once`` for a response with messages that needs no thread and no further request. Return None for
+    any other response.
 
     Raises:
-        RemoteProtocolError: As ``pull_once`` does.
+        RemoteProtocolError: If the next offset of the response is not above the requested offset.
     """
     request, future = pending.request, pending.future
     if future.cancelled() or future.exception() is not None:
@@ -239,18 +244,17 @@ def small_result(instance: ClientInstance, pending: PendingPull) -> PullResult |
 async def pull_body(
     instance: ClientInstance, request: PullRequest, calls: Calls, pending: PendingPull | None = None
 ) -> PulledBody:
-    """Pull once, and again for half as many messages while the response is above ``max_frame_size``.
-
-    Raises the errors of finding the broker and of the request, too.
+    """Pull once. While the response is above ``max_frame_size``, pull again with half the number of messages.
 
     Args:
-        calls: Futures to end when the consumer stops.
-        pending: The request if it was sent already.
+        calls: Futures that end when the consumer stops.
+        pending: The request, if it was already sent; otherwise None.
 
     Raises:
         BrokerError: For a response that is not a pull result.
-        RemoteProtocolError: For a response without its offsets.
-        FrameTooLargeError: For a message that is too large alone.
+        RemoteProtocolError: For a response without offsets.
+        FrameTooLargeError: For a single message that is too large. Errors of the look-up of the broker, and of the request, also
+            propagate.
     """
     queue, sizes = request.queue, instance.pull_sizes
     if sizes.lowered:
@@ -275,7 +279,7 @@ async def pull_body(
     except RocketMQError as error:
         cause = too_large_frame(error)
         if cause is None or not _asks_for_fewer(instance, request, cause):
-            if error is not cause:  # a frame that closed the connection may have been the answer to another request
+            if error is not cause:  # the frame closed the connection, and may have been the response to another request
                 raise
             raise _one_too_large(instance, request, cause) from None
     else:
@@ -301,32 +305,32 @@ def _general_body(instance: ClientInstance, request: PullRequest, response: Remo
 
 
 def _asks_for_fewer(instance: ClientInstance, request: PullRequest, cause: FrameTooLargeError) -> bool:
-    """Lower the number of messages of the queue's pulls after an answer above ``max_frame_size``.
+    """Lower the number of messages in pulls of the queue after a response above ``max_frame_size``.
 
-    Return False if the pull was for one message.
+    Return False if the pull was for a single message.
     """
     queue, sizes = request.queue, instance.pull_sizes
     if not sizes.lower(queue, request.max_messages):
         return False
     shown, limit = instance.names.shown_queue(queue), sizes.limit(queue, request.max_messages)
-    text = "pulls of %s ask for %d messages at most: an answer for %d was above max_frame_size, %d bytes"
+    text = "pulls of %s now request at most %d messages, because a response to a pull of %d was above max_frame_size, %d bytes"
     logger.info(text, shown, limit, request.max_messages, cause.limit)
     return True
 
 
 def _limited(instance: ClientInstance, request: PullRequest) -> PullRequest:
-    """Return the request with the number of messages that answers of the queue have room for."""
+    """Return the request, with its number of messages limited so that responses of the queue fit into a frame."""
     limit = instance.pull_sizes.limit(request.queue, request.max_messages)
     return request if limit == request.max_messages else replace(request, max_messages=limit)
 
 
 def _one_too_large(instance: ClientInstance, request: PullRequest, error: FrameTooLargeError) -> FrameTooLargeError:
-    """Return the error of a pull for one message; it names the message."""
+    """Return the error of a pull for a single message. It names the message."""
     shown, after = instance.names.shown_queue(request.queue), next_offset_in(error)
     offset = request.offset if after is None else max(after - 1, request.offset)
     text = (
-        f"the answer with the message at offset {offset} of {shown} has {error.size} bytes, above max_frame_size={error.limit}: "
-        f"set max_frame_size={error.size} or more to read it, or go on at offset {offset + 1}"
+        f"the response with the message at offset {offset} of {shown} has {error.size} bytes, above max_frame_size={error.limit}; "
+        f"set max_frame_size={error.size} or more to read it, or continue at offset {offset + 1}"
     )
     broker = request.queue.broker_name
     return FrameTooLargeError(
@@ -341,11 +345,11 @@ async def _ask(
     calls: Calls,
     sent_away: RemotingCommand | None = None,
 ) -> tuple[RemotingCommand, str]:
-    """Send the request on the general path; return the response and the broker's address.
+    """Send the request on the general path. Return the response and the broker's address.
 
     Args:
-        timeout: Seconds that are left.
-        sent_away: The GO_AWAY response to an earlier attempt.
+        timeout: The remaining seconds.
+        sent_away: The GO_AWAY response to an earlier attempt, or None.
     """
     queue = request.queue
     expression, expression_type = request.expression
@@ -387,7 +391,10 @@ async def _answer_to(pending: PendingPull, instance: ClientInstance, calls: Call
         raise
     finally:
         calls.pop(future, None)
-        del future, pending.future  # an error that it holds has this frame, and those of the callers, in its traceback
+        del (
+            future,
+            pending.future,
+        )  # the traceback of an error in the future references this frame and the frames of the callers
 
 
 def _found(reply: PullReply, address: str) -> PulledBody:
@@ -406,11 +413,11 @@ def _found(reply: PullReply, address: str) -> PulledBody:
 def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> PullResult:
     """Return the result of the pull.
 
-    ``lost`` holds the offsets without a record, also offsets that compaction has removed; it is empty for a filtered pull and for
-    a light queue.
+    ``lost`` has the offsets without a record, including offsets that compaction has removed. It is empty for a filtered pull and
+    for a light queue.
 
     Raises:
-        RemoteProtocolError: For a FOUND answer that leads no further.
+        RemoteProtocolError: For a FOUND response whose next offset is not above the requested offset.
     """
     queue, offset = request.queue, request.offset
     for corrupt in decoded.corrupt:
@@ -423,8 +430,8 @@ def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, 
         held = _compared(request, answer, decoded)
     if answer.status is PullStatus.FOUND and held.after <= offset:
         raise RemoteProtocolError(
-            f"the answer to a pull of {instance.names.shown_queue(queue)} at offset {offset} says to go on at "
-            f"{answer.next_offset} of a queue that ends at {answer.max_offset}, which leads no further; read on at a higher offset",
+            f"the response to a pull of {instance.names.shown_queue(queue)} at offset {offset} has the next offset "
+            f"{answer.next_offset} and the end {answer.max_offset}, so the reading cannot continue; start at a higher offset",
             broker=queue.broker_name,
             address=answer.address,
         )
@@ -444,7 +451,7 @@ class _Held(msgspec.Struct, frozen=True):
 
     Attributes:
         after: The next offset.
-        missing: Requested offsets before it without a record.
+        missing: Requested offsets before ``after`` that have no record.
     """
 
     messages: tuple[MessageExt, ...]
@@ -456,9 +463,10 @@ class _Held(msgspec.Struct, frozen=True):
 def _compared(request: PullRequest, answer: PulledBody, decoded: DecodedMessages) -> _Held:
     """Compare a response with its request, offset by offset.
 
-    A batch that was stored as one record comes whole, with messages before the requested offset. Where the broker has deleted
-    the requested message and returns another one in its place, the response is not used, because the messages behind that may
-    be cut up: the next pull begins one offset later. Messages of a light queue (LMQ) have the offsets of another queue.
+    A batch that was stored as one record is returned as a whole, with messages before the requested offset. If the broker has
+    deleted the requested message and returns another message in its place, the response is not used, because the following
+    messages may be truncated; the next pull begins one offset later. Messages of a light queue (LMQ) have the offsets of another
+    queue.
     """
     queue, offset, filtered = request.queue, request.offset, request.is_filtered
     after = answer.next_offset if decoded.resume_at is None else decoded.resume_at
@@ -468,7 +476,7 @@ def _compared(request: PullRequest, answer: PulledBody, decoded: DecodedMessages
         return _Held((), (), after, () if filtered else missing_offsets(offset, min(after, answer.min_offset), ()))
     if answer.body and first_queue_offset(answer.body, queue, offset, answer.offset_delta) is None:
         return _Held((), (), offset + 1, () if filtered else (range(offset, offset + 1),))
-    after = max(after, offset)  # only an offset that the queue does not hold leads back
+    after = max(after, offset)  # only an offset that the queue does not have may lead back
     messages = tuple([message for message in decoded.messages if offset <= message.queue_offset < after])
     if decoded.resume_at is None:
         after = min(after, max(answer.max_offset, messages[-1].queue_offset + 1 if messages else offset))

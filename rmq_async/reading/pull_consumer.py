@@ -1,4 +1,4 @@
-"""The class ``PullConsumer``: pulls messages by queue and offset, one answer at a time or as a stream."""
+"""The class ``PullConsumer``, which pulls messages by queue and offset, one response at a time or as a stream."""
 
 from __future__ import annotations
 
@@ -49,21 +49,25 @@ End = Literal["latest"] | datetime | Mapping[MessageQueue, int] | None
 Bound = TypeVar("Bound", Start, End)
 
 MAX_PULL: Final = 1024
-"""Messages that one pull may ask for; a broker with the default configuration gives at most 32, or 256 KiB."""
+"""Maximum number of messages that one pull may request. A broker with the default configuration returns at most 32, or 256 KiB."""
 
 
 @lists_options(ClientConfig)
 class PullConsumer(ClientUser):
-    """Reads queues at offsets that the caller chooses.
+    """A client that reads queues at offsets that the caller chooses.
 
-    Brokers list it as a member of ``group``, and store a position only at ``commit``. Do not give it the group of a running
-    ``Consumer``, whose members would leave queues to it.
+    Brokers list it as a member of ``group``, and store a position only when ``commit`` is called. Do not give it the group of a
+    running ``Consumer``, because the members of that group would leave queues to it.
 
-    The methods that ask servers also raise ConfigError for an invalid argument, InvalidMessageError for an invalid topic name,
-    ClientStateError before ``start`` and after ``stop``, ForkedError in a forked child, WrongLoopError on another event loop,
-    and the errors of a request (``RocketMQError``).
+    The methods that send requests also raise ConfigError for an invalid argument, InvalidMessageError for an invalid topic name,
+    ClientStateError before ``start`` and after ``stop``, ForkedError in a forked child, WrongLoopError on another event loop, and
+    the errors of a request (``RocketMQError``).
 
     Args:
+        group: Name of the group.
+        namesrv: Addresses of the name servers, "host:port;host:port" or a sequence of "host:port". The default is the
+            environment variable NAMESRV_ADDR.
+        client: Settings that all kinds of clients have.
         **options: Any field of ClientConfig.
 
     Raises:
@@ -84,7 +88,7 @@ class PullConsumer(ClientUser):
         config = client_options("PullConsumer", namesrv, client, options)
         super().__init__(config)
         self._names = names = Names(config.namespace)
-        self._name = str.__str__(group)  # a subclass's text: the encoders take nothing else
+        self._name = str.__str__(group)  # a plain str, because the encoders do not accept subclasses
         self._group = names.wire(self._name)
         check_group(self._group)
         self._readers: OrderedSet[Reader] = OrderedSet()
@@ -96,32 +100,35 @@ class PullConsumer(ClientUser):
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the readable queues of ``topic``, sorted by broker name and id, as a name server reports them now.
 
-        Without a usable answer, the queues that this client knows.
+        If there is no usable response, return the queues of the route that this client knows.
 
         Raises:
-            TopicNotFoundError: If the name servers do not know the topic.
-            NameServerError: If none answers; neither of them if this client knows a route of the topic.
+            TopicNotFoundError: If the name servers do not know the topic, and this client knows no route of it.
+            NameServerError: If no name server responds, and this client knows no route of the topic.
         """
         return self._names.shown_queues(await self._queues(self._wire(topic)))
 
     async def pull(
         self, queue: MessageQueue, offset: int, *, max_messages: int = 32, tags: str = "*", wait: float = 0.0
     ) -> PullResult:
-        """Return one answer of the broker: the messages at ``offset`` (0 to 2^63 - 1) and after it, at most ``max_messages`` (1
-        to 1024). Brokers may return fewer.
+        """Return one response of the broker, with the messages at ``offset`` and after it.
+
+        For an offset outside the queue, the result has the status OFFSET_ILLEGAL; this is not an error. Damaged records are left
+        out and listed in ``corrupt``. Without tags, deleted messages are listed in ``lost``.
 
         Args:
+            offset: The offset of the first message (0 to 2^63 - 1).
+            max_messages: Maximum number of messages (1 to 1024). Brokers may return fewer.
             tags: "*" or "a || b".
-            wait: Seconds for which the broker may hold the pull while it has no message (0: it answers at once). An offset
-                outside the queue is a result (OFFSET_ILLEGAL), not an error; damaged records are left out and listed in
-                ``corrupt``, deleted messages in ``lost`` (without tags).
+            wait: Seconds for which the broker may hold the pull while it has no message. With 0, the broker responds at once.
 
         Raises:
-            BrokerNotFoundError: If no route has an address of the broker (TopicNotFoundError if its topic has no route either).
-            ConnectError: If no connection to it can be made.
-            ConnectionLostError: If the connection closes before the answer.
-            RequestTimeoutError: Without an answer within ``wait`` + ``request_timeout`` seconds.
-            RemoteProtocolError: For an answer without a usable next offset.
+            BrokerNotFoundError: If no route has an address of the broker.
+            TopicNotFoundError: If the topic has no route either.
+            ConnectError: If no connection to the broker can be made.
+            ConnectionLostError: If the connection closes before the response.
+            RequestTimeoutError: If there is no response within ``wait`` + ``request_timeout`` seconds.
+            RemoteProtocolError: For a response without a usable next offset.
             BrokerError: If the broker refuses.
         """
         instance = self._client()
@@ -136,8 +143,8 @@ class PullConsumer(ClientUser):
             raise ConfigError(f"wait must be at least 0 and below {LONGEST:,.0f} seconds, not {shown(wait)}")
         budget = instance.config.request_timeout
         if wait > 0:
-            # A broker looks at held pulls every 5 s only. Not to be as late as that, the call abandons the held pull at its time
-            # and makes one that is not held; that one also distinguishes a silent broker from an empty queue.
+            # A broker checks held pulls only every 5 s. To return in time, the call abandons the held pull after ``wait`` seconds
+            # and makes a pull that is not held. That pull also distinguishes a silent broker from an empty queue.
             deadline = machine.monotonic() + wait
             held = PullRequest(self._group, queue, offset, max_messages, tags, wait, wait)
             with suppress(RequestTimeoutError):
@@ -158,27 +165,34 @@ class PullConsumer(ClientUser):
     ) -> AsyncGenerator[MessageExt, None]:
         """Iterate over the messages of ``topic`` from ``start`` to ``end``.
 
-        Messages of one queue come in the order of their offsets; the queues are interleaved as brokers answer.
+        Messages of one queue come in the order of their offsets; queues are interleaved as responses arrive. If a loop is left
+        early, its requests end when the iterator is garbage-collected; with ``contextlib.aclosing``, they end at once.
 
-        The iteration raises OffsetRangeError if a queue does not hold the offset to read, if it has lost messages that were
-        read, so that others may get their offsets, and if messages were deleted before they were read, except that "earliest"
-        goes on with the first message there is; CorruptMessageError for a damaged record, after the sound messages that came
-        with it; TopicNotFoundError if the name servers do not know the topic; ClientStateError when the consumer is stopped; and
-        the errors of the requests for offsets, and of pulls that still fail after retries. A loop that is left early ends its
-        requests when the iterator is collected; ``contextlib.aclosing`` ends them at once.
+        Offsets are requested from masters.
 
         Args:
-            start: "earliest", "latest", "committed" (this group's offsets, or the first message of a queue without one), an
-                aware datetime, or offsets by queue. ``end``, exclusive: "latest", an aware datetime, offsets by queue, or None.
-                "latest" includes every message that was acknowledged before the first step, which takes some 60 ms for each
-                broker. For an offset beyond the last message, the iteration waits for the missing messages. None never ends
-                and, unless ``queues`` is given, includes queues that are added later.
-            queues: The queues to read; default: the queues for which ``start`` or ``end`` gives offsets, or all readable queues
-                if neither does.
-            above_end: Where "committed" begins in a queue that ends below the group's offset, because it has lost messages: at
-                its lowest end in three looks within 10 s ("end"), at its "earliest" message, both with an ERROR in the log, or
-                "stop", which raises OffsetRangeError. Offsets are looked up at masters: if a broker has no master, the first
-                step raises BrokerNotFoundError, as for a topic without a readable queue and a given one that is not.
+            start: "earliest", "latest", "committed" (this group's offsets; the first message of a queue without one), an aware
+                datetime, or offsets by queue.
+            end: The exclusive end: "latest", an aware datetime, offsets by queue, or None. "latest" includes every message that was
+                acknowledged before the first step, which takes about 60 ms for each broker. For an offset beyond the last message,
+                the iteration waits for the missing messages. With None, the iteration never ends; unless ``queues`` is given, it
+                includes queues that are added later.
+            tags: "*" or "a || b".
+            queues: The queues to read. The default is the queues for which ``start`` or ``end`` has offsets, or all readable
+            queues. above_end: Where "committed" begins in a queue that ends below the group's offset, because the queue has lost
+            messages.
+                "end" is the lowest of three ends that are checked within 10 s, and "earliest" is the first message; both log an
+                ERROR. "stop" raises OffsetRangeError.
+
+        Raises:
+            OffsetRangeError: If a queue does not have the offset to read, if it has lost messages that were read and may give their
+                offsets to other messages, or if messages were deleted before they were read. In the last case, "earliest"
+                continues with the first message instead.
+            CorruptMessageError: For a damaged record, after the intact messages of the same response.
+            TopicNotFoundError: If the name servers do not know the topic.
+            BrokerNotFoundError: If a broker has no master, the topic has no readable queue, or one of ``queues`` is not readable.
+            ClientStateError: When the consumer is stopped.
+            RocketMQError: If a request for offsets fails, or a pull still fails after retries.
         """
         topic, names = self._wire(topic), self._names
         checked_tags(tags)
@@ -194,7 +208,7 @@ class PullConsumer(ClientUser):
         async def opening() -> list[Cursor]:
             async with self._call():
                 if chosen is not None:
-                    if end is None and queues is None:  # so that what the topic has already is no new queue to follow
+                    if end is None and queues is None:  # so that existing queues of the topic do not count as new
                         await instance.routes.get(topic, instance.config.request_timeout)
                     await for_each(chosen, lambda queue: known_queue(instance, queue))
                     await _check_readable(instance, topic, chosen)
@@ -205,40 +219,52 @@ class PullConsumer(ClientUser):
         return Reader(instance, self._group, scope, opening, self._calls, self._readers, watch).messages()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset that the broker has stored for this group; None if there is none.
+        """Return the offset that the broker has stored for this group. Return None if there is none.
 
-        This method and ``commit``, ``min_offset``, ``max_offset`` and ``search_offset`` raise TopicNotFoundError if the name
-        servers do not know the topic, BrokerNotFoundError if the topic is not on the queue's broker, and ConfigError if it has
-        no queue of that id there.
+        Raises:
+            TopicNotFoundError: If the name servers do not know the topic.
+            BrokerNotFoundError: If the topic is not on the queue's broker.
+            ConfigError: If the topic has no queue of that id on the broker.
         """
         async with self._call() as instance:
             return await committed_offset(instance, self._group, await known_queue(instance, queue))
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Store ``offset`` (0 to 2^63 - 1) for this group at the broker; return when the broker has answered. Raises as
-        ``committed`` does, and ConfigError for another offset.
+        """Store an offset for this group at the broker. Return when the broker has responded.
+
+        Args:
+            offset: The offset of the next message to read (0 to 2^63 - 1).
+
+        Raises:
+            ConfigError: For an invalid offset. The errors of ``committed`` are also raised.
         """
         async with self._call() as instance:
             offset = _checked_offset(check_queue(queue), offset)
             await commit_offset(instance, self._group, await known_queue(instance, queue), offset)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the offset of the first message that is not deleted; the end of the queue if there is none. Raises as
-        ``committed`` does.
+        """Return the offset of the first message that is not deleted. Return the end of the queue if there is no message.
+
+        It raises the errors of ``committed``.
         """
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """Return the offset after the last message that can be read. Raises as ``committed`` does."""
+        """Return the offset after the last message that can be read. It raises the errors of ``committed``."""
         async with self._call() as instance:
             return await max_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime) -> int:
-        """Return the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later.
+        """Return the offset of the first message stored at a time or later.
 
-        If there is none, the offset that the next message will have. Raises as ``committed`` does, and ConfigError for a
-        datetime without a time zone.
+        If there is none, return the offset that the next message will have.
+
+        Args:
+            when: Seconds since the epoch, or an aware datetime.
+
+        Raises:
+            ConfigError: For a datetime without a time zone. The errors of ``committed`` are also raised.
         """
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when)
@@ -265,7 +291,7 @@ class PullConsumer(ClientUser):
         """Return the readable queues of a topic (its name on the wire).
 
         Raises:
-            BrokerNotFoundError: If there is none: an iteration that ended at once would look like that of an empty topic.
+            BrokerNotFoundError: If there is none. An iteration that ended at once would look as if the topic were empty.
         """
         queues = await self._queues(topic)
         if not queues:
@@ -309,7 +335,7 @@ class PullConsumer(ClientUser):
             first, last = starts[queue], ends.get(queue)
             if end == "latest" and last is not None and first > last:
                 raise OffsetRangeError(
-                    f"the reading of {self._names.shown_queue(queue)} starts at offset {first}, above its end {last}; start lower",
+                    f"the start offset {first} of {self._names.shown_queue(queue)} is above its end {last}; give a lower start",
                     max_offset=last,
                     broker=queue.broker_name,
                 )
@@ -348,14 +374,14 @@ def _end_of(instance: ClientInstance, end: End) -> Offsets:
 
 
 async def _check_readable(instance: ClientInstance, topic: str, queues: Iterable[MessageQueue]) -> None:
-    """Raise BrokerNotFoundError for a queue that may not be read: its iteration would look like that of an empty one."""
+    """Raise BrokerNotFoundError for a queue that may not be read. Its iteration would look as if the queue were empty."""
     route = instance.routes.cached(topic)
     if route is None or not set(route.subscribe_queues).issuperset(queues):
         route = await instance.routes.refresh(topic)
     for queue in sorted(set(queues).difference(route.subscribe_queues)):
         data = next((each for each in route.data.queue_datas if each.broker_name == queue.broker_name), None)
         if data is None:
-            why = "the topic is not there any more; give a queue that it has"
+            why = "the topic is no longer there; give a queue that it has"
         elif data.perm & Perm.READ:
             why = f"the topic has {data.read_queue_nums} read queues there; give it more"
         else:
@@ -378,14 +404,14 @@ async def _check_master(instance: ClientInstance, queue: MessageQueue) -> None:
 
 
 async def _all_readable(instance: ClientInstance, broker_name: str, topic: str) -> None:
-    """Wait until all acknowledged messages can be read.
+    """Wait until all acknowledged messages of a broker can be read.
 
     Raises:
-        RequestTimeoutError: If that takes longer than ``request_timeout``.
+        RequestTimeoutError: If this takes longer than ``request_timeout``.
     """
     if not await until_readable(instance, broker_name, topic, any_replica=False):
         raise RequestTimeoutError(
-            f"broker {printable(broker_name)} has acknowledged messages that cannot be read yet: its queues have been behind its "
+            f"broker {printable(broker_name)} has acknowledged messages that cannot be read yet: its queues have lagged behind its "
             f"commit log for more than {instance.config.request_timeout:g} s; try again later",
             broker=broker_name,
         )
@@ -399,12 +425,12 @@ def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
 
 
 def _on_the_wire(names: Names, bound: Bound) -> Bound:
-    """Return a bound whose queues have the topics' names on the wire."""
+    """Return a bound whose queues have their names on the wire."""
     return cast(Bound, _wired(names, bound)) if isinstance(bound, Mapping) else bound
 
 
 def _wired(names: Names, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return offsets by queues on the wire.
+    """Return offsets by queue, with the queues' names on the wire.
 
     Raises:
         ConfigError: For an invalid queue or offset.
@@ -416,13 +442,13 @@ def _wired(names: Names, offsets: Mapping[MessageQueue, int]) -> dict[MessageQue
 def _chosen_queues(
     names: Names, topic: str, start: Start, end: End, queues: Iterable[MessageQueue] | None
 ) -> tuple[MessageQueue, ...] | None:
-    """Return the queues that the arguments name, with the topic's name on the wire; None for all queues.
+    """Return the queues that the arguments name, with their names on the wire. Return None for all queues.
 
     Args:
-        topic: Name on the wire.
+        topic: Name of the topic on the wire.
 
     Raises:
-        ConfigError: If the arguments contradict each other, or for an invalid offset.
+        ConfigError: If the arguments contradict each other, and for an invalid offset.
     """
     named: Iterable[MessageQueue] | None = queues
     for offsets in (start, end):
@@ -439,7 +465,7 @@ def _chosen_queues(
             wired = _wired(names, bound)
             for queue in chosen:
                 if queue not in wired:
-                    raise ConfigError(f"{name} has no offset for {names.shown_queue(queue)}; give one, or leave the queue out")
+                    raise ConfigError(f"{name} has no offset for {names.shown_queue(queue)}; give one, or leave out the queue")
             for queue in wired:
                 if queue not in chosen:
                     raise ConfigError(
@@ -450,7 +476,7 @@ def _chosen_queues(
 
 def _several(queues: Iterable[MessageQueue]) -> Iterable[MessageQueue]:
     if isinstance(queues, MessageQueue) or not isinstance(queues, Iterable):
-        raise ConfigError(f"queues must be several MessageQueues, such as a list of them, or None for all, not {shown(queues)}")
+        raise ConfigError(f"queues must be an iterable of MessageQueues, such as a list, or None for all, not {shown(queues)}")
     return queues
 
 

@@ -1,18 +1,18 @@
-"""The places of messages that this member has read, by which it sees that a queue has lost messages or was created again."""
+"""Marks: the places of messages that this member has read, which show whether a queue has lost messages or was created again."""
 
-# Brokers do not report that: a broker whose store was replaced by an older one, a replica that lacked messages and became the
-# master, and a topic that was deleted and created again give offsets out anew, and a member that goes on at its old offset would
-# leave messages out. So each queue has marks: the newest one shows whether the queue still has what was read; if not, older
-# ones show up to where it has. They lie close together near the newest and far apart behind it. A queue that was read to its
-# end when this member took it has the message before its start as its first mark.
+# Brokers do not report such losses. A broker whose store was replaced by an older copy, a replica without messages that became
+# the master, and a topic that was deleted and created again assign offsets again, and a member that continues at its old offset
+# would skip messages. So each queue has marks. The last mark shows whether the queue still has the messages that were read; if it
+# does not, older marks show up to which offset it has them. Marks are dense near the last one and sparse further back. If a queue
+# had been read to its end when this member took it over, its first mark is the message before its start.
 #
-# Messages are stored in the order of their offsets. So a queue was created again if its first message was stored after one that
-# was read at the same offset or a higher one. Marks are void once another member has read the queue, because that member may
-# have gone back in it already.
+# Messages are stored in the order of their offsets. So a queue was created again if its first message was stored after a message
+# that was read at the same or a higher offset. Marks are invalid after another member has read the queue, because that member may
+# already have moved back.
 #
-# A broker that starts lists the members of a group one by one. So a queue whose messages are lost may be for a moment with a member
-# that knows nothing of the loss, and begins behind the first of the new messages. The member that has gone back in it remembers
-# where to.
+# A broker that starts lists the members of a group one by one. So a queue that has lost messages may be assigned for a moment to a
+# member that knows nothing of the loss and begins after the first new messages. The member that had moved the queue back therefore
+# remembers the offset.
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from ..client import ClientInstance, earliest_store_time_ms, min_offset
 from .looks import Place, place_of
 
 UNWATCHED: Final = 5.0
-"""Seconds between an answer and the next pull after which a queue is looked at: it may have been created again meanwhile."""
+"""Seconds between a response and the next pull after which a queue is checked, because it may have been created again meanwhile."""
 AWAY: Final = 60.0
-"""Seconds within which a queue returns that a broker has taken from its member because it lists the members one by one."""
+"""Maximum seconds after which a queue returns to its member, if it was assigned to another member only because a broker lists the
+members one by one."""
 REACH: Final = 16_384
-"""Offsets without a message after which a look adds a mark, where a filter leaves messages out."""
+"""With a filter, the number of offsets without a message after which a check adds a mark."""
 MOST_KEPT: Final = 16_384
 MOST_OF_QUEUE: Final = 48
 APART: Final = 2.0
@@ -50,10 +51,10 @@ class ReadMarks:
         self._marks: dict[MessageQueue, list[Place]] = {}
         """The marks of each queue, lowest first."""
         self._left_at: dict[MessageQueue, int | None] = {}
-        """The highest offset, of queues that were given up, that brokers may have from this member."""
+        """For queues that were given up: the highest offset that brokers may have received from this member."""
         self._unread: dict[MessageQueue, tuple[int, float]] = {}
-        """Queues that have left this member before it had handled what they have in place of lost messages: the offset of that, and
-        the monotonic time, for AWAY seconds."""
+        """Queues that left this member before it had handled the messages in place of lost messages: the offset of these
+        messages, and the monotonic time at which the queue left. Entries are kept for AWAY seconds."""
         self.doubted: set[MessageQueue] = set()
 
     def __contains__(self, queue: object) -> bool:
@@ -64,18 +65,18 @@ class ReadMarks:
         return tuple(self._marks.get(queue, ()))
 
     def newest(self, queue: MessageQueue) -> int:
-        """Return the offset of the newest mark of a queue; -1 if there is none."""
+        """Return the offset of the last mark of a queue. Return -1 if there is none."""
         marks = self._marks.get(queue)
         return marks[-1].offset if marks else -1
 
     def read(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> None:
-        """Note the messages of an answer, at least one, in the order of their offsets."""
+        """Note the messages of a response. There must be at least one, and they must be in the order of their offsets."""
         if queue not in self._marks:
             self.add(queue, place_of(messages[0]))
         self.add(queue, place_of(messages[-1]))
 
     def add(self, queue: MessageQueue, place: Place) -> None:
-        """Note one message; one below the newest mark is ignored."""
+        """Note one message. A message below the last mark is ignored."""
         marks = self._marks.get(queue)
         if marks is None:
             while len(self._marks) >= MOST_KEPT:
@@ -87,7 +88,7 @@ class ReadMarks:
                 marks[:] = _thinned(marks)
 
     def cut(self, queue: MessageQueue, offset: int) -> None:
-        """Remove the marks from ``offset`` on: the queue has other messages there."""
+        """Remove the marks from ``offset`` on, because the queue has other messages there."""
         left = [mark for mark in self._marks.get(queue, ()) if mark.offset < offset]
         if left:
             self._marks[queue] = left
@@ -95,23 +96,24 @@ class ReadMarks:
             self.forget(queue)
 
     def doubt(self, queues: Iterable[MessageQueue]) -> None:
-        """Note that queues with marks must be checked: their broker may have another store, or their topic may have been
-        deleted.
+        """Note that queues with marks must be checked, because the store of their broker may have been replaced, or their topic may
+        have been deleted.
         """
         self.doubted.update(queue for queue in queues if queue in self._marks)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Remove the marks of a queue: its offsets no longer belong to the messages that were read."""
+        """Remove the marks of a queue, because its offsets no longer belong to the messages that were read."""
         self._marks.pop(queue, None)
         self._left_at.pop(queue, None)
         self.doubted.discard(queue)
 
     def given_up(self, queue: MessageQueue, highest: int | None, unread: int | None) -> None:
-        """Note the highest offset that brokers may have from this member, in a queue with marks that leaves it.
+        """Note that a queue leaves this member.
 
         Args:
-            unread: The offset to which the queue has gone back after a loss, if this member has not handled what is stored
-                there; else None.
+            highest: The highest offset of the queue that brokers may have received from this member; None if there is none.
+            unread: The offset to which the queue was moved back after a loss, if this member has not handled the messages there
+                yet; None otherwise.
         """
         if queue in self._marks:
             self._left_at[queue] = highest
@@ -121,11 +123,14 @@ class ReadMarks:
             self._unread[queue] = unread, now
 
     def taken_over(self, queue: MessageQueue, start: int, committed: int | None) -> int:
-        """Return the offset at which this member takes a queue over: ``start``, or a lower one if the queue was away for a
-        moment and has lost messages before: the member in between may have begun at an offset from before the loss.
+        """Return the offset at which this member begins in a queue that it takes over.
 
-        Remove the marks of a queue that returns with a higher committed offset: another member has read it. Other marks are
-        doubted, since the queue was not watched meanwhile. A lower one may be old, of a broker that has crashed.
+        This is ``start``, or a lower offset if the queue had lost messages and was away only for a moment, because the member in
+        between may have begun at an offset from before the loss.
+
+        If the queue returns with a higher committed offset, another member has read it, and its marks are removed. Otherwise, the
+        marks must be checked, because the queue was not watched meanwhile. A lower committed offset may be an old one of a
+        crashed broker.
         """
         left_at = self._left_at.pop(queue, committed)
         unread, noted = self._unread.pop(queue, (start, 0.0))
@@ -137,8 +142,9 @@ class ReadMarks:
         return start
 
     async def made_anew(self, instance: ClientInstance, queue: MessageQueue) -> bool:
-        """Return whether the first message of a queue shows that the queue was created again since it was read; False without a
-        mark. Raise the errors of the requests.
+        """Return whether the first message of a queue shows that the queue was created again since it was read.
+
+        Return False if the queue has no mark. The errors of the requests propagate.
         """
         marks = self._marks.get(queue)
         if not marks:
@@ -149,7 +155,7 @@ class ReadMarks:
 
 
 def _thinned(marks: Sequence[Place]) -> list[Place]:
-    """Return the marks without marks whose neighbours are not too far APART."""
+    """Return the marks without those whose neighbours are close enough to each other (``APART``)."""
     newest, found, distance = marks[-1].offset, [marks[-1]], 1.0
     for mark, older in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
         if newest - older.offset > distance * APART:

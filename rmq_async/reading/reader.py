@@ -1,15 +1,16 @@
 """Reads queues from one offset to another, as one stream of messages."""
 
-# Each queue has at most one pull in flight and one response waiting, so messages of a queue keep their order and memory is
-# bounded: while the caller works on one response the next one of that queue is fetched. A read with an end has at most eight
-# pulls in flight for any number of queues; a read without an end has a long poll on every queue. Pulls belong to the reader and
-# end with it: with the last message, an error, ``aclose``, a ``break`` (when the iterator is collected) or the consumer's stop.
+# Each queue has at most one pull in flight and one waiting response, so messages of a queue keep their order and memory is
+# bounded. While the caller works on one response, the next response of that queue is fetched. A read with an end has at most
+# eight pulls in flight for any number of queues; a read without an end has a long poll on every queue. Pulls belong to the reader
+# and end with it: at the last message, an error, ``aclose``, a ``break`` (when the iterator is garbage-collected), or the
+# consumer's stop.
 #
-# A pull is a future: its response is decoded when the caller comes to it, after the next pull of the queue was sent. Only a
-# pull that needs more steps (no messages yet, an error, a large body, a connection) gets a task, which continues from that
-# response.
+# A pull is a future. Its response is decoded when the caller reaches it, after the next pull of the queue was sent. Only a pull
+# that needs more steps (no messages yet, an error, a large body, a connection) gets a task, which continues from that response.
 #
-# Temporary errors (a broker restarts) are retried: without a limit in a read without an end, else for 10 seconds.
+# After temporary errors (for example, a broker restarts), pulls are repeated: without a limit in a read without an end, otherwise
+# for 10 seconds.
 
 from __future__ import annotations
 
@@ -47,20 +48,20 @@ FOLLOW_SUSPEND: Final = 15.0
 """Seconds for which a broker may hold a pull of a read without an end, or up to given offsets."""
 TAIL_SUSPEND: Final = 1.0
 BROKER_LATE: Final = 5.0
-"""Seconds by which a broker may be late with "nothing new": it looks at held pulls every 5 s."""
+"""Seconds by which a broker may be late with a response without messages, because it checks held pulls every 5 s."""
 PATIENCE: Final = 10.0
 MOST_GONE: Final = 1024
-"""Maximum number of queues that have left the route and whose positions are kept."""
+"""Maximum number of queues that have disappeared from the route and whose positions are kept."""
 
 
 class ReadScope(NamedTuple):
     """The scope of a read.
 
     Attributes:
-        follow: Whether it has no end.
-        topic: The topic whose new queues it reads too; None for no new queues.
-        named: True if the caller listed queues; other queues that the topic has at the start are ignored.
-        start: The argument of ``read``.
+        follow: Whether the read has no end.
+        topic: The topic whose new queues are also read; None for no new queues.
+        named: Whether the caller listed queues. Other queues that the topic has at the start are then ignored.
+        start: The ``start`` argument of ``read``.
     """
 
     tags: str
@@ -74,7 +75,7 @@ class _Batch(msgspec.Struct, frozen=True):
     """The messages of one response.
 
     Attributes:
-        error: The error that ends the reading after the messages.
+        error: The error that ends the reading after the messages; None if there is none.
     """
 
     messages: tuple[MessageExt, ...] = ()
@@ -85,10 +86,10 @@ class Reader:
     """One run of ``PullConsumer.read``.
 
     Args:
-        opening: Makes the cursors, at the first step of the iteration.
+        opening: Returns the cursors. It is called at the first step of the iteration.
         calls: Futures that end when the consumer stops.
         running: The consumer's readers between their first step and their end.
-        watch: A new Watch, of this reading.
+        watch: A new Watch for this reading.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Reader:
         self._loop = asyncio.get_running_loop()
         self._known: set[MessageQueue] = set()
         self._gone: dict[MessageQueue, Cursor] = {}
-        """Cursors of queues that have left the route, kept for the case that the queues return."""
+        """Cursors of queues that have disappeared from the route. They are used again if the queues return."""
         self._held: OrderedSet[str] = OrderedSet()
         self._idle: deque[Cursor] = deque()
         self._pulling: dict[asyncio.Task[_Batch | None], Cursor] = {}
@@ -129,13 +130,13 @@ class Reader:
             await self._open()
             while True:
                 if asyncio.get_running_loop() is not self._loop:
-                    self._instance.check_usable()  # raises: after a fork or on another loop the connections are not usable
+                    self._instance.check_usable()  # raises, because connections cannot be used after a fork or on another loop
                 if self._idle:
                     self._start_pulls()
                 if not self._ready:
                     if not self._pulling and not self._pending and not self._scope.follow:
                         return
-                    batch = done = message = None  # frees their bodies during the wait
+                    batch = done = message = None  # which frees their bodies during the wait
                     await self._wait_for_news()
                     continue
                 cursor, done = self._ready.popleft()
@@ -150,12 +151,12 @@ class Reader:
                     if self._stopped is not None:
                         raise own_copy(self._stopped)
                 if batch.error is not None:
-                    raise own_copy(batch.error)  # the traceback of the raised one has this frame
+                    raise own_copy(batch.error)  # a copy, because the traceback of the raised error references this frame
         finally:
             await self._close()
 
     def stop(self) -> list[asyncio.Task[_Batch | None]]:
-        """End the pulls and return their tasks; the next step of the iteration raises ClientStateError."""
+        """End the pulls and return their tasks. The next step of the iteration raises ClientStateError."""
         self._stopped = ClientStateError("the consumer was stopped during the reading; start it and read again")
         for task in self._pulling:
             task.cancel()
@@ -195,7 +196,7 @@ class Reader:
                 self._start_fetching(cursor, None)
                 continue
             self._pending[pending.future] = (cursor, pending)
-            self._calls[pending.future] = None  # as ``add`` does, without a call, which would cost small pulls time
+            self._calls[pending.future] = None  # ``add``, inlined because the call would slow small pulls down
             pending.future.add_done_callback(self._answered)
 
     def _start_pull(self, cursor: Cursor) -> PendingPull | None:
@@ -204,7 +205,7 @@ class Reader:
         try:
             pending = start_pull(self._instance, self._request(cursor))
         except RocketMQError:
-            return None  # the task gets the error again, and handles it
+            return None  # the task meets the error again and handles it
         if pending is not None:
             if pending.since - cursor.answered_at > UNWATCHED:
                 cursor.doubt()
@@ -227,14 +228,14 @@ class Reader:
             self._start_fetching(cursor, pending)
 
     def _decoded(self, cursor: Cursor, pending: PendingPull) -> _Batch | None:
-        """Return the messages of a response; None if it needs more than decoding, and a task was started for the rest."""
+        """Return the messages of a response. Return None if the response needs more than decoding, for which a task was started."""
         after = cursor.offset
         if cursor.doubtful or cursor.unmarked:
             self._start_fetching(cursor, pending)
             return None
         try:
             result = small_result(self._instance, pending)
-            batch = None if result is None else self._take(cursor, result)  # never a loss: only a task can confirm one
+            batch = None if result is None else self._take(cursor, result)  # never a loss, which only a task can confirm
         except RocketMQError:
             batch = None
         if batch is not None and (batch.messages or batch.error is not None):
@@ -294,7 +295,7 @@ class Reader:
 
     async def _close(self) -> None:
         if not self._instance.is_here():
-            return  # the consumer's stop ends the pulls, on their own loop
+            return  # the consumer's stop ends the pulls, on the loop that they belong to
         self._running.discard(self)
         while self._held:
             self._instance.routes.use.release(self._held.popitem()[0])
@@ -317,10 +318,10 @@ class Reader:
     async def _fetch(self, cursor: Cursor, pending: PendingPull | None) -> _Batch | None:
         """Pull until there are messages or an error to deliver.
 
-        Return None if the cursor reaches its end or the queue leaves the route.
+        Return None if the cursor reaches its end or the queue disappears from the route.
 
         Args:
-            pending: The first pull, if it was sent already.
+            pending: The first pull, if it was already sent; otherwise None.
         """
         backoff = ReadBackoff(None if self._scope.follow else PATIENCE)
         moved_at = pulled_at = machine.monotonic() if pending is None else pending.since
@@ -358,11 +359,11 @@ class Reader:
         return None
 
     async def _pull(self, cursor: Cursor, pending: PendingPull | None) -> PullResult:
-        """Pull once, unless ``pending`` was sent already, from the offset of the cursor.
+        """Return the result of a pull at the offset of the cursor. Use ``pending`` if it was already sent from there.
 
-        Raise the errors of the pull, and as ``believe`` does for a doubtful result.
+        The errors of the pull propagate, and the error of ``believe`` for a doubtful result.
         """
-        if pending is not None and pending.request.offset != cursor.offset:  # the cursor has gone back since
+        if pending is not None and pending.request.offset != cursor.offset:  # the cursor has moved back since
             pending = None
         request = self._request(cursor) if pending is None else pending.request
         result = await pull_once(self._instance, request, self._calls, pending)
@@ -374,23 +375,25 @@ class Reader:
         return result
 
     async def _has_left(self, cursor: Cursor, error: RocketMQError) -> bool:
-        """Return whether the queue of a read without an end has left its route; then keep its cursor if the topic exists."""
+        """Return whether the queue of a read without an end has disappeared from its route. If so, keep its cursor if the topic
+        still exists.
+        """
         if not (self._scope.follow and isinstance(error, BrokerError) and await has_left(self._instance, cursor.queue, error)):
             return False
         logger.info("queue %s is no longer in its topic's route: %s", cursor.queue, printable(error))
         self._known.discard(cursor.queue)
-        if not isinstance(error, TopicNotFoundError):  # the offsets of a topic that is created again begin again
+        if not isinstance(error, TopicNotFoundError):  # a topic that is created again has new offsets
             self._gone[cursor.queue] = cursor
             if len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
         return True
 
     def _rest(self, cursor: Cursor, result: PullResult, quiet: float) -> float | None:
-        """Return the seconds to wait after a pull that did not move the cursor; None if the broker may have held the pull.
+        """Return the seconds to wait after a pull that did not move the cursor. Return None if the broker may have held the pull.
 
         Args:
-            quiet: Seconds since the cursor moved; after more than ``request_timeout`` of them a reading up to "latest" or a
-                datetime ends where it is.
+            quiet: Seconds since the cursor moved. After more than ``request_timeout`` seconds, a reading up to "latest" or a
+                datetime ends at its current offset.
 
         Raises:
             OffsetRangeError: For an offset that stays above the queue's end.
@@ -404,7 +407,7 @@ class Reader:
             return FIRST_REST
         cursor.ahead_since = None
         if cursor.end is not None and not cursor.wait_for_end and quiet > self._instance.config.request_timeout:
-            text = "the reading of %s ends at offset %d instead of %d: the broker has sent no further message for %.1f s"
+            text = "the reading of %s ends at offset %d instead of %d, because the broker has sent no more messages for %.1f s"
             logger.warning(text, cursor.queue, cursor.offset, cursor.end, quiet)
             cursor.end = cursor.offset
             return 0.0
@@ -418,9 +421,10 @@ class Reader:
         return PullRequest(self._group, cursor.queue, cursor.offset, count, self._scope.tags, suspend, timeout)
 
     def _take(self, cursor: Cursor, result: PullResult) -> _Batch | None:
-        """Move the cursor, or raise as ``_jump`` does.
+        """Move the cursor according to a result. The error of ``_jump`` propagates.
 
-        Return the messages (perhaps none), None if it did not move: also if the queue ends below an end that it had.
+        Return the messages, if any. Return None if the cursor did not move, for example because the queue ends below an earlier
+        end.
         """
         offset, after = cursor.offset, result.next_offset
         if result.max_offset < cursor.high:
@@ -445,7 +449,7 @@ class Reader:
     def _with_error(
         self, cursor: Cursor, result: PullResult, messages: tuple[MessageExt, ...], lost: tuple[range, ...]
     ) -> _Batch:
-        """Return the messages of a result, up to the first loss if that ends the reading, and the error."""
+        """Return the messages and the error of a result. If a loss ends the reading, return only the messages before the loss."""
         loss = self._loss(cursor, lost, result.min_offset, result.max_offset) if lost else None
         if loss is not None:
             return _Batch(tuple([message for message in messages if message.queue_offset < lost[0].start]), loss)
@@ -459,7 +463,7 @@ class Reader:
         cursor.unmarked = self._watch.is_far(cursor)
 
     def _jump(self, cursor: Cursor, result: PullResult) -> _Batch:
-        """Move a cursor with ``at_first`` to the first message; raise OffsetRangeError for a cursor without it."""
+        """Move a cursor with ``at_first`` to the first message. Raise OffsetRangeError for other cursors."""
         lost = until((range(cursor.offset, result.min_offset),), cursor.end)
         if not cursor.at_first:
             raise range_error(self._instance, cursor, result, lost)
@@ -471,17 +475,17 @@ class Reader:
         return _Batch()
 
     def _loss(self, cursor: Cursor, lost: tuple[range, ...], low: int, high: int) -> OffsetRangeError | None:
-        """Return the error for lost messages; for a cursor with ``at_first`` logs them and return None."""
+        """Return the error for lost messages. For a cursor with ``at_first``, log the loss and return None."""
         queue = self._instance.names.shown_queue(cursor.queue)
         if sum(map(len, lost[:2])) == 1:
             text = f"offset {lost[0].start} of {queue} was deleted before it was read"
         else:
             text = f"offsets {ranges_text(lost)} of {queue} were deleted before they were read"
         if cursor.at_first:
-            logger.warning("%s; the reading goes on at the first message there is", text)
+            logger.warning("%s; the reading continues at the first message that exists", text)
             return None
         return OffsetRangeError(
-            f'{text}; start="earliest" goes on at the first message there is',
+            f'{text}; with start="earliest", a reading continues at the first message that exists',
             min_offset=low,
             max_offset=high,
             lost=lost,
@@ -500,12 +504,12 @@ class Reader:
         return self._instance.open_connection(self._instance.routes.broker_of(cursor.queue))
 
     async def _check(self, cursor: Cursor) -> OffsetRangeError | None:
-        """Check what the queue had, and offsets that pulls with tags skipped, if that is due; return the error for a loss."""
+        """Check whether the queue still has its messages, and check skipped offsets if that is due. Return the error for a loss."""
         error = None
         if cursor.doubtful or cursor.unmarked:
             error = await self._watch.look(cursor)
             cursor.answered_at = machine.monotonic()
-            if cursor.connection is None:  # the look has opened it
+            if cursor.connection is None:  # the check has opened the connection
                 cursor.connection = self._connection(cursor)
         skipped = cursor.skipped
         if error is not None or skipped is None or not cursor.check_due:

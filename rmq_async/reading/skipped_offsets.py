@@ -1,12 +1,12 @@
 """Checks whether the messages at offsets that a filter skipped were still stored when it skipped them."""
 
-# The response to a pull with tags does not say why it skips an offset: the message has other tags, or it was deleted, because a
-# broker treats deleted messages as if they did not match. So a pull without tags asks for the first skipped offset afterwards:
-# a message that is stored now was stored when it was skipped, and a queue loses its oldest messages first. That usually takes
-# one small pull a second for each queue, and one at its end.
+# The response to a pull with tags does not tell why it skips an offset: the message may have other tags, or it may have been
+# deleted, because a broker treats deleted messages as if they did not match. So a pull without tags requests the first skipped
+# offset afterwards. A message that is stored now was also stored when it was skipped, and a queue loses its oldest messages
+# first. Usually this takes one small pull per second for each queue, and one at its end.
 #
-# (The minimum offset that a broker reports is no substitute: it is corrected seconds late, and while files are deleted a search
-# by time returns 0, or gets no response; both observed on 5.5.0 and 4.9.7.)
+# (The minimum offset that a broker reports is not a substitute. It is corrected seconds late, and while files are being deleted, a
+# search by time returns 0 or gets no response; both were observed on 5.5.0 and 4.9.7.)
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..results import PullStatus
 from .pull import Calls, PulledBody, PullRequest, pull_body
 
 CHECK_EVERY: Final = 1.0
-"""Seconds between two checks of a queue, at least."""
+"""Minimum seconds between two checks of a queue."""
 SHORT_STEP: Final = 100
 """Number of offsets below which a step to the next message counts as short."""
 
@@ -45,10 +45,13 @@ class SkippedOffsets:
         return bool(self.ranges) and machine.monotonic() - self.checked_at >= CHECK_EVERY
 
     def add(self, offset: int, first: int) -> None:
-        """Add the offsets from ``offset``, where a pull began, up to ``first``, exclusive: the offset of its first message, or
-        its next offset if it had none.
+        """Add the skipped offsets before the first message of a pull.
 
-        Offsets behind a message need no check: a queue loses its oldest messages first.
+        Offsets after a message need no check, because a queue loses its oldest messages first.
+
+        Args:
+            offset: The offset of the pull.
+            first: The offset of its first message, or its next offset if it returned no message.
         """
         if first <= offset:
             return
@@ -57,7 +60,7 @@ class SkippedOffsets:
         self.ranges.append(range(offset, first))
 
     def cut(self, offset: int) -> None:
-        """Forget the offsets from ``offset`` on: they are pulled again."""
+        """Forget the offsets from ``offset`` on, because they are pulled again."""
         self.ranges = [range(each.start, min(each.stop, offset)) for each in self.ranges if each.start < offset]
 
     def clear(self) -> None:
@@ -71,16 +74,19 @@ async def deleted_among(
 ) -> tuple[tuple[range, ...], int]:
     """Return the offsets of ``skipped`` that are no longer stored, and the queue's maximum offset.
 
-    Raise the errors of a pull and those of ``lost_offsets``; for an answer that names no further offset OffsetRangeError if the
-    queue ends before the last offset of ``skipped`` and its broker has a master, otherwise BrokerNotFoundError.
-
     Args:
-        timeout: Seconds for each request; when the call has lasted as long, it may return after a part of the offsets.
+        timeout: Seconds for each request. When the call has taken this time, it may return after checking a part of the offsets.
+
+    Raises:
+        OffsetRangeError: For a response without a higher offset, if the queue ends before the last offset of ``skipped`` and its
+            broker has a master.
+        BrokerNotFoundError: For any other response without a higher offset. The errors of a pull and of ``lost_offsets`` also
+            propagate.
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False
-    # A broker whose answers always name just the next offset must not delay the reading. Java brokers name an offset 800 further,
-    # or that of the first message (``DefaultMessageStore.getMessage``).
+    # A broker whose responses always name just the next offset must not delay the reading. Java brokers name an offset that is 800
+    # higher, or the offset of the first message (``DefaultMessageStore.getMessage``).
     until = machine.monotonic() + timeout
     while at < stop and not (short and machine.monotonic() >= until):
         answer, first = await _pull_one(instance, PullRequest(group, queue, at, 1, "*", 0.0, timeout), calls)
@@ -90,7 +96,7 @@ async def deleted_among(
         if first is not None:
             at = max(first, at)
             break
-        if answer.status is PullStatus.FOUND and not odd:  # a record in place of a deleted message, of which a broker has one
+        if answer.status is PullStatus.FOUND and not odd:  # a record in place of a deleted message; a broker has at most one
             at, odd = at + 1, True
             continue
         if after <= at:
@@ -106,8 +112,8 @@ async def deleted_among(
                     address=answer.address,
                 )
             raise BrokerNotFoundError(
-                f"whether offset {at} of {shown} was deleted cannot be determined: the queue ends at {answer.max_offset} at its "
-                "broker, which names no further offset; try again, and after a replica's answer when its master is back",
+                f"cannot determine whether offset {at} of {shown} was deleted: the queue ends at {answer.max_offset} at its "
+                "broker, which returned no higher offset; try again, and if a replica has responded, when its master is back",
                 broker=queue.broker_name,
                 address=answer.address,
             )
@@ -120,9 +126,9 @@ async def deleted_among(
 
 
 async def _pull_one(instance: ClientInstance, request: PullRequest, calls: Calls) -> tuple[PulledBody, int | None]:
-    """Return the answer to a pull of one message, and the offset of its message; None if no message of the queue is in it.
+    """Return the response to a pull of one message, and the offset of the message, or None if it has no message of the queue.
 
-    A message whose answer is above ``max_frame_size`` counts: the reading itself may never want it.
+    A message whose response is above ``max_frame_size`` counts as stored, because the reading itself may never request it.
     """
     try:
         answer = await pull_body(instance, request, calls)

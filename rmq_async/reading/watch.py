@@ -1,23 +1,23 @@
-"""What a reading knows of the messages that its queues had, by which it sees that a queue has lost messages; and where it begins in
-queues that its topic did not have at the start.
+"""Detects whether the queues of a reading have lost messages, and determines where it begins in queues that were added after its
+start.
 """
 
-# A broker that loses power or gets an older store, and a replica that is behind and becomes the master, give offsets out again.
-# Once new messages have filled the queue past the position of a reading, the next pull looks like any other, and new messages
-# below the position would never be read. So after a new connection, an error, an end below one that was seen, or UNWATCHED
-# seconds without a pull, one small pull asks for the newest message that is known (``ReadMarks``): one that was read, or, in a
-# reading without an end, the one before its start. A reading gives each message once, in the order of its queue, so that it ends
-# there: to go on, it would have to go back.
+# A broker that loses power or gets an older store, and a replica that lags behind and becomes the master, assign offsets again.
+# When new messages have filled the queue past the position of a reading, the next pull looks normal, and new messages below the
+# position would never be read. So after a new connection, an error, an end below an earlier end, or UNWATCHED seconds without a
+# pull, one small pull requests the last known message (``ReadMarks``). This is a message that was read or, in a reading without
+# an end, the message before its start. If the message is gone, the reading ends: it delivers each message once, in the order of
+# its queue, and would have to move back to continue.
 #
-# With tags, a reading may be past offsets behind that message. It goes back behind it and pulls these again: nothing of them
-# was given, and other messages may be there now.
+# With tags, a reading may have passed offsets after that message. It moves back to the offset after the message and pulls these
+# offsets again. It has delivered no message from there, and other messages may be there now.
 
-# A queue that is new on a broker which the route named at the start is read from its first message, because all its messages
-# are newer, or for ``start="committed"`` from the group's offset, if it has one. A broker that the route did not name may be
-# new, or it was unreachable and has old messages. Its queues begin as the reading did: with the first message there is
-# (``start="earliest"``), at the group's offset as above (``start="committed"``), or with the first message stored at the
-# datetime ``start`` or later; for any other ``start``, with the first message stored after the start of the reading. That time
-# is of the client's clock and is compared with times of the broker's, so CLOCKS_DIFFER is subtracted.
+# A new queue on a broker that the route named at the start is read from its first message, because all its messages are newer.
+# For ``start="committed"``, it is read from the group's offset if there is one. A broker that the route did not name at the start
+# may be new, or it may have been unreachable and have old messages. Its queues begin as the reading began: with the first message
+# (``start="earliest"``), at the group's offset (``start="committed"``), or with the first message stored at the datetime
+# ``start`` or later. For any other ``start``, they begin with the first message stored after the start of the reading. That time
+# comes from the client's clock and is compared with times of the broker's clock, so CLOCKS_DIFFER is subtracted.
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ logger = logging.getLogger(__name__)
 AboveEnd = Literal["end", "earliest", "stop"]
 
 AHEAD_PATIENCE: Final = 1.0
-"""Seconds to wait at an offset that the broker says is above its highest one: a stored message becomes readable a moment
+"""Seconds to wait at an offset that is above the end that the broker reports, because a stored message becomes readable a moment
 later."""
 STARTING: Final = 10.0
-"""Seconds in which an end below the group's offset is looked up three times: a broker that starts shows its queues late."""
+"""Seconds over which an end below the group's offset is checked three times, because a broker that starts shows its queues late."""
 
 
 class Watch:
-    """The marks of one reading.
+    """The marks of one reading, and the checks with them.
 
     Args:
-        group: Name on the wire of the group whose committed offsets count.
-        above_end: As for ``PullConsumer.read``.
+        group: Name on the wire of the group whose committed offsets are used.
+        above_end: The argument of ``PullConsumer.read``.
     """
 
     def __init__(self, instance: ClientInstance, group: str, above_end: AboveEnd) -> None:
@@ -64,11 +64,12 @@ class Watch:
         self.marks = ReadMarks()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset at which a reading continues: the committed offset, or the offset that ``above_end`` says if the
-        queue ends below it. Return None without a committed offset. Raises the errors of the requests, too.
+        """Return the offset at which a reading continues: the committed offset or, if the queue ends below it, the offset
+        according to ``above_end``. Return None if there is no committed offset.
 
         Raises:
-            OffsetRangeError: For "stop".
+            OffsetRangeError: If the queue ends below the committed offset, and ``above_end`` is "stop". The errors of the requests
+                also propagate.
         """
         offset = await committed_offset(self._instance, self._group, queue, any_replica=False)
         if not offset:
@@ -92,9 +93,9 @@ class Watch:
                 broker=queue.broker_name,
             )
         target = end if self._above_end == "end" else move.first
-        left_out = "messages stored since the loss and before this look are left out"
+        left_out = "messages stored between the loss and this check are skipped"
         if target == move.first:
-            left_out = "all of its messages are read"
+            left_out = "all its messages are read"
         text = (
             "%s is read from offset %d on instead of the group's %d: it ends at %d (some %d messages are lost), because %s; %s; to "
             "go back further, begin at a datetime"
@@ -103,14 +104,14 @@ class Watch:
         return target
 
     async def look(self, cursor: Cursor) -> OffsetRangeError | None:
-        """Look at the queue of a cursor before a pull.
+        """Check the queue of a cursor before a pull.
 
-        Move a cursor of a reading with tags back to the newest mark, if other messages may be behind it. A message that was
-        deleted because it was the oldest one is no reason for an error. Raise the errors of the requests.
+        In a reading with tags, move the cursor back to the last mark if other messages may follow it. A message that was deleted
+        because of its age does not cause an error. The errors of the requests propagate.
 
         Returns:
-            An error if the queue has lost messages that were read, or that lay before the start of a reading without an end; if
-            it ends below the cursor, after AHEAD_PATIENCE.
+            An error if the queue has lost messages that were read, or that lay before the start of a reading without an end. If the
+            queue ends below the cursor, the error is returned after AHEAD_PATIENCE seconds. None if nothing is lost.
         """
         marks, queue, offset = self.marks, cursor.queue, cursor.offset
         if cursor.doubtful:
@@ -130,7 +131,7 @@ class Watch:
         return None
 
     def is_far(self, cursor: Cursor) -> bool:
-        """Return whether a cursor is far behind its newest mark: brokers leave messages out of its pulls."""
+        """Return whether a cursor is far above its last mark, because brokers filter the messages of its queue."""
         return cursor.is_filtered and cursor.offset - max(self.marks.newest(cursor.queue) + 1, cursor.first) > REACH
 
     async def _lost(self, cursor: Cursor, move: Move) -> OffsetRangeError:
@@ -138,13 +139,13 @@ class Watch:
         shown = instance.names.shown_queue(queue)
         if move.cause is Cause.MADE_ANEW:
             text = (
-                f"{shown} was read up to offset {cursor.offset}; its topic was deleted and made anew since: start a new reading"
+                f"{shown} was read up to offset {cursor.offset}; its topic was deleted and created again; start a new reading"
             )
         else:
             text = (
-                f"{shown} has lost messages that were read, or that lay before the start, and gives their offsets out again: it "
-                f"was read up to offset {cursor.offset}, and may have others from {move.offset} on, because {REPLACED}; start "
-                "a new reading there, or at the store time of the last message less 10 s, and expect some messages again"
+                f"{shown} has lost messages that were read, or that lay before the start, and assigns their offsets again: it "
+                f"was read up to offset {cursor.offset}, and may have other messages from {move.offset} on, because {REPLACED}; "
+                "start a new reading there, or at the store time of the last message minus 10 s; some messages may be repeated"
             )
         return OffsetRangeError(
             text,
@@ -169,12 +170,12 @@ def range_error(instance: ClientInstance, cursor: Cursor, result: PullResult, lo
 
 
 async def believe(instance: ClientInstance, cursor: Cursor) -> None:
-    """Raise BrokerNotFoundError while the broker has no master: a replica may lack messages, or have deleted more."""
+    """Raise BrokerNotFoundError if the broker has no master, because a replica may lack messages or have deleted more messages."""
     if not await has_master(instance, cursor.queue):
         queue = instance.names.shown_queue(cursor.queue)
         raise BrokerNotFoundError(
             f"the broker of {queue} has no master now, and its replica may lack messages at offset {cursor.offset}; try again when "
-            "it has one",
+            "it has a master",
             broker=cursor.queue.broker_name,
         )
 
@@ -183,8 +184,8 @@ class Latecomers:
     """The queues that are added to a topic while it is read.
 
     Args:
-        start: As for ``PullConsumer.read``.
-        is_filtered: As for ``Cursor``.
+        start: The argument of ``PullConsumer.read``.
+        is_filtered: The argument of ``Cursor``.
     """
 
     def __init__(self, start: object, is_filtered: bool) -> None:
@@ -194,7 +195,7 @@ class Latecomers:
         self._brokers: frozenset[str] = frozenset()
 
     def opened(self, queues: Iterable[MessageQueue], route: TopicRoute | None) -> None:
-        """Note the brokers of the queues that the reading begins with, and the brokers that the route names at that moment."""
+        """Note the brokers of the queues with which the reading begins, and the brokers that the route names then."""
         known = {queue.broker_name for queue in queues}
         if route is not None:
             known.update(route.addresses, [queue.broker_name for queue in route.subscribe_queues])
@@ -212,8 +213,8 @@ class Latecomers:
 
 
 async def find_start(instance: ClientInstance, cursor: Cursor, watch: Watch) -> None:
-    """Move a cursor to the group's offset (``Watch.committed``), if it is to begin there and there is one, or to the first
-    message stored at its ``since`` or later. Raise the errors of the requests.
+    """Move a cursor to its start, if that must still be found: the group's offset (``Watch.committed``), if there is one, or the
+    first message stored at ``since`` or later. The errors of the requests propagate.
     """
     if cursor.group:
         committed = await watch.committed(cursor.queue)

@@ -150,7 +150,7 @@ class Following:
                         body = message.body.decode()
                         self.bodies.append(body)
                 except OffsetRangeError as error:
-                    named = re.findall(r"may have others from (\d+) on", str(error))
+                    named = re.findall(r"may have other messages from (\d+) on", str(error))
                     start = {self.queue: int(named[0])}
                     self.bodies.append("error")
 

@@ -1,4 +1,4 @@
-"""Topics of real brokers that are deleted and made anew under a member of a group."""
+"""Topics of real brokers that are deleted and created again under a member of a group."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ async def test_topics_made_anew_are_read_from_their_first_message(
                 await until(lambda: len(seen.bodies) == 20, TAKES)
             print(f"20 sent, {len(seen.bodies)} handled, {seen.twice} twice")
             assert seen.twice == 0
-        said = [record.message for record in caplog.records if "deleted and made anew" in record.message]
+        said = [record.message for record in caplog.records if "deleted and created again" in record.message]
         assert len(said) == 2

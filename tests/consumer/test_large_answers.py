@@ -65,7 +65,7 @@ async def test_message_above_max_frame_size_is_named_and_can_be_passed_over() ->
         assert found == [b"0", b"1"]
         text, size = str(caught.value), caught.value.size
         assert (
-            f"the message at offset 2 of {Q0} has {size} bytes, above max_frame_size={LIMIT}: set max_frame_size={size}" in text
+            f"the message at offset 2 of {Q0} has {size} bytes, above max_frame_size={LIMIT}; set max_frame_size={size}" in text
         )
         assert caught.value.broker == "broker-a"
         assert [message.body for message in (await consumer.pull(Q0, 3)).messages] == [b"3"]

@@ -145,7 +145,7 @@ async def test_pull_is_not_led_beyond_the_end() -> None:
         result = await consumer.pull(Q0, 5)
         assert (result.next_offset, result.lost) == (100, (range(5, 100),))
     async with scripted(lambda header: (0, 3, b"")) as (_, consumer):
-        with pytest.raises(RemoteProtocolError, match="at offset 5 says to go on at 3"):
+        with pytest.raises(RemoteProtocolError, match="at offset 5 has the next offset 3"):
             await consumer.pull(Q0, 5)
 
 
@@ -247,7 +247,7 @@ async def test_earliest_goes_on_with_a_warning(caplog: pytest.LogCaptureFixture,
         found = await collect(consumer.read(TOPIC, tags=tags))
         assert offsets_by_queue(found) == {0: [*range(860, 2000, 1 if tags == "*" else 10)]}
         warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
-        assert any("were deleted before they were read; the reading goes on" in text for text in warnings)
+        assert any("were deleted before they were read; the reading continues" in text for text in warnings)
 
 
 async def test_earliest_reports_a_jump_on_its_way(caplog: pytest.LogCaptureFixture) -> None:

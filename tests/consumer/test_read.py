@@ -221,7 +221,7 @@ async def test_an_end_that_never_becomes_readable_is_given_up_with_a_warning(cap
         start = monotonic()
         assert await collect(consumer.read(TOPIC)) == []
         assert 0.5 < monotonic() - start < 1.0
-        assert "ends at offset 0 instead of 5: the broker has sent no further message for " in caplog.text
+        assert "ends at offset 0 instead of 5, because the broker has sent no more messages for " in caplog.text
 
 
 # Answers of odd brokers.
