@@ -743,9 +743,11 @@ class QueryConsumeQueueResponseBody(msgspec.Struct, frozen=True, rename="camel")
 class UserInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A user of a broker.
 
+    Brokers return the password as well (``UserConverter``).
+
     Attributes:
         user_type: Super or Normal.
-        user_status: Enable or disable. Brokers also return the password (``UserConverter``).
+        user_status: Enable or disable.
     """
 
     username: str | None = None

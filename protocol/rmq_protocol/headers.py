@@ -1,11 +1,11 @@
-"""Custom headers: one Struct for each kind of request and response, converted from and to the texts of extFields.
+"""Custom headers: one Struct for each kind of request and response, converted from and to the strings of extFields.
 
-A header is declared once, with the class and field names of Java in the order of the Java class; everything else is derived from
-the declaration: the tables by request code, and, on first use, how each field is written and read, and whether it is required.
-The rules (``RemotingCommand.makeCustomHeaderToNet`` and ``decodeCommandCustomHeader``): a field that is null is left out,
-integers are decimal, booleans are ``true`` and ``false``, fields that the class does not declare are ignored.
+A header is declared once, with the class and field names of Java and in the order of the Java class. Everything else is derived
+from the declaration: the tables by request code and, on first use, how each field is written and read and whether it is required.
+The rules are those of ``RemotingCommand.makeCustomHeaderToNet`` and ``decodeCommandCustomHeader``: a field that is null is left
+out, integers are decimal, booleans are ``true`` and ``false``, and fields that the class does not declare are ignored.
 
-This is the general path: 1 us to write a header, 2 us to read one. Sends and their replies have templates of their own in
+This is the general path, which takes 1 us to write a header and 2 us to read one. Sends and their replies have a faster path in
 ``send_codec``.
 """
 
@@ -26,8 +26,10 @@ from .java_types import Int, Long
 
 
 class BoundaryType(StrEnum):
-    """The message that a search by time selects: LOWER the first one stored at that time or later, UPPER the last one stored at
-    that time or earlier. ``from_ext`` ignores case and reads any other text as LOWER (``BoundaryType.getType``).
+    """The message that a search by time selects.
+
+    LOWER selects the first message stored at that time or later, UPPER the last message stored at that time or earlier.
+    ``from_ext`` ignores case and reads any other string as LOWER (``BoundaryType.getType``).
     """
 
     LOWER = "LOWER"
@@ -38,7 +40,8 @@ class Header(msgspec.Struct, kw_only=True, gc=False):
     """A custom header.
 
     Attributes:
-        request_code: The request's code, the first one if there are several; None if no request of 5.5.0 has this header.
+        request_code: The code of the request, or the first one if several requests have this header. None if no request of 5.5.0
+            has it.
         choices: Integer field -> the only values that ``from_ext`` accepts.
     """
 
@@ -47,11 +50,11 @@ class Header(msgspec.Struct, kw_only=True, gc=False):
 
 
 class RpcRequestHeader(Header, kw_only=True):
-    """The fields of requests that a broker may forward to another one.
+    """The fields of requests that a broker may forward to another broker.
 
     Attributes:
         ns: The client's namespace.
-        nsd: True if the request's names are in the namespace.
+        nsd: True if the names in the request belong to the namespace.
         bname: Name of the broker.
         oway: True for a one-way request.
     """
@@ -66,7 +69,7 @@ class TopicRequestHeader(RpcRequestHeader, kw_only=True):
     """The fields of requests about a topic.
 
     Attributes:
-        lo: True if topic and queue are logical ones (static topics).
+        lo: True if topic and queue are logical, as those of a static topic are.
     """
 
     lo: bool | None = None
@@ -75,12 +78,13 @@ class TopicRequestHeader(RpcRequestHeader, kw_only=True):
 H = TypeVar("H", bound=Header)
 
 REQUEST_HEADERS: Final[dict[int, type[Header]]] = {}
-"""Headers of requests, by request code. Brokers send 39, 40, 220, 221, 307, 309, 326 and 200073 to clients. Codes that are left
-out have no header, except those with which brokers register and talk to each other (103, 104, 322, 902 to 906, 908, 1008) and 513,
-which clients do not need."""
+"""Headers of requests, by request code. Brokers send 39, 40, 220, 221, 307, 309, 326 and 200073 to clients.
+
+Requests whose codes are missing have no header, with two exceptions that clients do not need: the requests with which brokers
+register and talk to each other (103, 104, 322, 902 to 906, 908, 1008), and 513."""
 
 RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {}
-"""Headers of responses, by request code, for codes whose response has one."""
+"""Headers of responses, by request code. Codes whose response has no header are missing."""
 
 
 def _request(*codes: RequestCode) -> Callable[[type[H]], type[H]]:
@@ -115,8 +119,8 @@ class _Field(NamedTuple):
 
 @cache
 def _fields(cls: type[Header]) -> tuple[_Field, ...]:
-    """Return the fields in Java's order: first the fields of the class itself, then the fields of its base classes, nearest
-    first.
+    """Return the fields in Java's order: first the fields of the class itself, then those of its base classes, the nearest base
+    class first.
     """
     infos = {info.name: info for info in msgspec.structs.fields(cls)}
     bases = [base for base in cls.__mro__ if issubclass(base, Header)]
@@ -138,11 +142,11 @@ def _field(info: msgspec.structs.FieldInfo) -> _Field:
 
 
 def to_ext(header: Header) -> dict[str, str]:
-    """Return the extFields of ``header``; fields that are None are left out.
+    """Return the extFields of ``header``. Fields that are None are left out.
 
     Raises:
-        LocalProtocolError: With header and field, for an integer outside the range of the field's Java type (Integer, 32 bits,
-            or Long, 64 bits).
+        LocalProtocolError: If an integer is outside the range of the field's Java type (Integer, 32 bits, or Long, 64 bits). The
+            error names header and field.
     """
     ext: dict[str, str] = {}
     for name, kind, low, high, _ in _fields(header.__class__):
@@ -163,27 +167,27 @@ def to_ext(header: Header) -> dict[str, str]:
 
 
 def request_of(header: Header, body: bytes = b"", remark: str | None = None) -> RemotingCommand:
-    """Return the request that ``header`` belongs to, with the first of its request codes.
+    """Return a request with this header and the first of its request codes.
 
     Raises:
-        LocalProtocolError: As of ``to_ext``.
+        LocalProtocolError: If ``to_ext`` refuses the header.
     """
     assert header.request_code is not None
     return RemotingCommand(code=header.request_code, remark=remark, ext_fields={**to_ext(header)}, body=body)
 
 
 def from_ext(cls: type[H], ext: Mapping[str, str | None] | None, *, lenient: bool = False) -> H:
-    """Return the header in extFields; unknown fields are ignored, and a field that is missing or None has its default.
+    """Return the header in extFields. Unknown fields are ignored, and a field that is missing or None gets its default.
 
-    A boolean is True for the text ``true``, in any case, else False. With ``lenient`` a missing required field raises nothing
-    and is None, against its declared type.
+    A boolean is True if its string is ``true`` in any case, else False.
 
     Args:
-        ext: None if the peer sent no extFields.
+        ext: The extFields. None if the peer sent none.
+        lenient: True sets a missing required field to None, against its declared type, instead of raising an error.
 
     Raises:
-        RemoteProtocolError: With header and field, for an integer that is not decimal, does not fit its Java type or is none of
-            the field's choices, and for a missing required field.
+        RemoteProtocolError: If an integer is not decimal, does not fit its Java type or is none of the field's choices, or if a
+            required field is missing. The error names header and field.
     """
     values: dict[str, Any] = {}
     given = ext or {}
@@ -215,8 +219,8 @@ def _value(cls: type[Header], field: _Field, text: str) -> Any:
     return BoundaryType.UPPER if text.upper() == "UPPER" else BoundaryType.LOWER
 
 
-# Headers of sends (with long names for the codes 10 and 324, one letter per field for 310, 320 and 325), of recalls, and of
-# replies between clients.
+# Headers of sends, recalls and replies between clients. Sends and replies with the codes 10 and 324 have long field names; those
+# with the codes 310, 320 and 325 have one letter per field.
 
 
 @_request(RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
@@ -271,8 +275,8 @@ class SendMessageResponseHeader(Header, kw_only=True):
     """Header of the response to a send.
 
     Attributes:
-        msgId: Offset message id; for a batch the ids of all messages, comma-joined.
-        queueOffset: Offset of the message, or of the first one of a batch.
+        msgId: The offset message id. The response to a batch has the ids of all its messages, joined by commas.
+        queueOffset: Queue offset of the message, or of the first message of a batch.
     """
 
     msgId: str
@@ -287,7 +291,7 @@ class SendMessageResponseHeader(Header, kw_only=True):
 class ReplyMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of PUSH_REPLY_MESSAGE_TO_CLIENT, with which the broker forwards a reply to the client that waits for it.
 
-    The body is the reply's.
+    The body of the request is the body of the reply.
 
     Attributes:
         bornHost: ``ip:port`` of the client that replied.
@@ -317,7 +321,7 @@ class RecallMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of RECALL_MESSAGE.
 
     Attributes:
-        recallHandle: The text in the response to the send of the delayed message; the module ``recall`` reads it.
+        recallHandle: The handle in the response to the send of the delayed message. The module ``recall`` reads it.
     """
 
     producerGroup: str | None = None
@@ -391,8 +395,9 @@ class PullMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of PULL_MESSAGE.
 
     Attributes:
-        suspendTimeoutMillis: Ms for which the broker may hold the request while it has no message (with PullSysFlag.SUSPEND).
-        commitOffset: Offset to commit (with PullSysFlag.COMMIT_OFFSET).
+        suspendTimeoutMillis: Ms for which the broker may hold the request while it has no message. Only used with
+            PullSysFlag.SUSPEND.
+        commitOffset: Offset to commit. Only used with PullSysFlag.COMMIT_OFFSET.
         subVersion: Version of the subscription, epoch ms.
         expressionType: Kind of the filter, TAG or SQL92.
     """
@@ -431,12 +436,12 @@ class ConsumerSendMsgBackRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CONSUMER_SEND_MSG_BACK, for a message that could not be consumed.
 
     Attributes:
-        offset: Its commit log offset.
-        delayLevel: Level of the delay before the next delivery; 0 is level 3 + reconsume times, a number below 0 moves the
-            message to the dead-letter topic immediately.
-        originMsgId: The message's unique id (``MQClientAPIImpl.consumerSendMessageBack``).
-        maxReconsumeTimes: None for the group's ``retry_max_times``; a message with as many reconsume times goes to the
-            dead-letter topic.
+        offset: The commit log offset of the message.
+        delayLevel: Level of the delay before the next delivery. 0 stands for the level 3 + reconsume times, and a negative number
+            moves the message to the dead-letter topic immediately.
+        originMsgId: The unique id of the message (``MQClientAPIImpl.consumerSendMessageBack``).
+        maxReconsumeTimes: The number of reconsume times at which the message goes to the dead-letter topic. None for the group's
+            ``retry_max_times``.
     """
 
     offset: Long
@@ -455,12 +460,12 @@ class GetConsumerListByGroupRequestHeader(RpcRequestHeader, kw_only=True):
 
 @_response(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 class GetConsumerListByGroupResponseHeader(Header, kw_only=True):
-    """Header of the response to GET_CONSUMER_LIST_BY_GROUP. It is empty: the body has the list."""
+    """Header of the response to GET_CONSUMER_LIST_BY_GROUP. It is empty because the list is in the body."""
 
 
 @_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 class NotifyConsumerIdsChangedRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of NOTIFY_CONSUMER_IDS_CHANGED, a one-way request with which a broker says that the members of
+    """Header of NOTIFY_CONSUMER_IDS_CHANGED, a one-way request with which a broker reports that the members of
     ``consumerGroup`` have changed.
     """
 
@@ -483,7 +488,7 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader, kw_only=True):
     administrator to a broker.
 
     Attributes:
-        clientAddr: Id of the only client that the broker asks; None or "" for all clients of the group.
+        clientAddr: Id of the only client whose offsets are requested. None or "" for all clients of the group.
     """
 
     topic: str
@@ -496,7 +501,7 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of GET_CONSUMER_RUNNING_INFO, which an administrator sends and the broker forwards to the client ``clientId``.
 
     Attributes:
-        jstackEnable: True requests the stacks of the client's threads too.
+        jstackEnable: True additionally requests the stacks of the client's threads.
     """
 
     consumerGroup: str
@@ -522,15 +527,16 @@ class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader, kw_only=True
     groupSysFlag: Int | None = None
 
 
-# Headers about offsets: those of a queue, and the progress of a group.
+# Headers about the offsets of queues and the progress of groups.
 
 
 @_request(RequestCode.QUERY_CONSUMER_OFFSET)
 class QueryConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CONSUMER_OFFSET.
 
-    ``setZeroIfNotFound`` decides the answer for a group without an offset. True or None: 0 if the queue still begins there and
-    its first message is in memory, else QUERY_NOT_FOUND. False: QUERY_NOT_FOUND (``ConsumerManageProcessor``).
+    ``setZeroIfNotFound`` decides the response for a group that has no offset. If it is True or None, the broker returns 0 if the
+    queue still begins at 0 and its first message is in memory, and QUERY_NOT_FOUND otherwise. If it is False, the broker returns
+    QUERY_NOT_FOUND (``ConsumerManageProcessor``).
     """
 
     consumerGroup: str
@@ -563,7 +569,7 @@ class SearchOffsetRequestHeader(TopicRequestHeader, kw_only=True):
 
     Attributes:
         timestamp: Store time, epoch ms.
-        boundaryType: None counts as LOWER.
+        boundaryType: Name of a ``BoundaryType``. None counts as LOWER.
     """
 
     topic: str
@@ -583,7 +589,7 @@ class GetMaxOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of GET_MAX_OFFSET.
 
     Attributes:
-        committed: Brokers ignore it (5.5.0).
+        committed: Brokers of 5.5.0 ignore it.
     """
 
     topic: str
@@ -618,7 +624,7 @@ class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
     """Header of the response to GET_EARLIEST_MSG_STORETIME.
 
     Attributes:
-        timestamp: Store time of the queue's oldest message, epoch ms; -1 for an empty queue.
+        timestamp: Store time of the queue's oldest message, epoch ms. -1 if the queue is empty.
     """
 
     timestamp: Long
@@ -628,12 +634,14 @@ class GetEarliestMsgStoretimeResponseHeader(Header, kw_only=True):
 class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of a reset of offsets: 220 from broker to client, 222 from an administrator to a broker.
 
+    Brokers that reset offsets themselves (``useServerSideResetOffset``, the default) ignore ``isForce``. Other brokers ignore
+    ``queueId`` and ``offset``.
+
     Attributes:
-        timestamp: Store time to reset to, epoch ms, -1 for the end of the queue.
-        queueId: -1 for all queues.
-        offset: Offset to reset the queue ``queueId`` to, instead of a time; None or -1 for the time.
-        isForce: True allows a reset forward too. Brokers that reset offsets themselves (``useServerSideResetOffset``, the
-            default) ignore ``isForce``; others ignore ``queueId`` and ``offset``.
+        timestamp: Store time to reset to, epoch ms. -1 resets to the end of the queue.
+        queueId: Id of the queue to reset. -1 resets all queues.
+        offset: Offset to which the queue ``queueId`` is reset, instead of to a time. None or -1 resets to the time.
+        isForce: True also allows a reset forward.
     """
 
     group: str
@@ -648,9 +656,11 @@ class ResetOffsetRequestHeader(TopicRequestHeader, kw_only=True):
 class CloneGroupOffsetRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CLONE_GROUP_OFFSET, which copies the offsets of ``topic`` from ``srcGroup`` to ``destGroup``.
 
+    If ``topic`` is missing, brokers of 5.5.0 copy nothing and still respond with SUCCESS
+    (``AdminBrokerProcessor.cloneGroupOffset``).
+
     Attributes:
-        offline: False skips the topic if ``srcGroup`` has running consumers and none of them subscribes to it. Without
-            ``topic`` brokers copy nothing, and answer SUCCESS (5.5.0, ``AdminBrokerProcessor.cloneGroupOffset``).
+        offline: False skips the topic if ``srcGroup`` has running consumers and none of them subscribes to it.
     """
 
     srcGroup: str
@@ -664,7 +674,7 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
     """Header of QUERY_CORRECTION_OFFSET.
 
     Attributes:
-        filterGroups: Groups to leave out, comma-joined; the broker DELETES the offsets of these groups, for all topics
+        filterGroups: Groups to leave out, joined by commas. The broker DELETES the offsets of these groups in all topics
             (``ConsumerOffsetManager.queryMinOffsetInAllGroup``).
     """
 
@@ -674,18 +684,18 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader, kw_only=True):
 
 
 class InitConsumerOffsetRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a request that sets the first offsets of a group.
+    """Header of a request that sets the first offsets of a group. The request has no code in 5.5.0.
 
     Attributes:
-        initMode: 0 for the oldest message, 1 for the end of the queue. It has no request code in 5.5.0.
+        initMode: 0 for the oldest message, 1 for the end of the queue.
     """
 
     topic: str | None = None
     initMode: Int = 0
 
 
-# Headers about pops: the broker hands messages to a member of a group; each message is acknowledged, or delivered again after
-# its invisible time.
+# Headers about pops. In a pop, the broker hands messages to a member of a group. A message that is not acknowledged within its
+# invisible time is delivered again.
 
 
 @_request(RequestCode.POP_MESSAGE)
@@ -693,14 +703,14 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of POP_MESSAGE.
 
     Attributes:
-        queueId: -1 for any queue.
+        queueId: Id of the queue. -1 for any queue.
         invisibleTime: Ms for which other members do not get the messages.
         pollTime: Ms for which the broker may hold the request.
-        bornTime: Epoch ms of the request.
-        initMode: Where a new group begins: 0 at the oldest message, 1 at the newest, or at offset 0 while the message there is
-            in memory (``initPopOffsetByCheckMsgInMem``).
+        bornTime: Time of the request, epoch ms.
+        initMode: The position at which a new group begins. 0 stands for the oldest message. 1 stands for the newest message, or
+            for offset 0 while the message there is in memory (``initPopOffsetByCheckMsgInMem``).
         expType: Kind of the filter.
-        exp: Text of the filter.
+        exp: The filter expression.
         attemptId: An id that stays the same when an ordered pop is repeated.
     """
 
@@ -720,12 +730,12 @@ class PopMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_response(RequestCode.POP_MESSAGE)
 class PopMessageResponseHeader(Header, kw_only=True):
-    """Header of the response to POP_MESSAGE.
+    """Header of the response to POP_MESSAGE. The module ``pop`` reads the three fields whose names end with ``Info``.
 
     Attributes:
         popTime: Time of the pop, epoch ms.
         invisibleTime: Ms for which other members do not get the messages.
-        restNum: Messages that are left to pop. The module ``pop`` reads the three infos.
+        restNum: Number of messages that are left to pop.
     """
 
     popTime: Long = 0
@@ -743,7 +753,7 @@ class AckMessageRequestHeader(TopicRequestHeader, kw_only=True):
 
     Attributes:
         extraInfo: Property POP_CK of the message.
-        offset: Its queue offset.
+        offset: Queue offset of the message.
     """
 
     consumerGroup: str
@@ -760,8 +770,8 @@ class ChangeInvisibleTimeRequestHeader(TopicRequestHeader, kw_only=True):
 
     Attributes:
         invisibleTime: New invisible time, ms from now.
-        suspend: True delivers the message again without counting an attempt. It has no effect for ordered messages, nor on
-            brokers that do not know it (5.3.3).
+        suspend: True delivers the message again without counting an attempt. It has no effect on ordered messages, and older
+            brokers such as 5.3.3 ignore it.
     """
 
     consumerGroup: str
@@ -783,12 +793,12 @@ class ChangeInvisibleTimeResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.NOTIFICATION)
 class NotificationRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of NOTIFICATION, with which a client waits for messages to pop: the broker responds when there are some, or after
+    """Header of NOTIFICATION, with which a client waits for messages to pop. The broker responds when there are some, or after
     ``pollTime``.
 
     Attributes:
         pollTime: Ms for which the broker may hold the request.
-        bornTime: Epoch ms, as in a pop.
+        bornTime: Time of the request, epoch ms.
     """
 
     consumerGroup: str
@@ -808,7 +818,7 @@ class NotificationResponseHeader(Header, kw_only=True):
 
     Attributes:
         hasMsg: True if there are messages to pop.
-        pollingFull: True if the broker holds too many requests to hold this one.
+        pollingFull: True if the broker did not hold this request because it already holds too many.
     """
 
     hasMsg: bool = False
@@ -841,7 +851,7 @@ class PollingInfoResponseHeader(Header, kw_only=True):
     pollingNum: Int = 0
 
 
-# Headers about lite topics (5.5): many small topics under one parent topic.
+# Headers about lite topics, which are many small topics under one parent topic (5.5 and later).
 
 
 @_request(RequestCode.POP_LITE_MESSAGE)
@@ -873,7 +883,7 @@ class LiteSubscriptionCtlRequestHeader(RpcRequestHeader, kw_only=True):
 
 @_request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE)
 class NotifyUnsubscribeLiteRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of NOTIFY_UNSUBSCRIBE_LITE, with which a broker says that it has removed the client's subscription of
+    """Header of NOTIFY_UNSUBSCRIBE_LITE, with which a broker reports that it has removed the client's subscription to
     ``liteTopic``.
     """
 
@@ -914,7 +924,7 @@ class TriggerLiteDispatchRequestHeader(Header, kw_only=True):
     clientId: str | None = None
 
 
-# Headers about transactions: their end, and the broker's check of a half message whose outcome it does not know.
+# Headers about transactions: the end of a transaction, and the broker's check of a half message whose outcome it does not know.
 
 
 _OUTCOMES: Final = {"commitOrRollback": frozenset({0, 8, 12})}
@@ -925,11 +935,11 @@ class EndTransactionRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of END_TRANSACTION.
 
     Attributes:
-        commitOrRollback: 8 commit, 12 rollback, 0 not known; ``from_ext`` raises RemoteProtocolError for other values.
+        commitOrRollback: 8 for commit, 12 for rollback, 0 for not known. ``from_ext`` raises RemoteProtocolError for other values.
         tranStateTableOffset: Queue offset of the half message.
-        commitLogOffset: The offset in its offset id.
-        msgId: Its unique id.
-        fromTransactionCheck: True if the request answers a CHECK_TRANSACTION_STATE.
+        commitLogOffset: The offset in the offset id of the half message.
+        msgId: Unique id of the half message.
+        fromTransactionCheck: True if the request is sent because of a CHECK_TRANSACTION_STATE.
     """
 
     choices: ClassVar[Mapping[str, frozenset[int]]] = _OUTCOMES
@@ -953,12 +963,12 @@ class EndTransactionResponseHeader(Header, kw_only=True):
 class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of CHECK_TRANSACTION_STATE, a one-way request of a broker.
 
-    The body is the half message as stored, with the topic it was sent to.
+    The body is the stored half message, with the topic to which it was sent.
 
     Attributes:
         topic: The broker's topic of half messages.
-        msgId: Unique id of the message.
-        offsetMsgId: Offset id of the newest copy of the half message: brokers store it anew for each check.
+        msgId: Unique id of the half message.
+        offsetMsgId: Offset id of the newest copy of the half message. Brokers store a new copy for each check.
     """
 
     topic: str | None = None
@@ -973,7 +983,8 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader, kw_only=True):
 class CheckTransactionStateResponseHeader(Header, kw_only=True):
     """Header of a response to CHECK_TRANSACTION_STATE (Java class of the same name).
 
-    Brokers of 5.5.0 send the check one-way (``Broker2Client.checkProducerTransactionState``) and get END_TRANSACTION instead.
+    It is not used by brokers of 5.5.0, which send the check one-way (``Broker2Client.checkProducerTransactionState``) and get an
+    END_TRANSACTION instead of a response.
 
     Attributes:
         commitOrRollback: As in ``EndTransactionRequestHeader``; ``from_ext`` raises RemoteProtocolError for other values.
@@ -989,11 +1000,11 @@ class CheckTransactionStateResponseHeader(Header, kw_only=True):
 
 @_request(RequestCode.RESUME_CHECK_HALF_MESSAGE)
 class ResumeCheckHalfMessageRequestHeader(Header, kw_only=True):
-    """Header of RESUME_CHECK_HALF_MESSAGE, which makes the broker store a half message anew and check it from the first attempt
-    on, such as one that it no longer checks (``AdminBrokerProcessor.resumeCheckHalfMessage``).
+    """Header of RESUME_CHECK_HALF_MESSAGE, which makes the broker store a half message again and restart its checks, even if the
+    broker has given up checking it (``AdminBrokerProcessor.resumeCheckHalfMessage``).
 
     Attributes:
-        msgId: Offset id of the stored copy.
+        msgId: Offset id of the stored half message.
     """
 
     topic: str | None = None
@@ -1035,7 +1046,7 @@ class GetAllProducerInfoRequestHeader(Header, kw_only=True):
     request_code: ClassVar[int | None] = RequestCode.GET_ALL_PRODUCER_INFO
 
 
-# Headers about subscription groups on a broker, and about their progress.
+# Headers about subscription groups on a broker and their progress.
 
 
 @_request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
@@ -1048,7 +1059,7 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
     """Header of DELETE_SUBSCRIPTIONGROUP.
 
     Attributes:
-        cleanOffset: True deletes the group's offsets too.
+        cleanOffset: True also deletes the group's offsets.
     """
 
     groupName: str
@@ -1059,7 +1070,7 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader, kw_only=True):
 class GetAllSubscriptionGroupRequestHeader(Header, kw_only=True):
     """Header of GET_ALL_SUBSCRIPTIONGROUP_CONFIG.
 
-    Its fields select a part of the table of groups as those of ``GetAllTopicConfigRequestHeader`` select topics.
+    Its fields select a part of the table of groups, just as the fields of ``GetAllTopicConfigRequestHeader`` select topics.
     """
 
     groupSeq: Int
@@ -1077,8 +1088,8 @@ class UpdateGroupForbiddenRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of UPDATE_AND_GET_GROUP_FORBIDDEN.
 
     Attributes:
-        readable: False forbids the group to read the topic, True allows it, None changes nothing; the response has the present
-            state.
+        readable: False forbids the group to read the topic, True allows it, and None changes nothing. The response has the
+            resulting state.
     """
 
     group: str
@@ -1091,9 +1102,9 @@ class GetConsumeStatsRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of GET_CONSUME_STATS.
 
     Attributes:
-        topicList: Topics joined by ``;``, which are used instead of ``topic``. Without both the request is for all topics in
-            which the group has offsets. Without ``topicList`` a broker leaves out the topics to which a connected group does
-            not subscribe (``AdminBrokerProcessor.getConsumeStats``).
+        topicList: Topics joined by ``;``, which are used instead of ``topic``. If both are missing, the request is for all topics
+            in which the group has offsets. If ``topicList`` is missing, a broker leaves out the topics to which a connected group
+            does not subscribe (``AdminBrokerProcessor.getConsumeStats``).
     """
 
     consumerGroup: str
@@ -1150,7 +1161,7 @@ class CreateTopicRequestHeader(TopicRequestHeader, kw_only=True):
 
 @_request(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
 class CreateTopicListRequestHeader(RpcRequestHeader, kw_only=True):
-    """Header of UPDATE_AND_CREATE_TOPIC_LIST. It has no fields of its own: the body has the list."""
+    """Header of UPDATE_AND_CREATE_TOPIC_LIST. It has no fields of its own because the list is in the body."""
 
 
 @_request(RequestCode.DELETE_TOPIC_IN_BROKER)
@@ -1167,10 +1178,11 @@ class GetTopicConfigRequestHeader(TopicRequestHeader, kw_only=True):
 class GetAllTopicConfigRequestHeader(Header, kw_only=True):
     """Header of GET_ALL_TOPIC_CONFIG.
 
-    A broker that splits its table (``enableSplitMetadata``, the default) answers with the topics from number ``topicSeq`` on, in
-    the order of their names; with those from 0 on if ``dataVersion`` (JSON) is None or not that of the table. It returns at most
-    ``maxTopicNum`` and at most its ``splitMetadataSize`` (2000 by default). Other brokers answer with the whole table, as all
-    do for a request without these fields (``AdminBrokerProcessor.getAllTopicConfig``).
+    A broker that splits its table (``enableSplitMetadata``, the default) sorts the topics by name and returns those from number
+    ``topicSeq`` on. It begins at number 0 if ``dataVersion`` (JSON) is None or differs from the version of the table. It returns
+    at most ``maxTopicNum`` topics, and at most as many as its ``splitMetadataSize`` (2000 by default). Brokers that do not split
+    their table return all of it. So does every broker if the request has none of these fields
+    (``AdminBrokerProcessor.getAllTopicConfig``).
     """
 
     topicSeq: Int
@@ -1193,8 +1205,8 @@ class QueryTopicConsumeByWhoRequestHeader(TopicRequestHeader, kw_only=True):
     topic: str
 
 
-# Headers of requests to name servers: routes, topics of a cluster, permissions of a broker, and the name servers' table of keys
-# and values.
+# Headers of requests to name servers, about routes, the topics of a cluster, the permissions of a broker, and the name servers'
+# table of keys and values.
 
 
 @_request(RequestCode.GET_ROUTEINFO_BY_TOPIC)
@@ -1202,7 +1214,7 @@ class GetRouteInfoRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of GET_ROUTEINFO_BY_TOPIC.
 
     Attributes:
-        acceptStandardJsonOnly: True requests broker ids with quotes, which clients of 4.9.4 and later get in any case.
+        acceptStandardJsonOnly: True requests broker ids with quotes. Clients of 4.9.4 and later always get them with quotes.
     """
 
     topic: str
@@ -1219,7 +1231,7 @@ class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader, kw_only=True):
     """Header of DELETE_TOPIC_IN_NAMESRV.
 
     Attributes:
-        clusterName: The cluster to whose brokers the routes are deleted; None or "" deletes all routes of the topic.
+        clusterName: The cluster whose brokers are removed from the topic's route. None or "" deletes the whole route.
     """
 
     topic: str
@@ -1249,7 +1261,7 @@ class GetKVConfigResponseHeader(Header, kw_only=True):
     """Header of the response to GET_KV_CONFIG.
 
     Attributes:
-        value: None if there is no such key; the code is then QUERY_NOT_FOUND (22).
+        value: The value. None if the key does not exist; the response then has the code QUERY_NOT_FOUND (22).
     """
 
     value: str | None = None
@@ -1267,10 +1279,10 @@ class GetKVListByNamespaceRequestHeader(Header, kw_only=True):
 
 
 class RegisterOrderTopicRequestHeader(Header, kw_only=True):
-    """Header of a request that registers an ordered topic.
+    """Header of a request that registers an ordered topic. The request has no code in 5.5.0.
 
     Attributes:
-        orderTopicString: ``broker-a:4;broker-b:4``. It has no request code in 5.5.0.
+        orderTopicString: Number of queues by broker, such as ``broker-a:4;broker-b:4``.
     """
 
     topic: str
@@ -1287,7 +1299,7 @@ class WipeWritePermOfBrokerResponseHeader(Header, kw_only=True):
     """Header of the response to WIPE_WRITE_PERM_OF_BROKER.
 
     Attributes:
-        wipeTopicCount: Number of topics with a route to the broker, including topics that had no write permission
+        wipeTopicCount: Number of topics whose route contains the broker, including topics that had no write permission before
             (``RouteInfoManager.operateWritePermOfBroker``).
     """
 
@@ -1304,15 +1316,15 @@ class AddWritePermOfBrokerResponseHeader(Header, kw_only=True):
     addTopicCount: Int
 
 
-# Headers about a broker: its settings, counters and store.
+# Headers about the settings, counters and store of a broker.
 
 
 @_response(RequestCode.GET_BROKER_CONFIG)
 class GetBrokerConfigResponseHeader(Header, kw_only=True):
-    """Header of the response to GET_BROKER_CONFIG.
+    """Header of the response to GET_BROKER_CONFIG. The body has the settings as lines ``key=value``.
 
     Attributes:
-        version: DataVersion of the settings, as JSON. The body has the settings as lines ``key=value``.
+        version: DataVersion of the settings, as JSON.
     """
 
     version: str
@@ -1330,7 +1342,7 @@ class ViewBrokerStatsDataRequestHeader(Header, kw_only=True):
 
     Attributes:
         statsName: Name of the counter, e.g. TOPIC_PUT_NUMS.
-        statsKey: What it counts for, e.g. a topic.
+        statsKey: The object for which events are counted, e.g. a topic.
     """
 
     statsName: str
@@ -1348,7 +1360,7 @@ class ExportRocksDBConfigToJsonRequestHeader(Header, kw_only=True):
     configType: str
 
 
-# Headers about single messages and the entries of a queue.
+# Headers about single messages and the entries of queues.
 
 
 @_request(RequestCode.VIEW_MESSAGE_BY_ID)
@@ -1376,8 +1388,8 @@ class QueryMessageRequestHeader(TopicRequestHeader, kw_only=True):
         key: A key or, if the extField ``_UNIQUE_KEY_QUERY`` is "true", a unique id.
         beginTimestamp: Earliest store time, epoch ms.
         endTimestamp: Latest store time, epoch ms.
-        indexType: Kind of the index; only brokers with an index in RocksDB use it.
-        lastKey: Key at which the query continues; only brokers with an index in RocksDB use it.
+        indexType: Kind of the index. Only brokers with an index in RocksDB use it.
+        lastKey: Key at which the query continues. Only brokers with an index in RocksDB use it.
     """
 
     topic: str
@@ -1409,7 +1421,7 @@ class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
     Attributes:
         index: Queue offset of the first entry.
         count: Maximum number of entries.
-        consumerGroup: The connected group whose filter the broker evaluates for entries with an extension, None for no filter
+        consumerGroup: The connected group whose filter the broker evaluates for entries with an extension. None for no filter
             (``AdminBrokerProcessor.queryConsumeQueue``).
     """
 
@@ -1421,9 +1433,9 @@ class QueryConsumeQueueRequestHeader(TopicRequestHeader, kw_only=True):
 
 
 class StatisticsMessagesRequestHeader(TopicRequestHeader, kw_only=True):
-    """Header of a request for the number of messages of a queue stored from ``fromTime`` to ``toTime`` (epoch ms).
+    """Header of a request for the number of messages of a queue that were stored from ``fromTime`` to ``toTime`` (epoch ms).
 
-    It has no request code in 5.5.0.
+    The request has no code in 5.5.0.
     """
 
     consumerGroup: str
@@ -1433,7 +1445,7 @@ class StatisticsMessagesRequestHeader(TopicRequestHeader, kw_only=True):
     toTime: Long = 0
 
 
-# Headers about users and their rights (5.3 and later), whose settings are in the bodies.
+# Headers about users and their permissions (5.3 and later). The settings of users and permissions are in the bodies.
 
 
 @_request(RequestCode.AUTH_CREATE_USER)
@@ -1463,10 +1475,10 @@ class ListUsersRequestHeader(Header, kw_only=True):
 
 @_request(RequestCode.AUTH_CREATE_ACL)
 class CreateAclRequestHeader(Header, kw_only=True):
-    """Header of AUTH_CREATE_ACL.
+    """Header of AUTH_CREATE_ACL. The body is an ``AclInfo``.
 
     Attributes:
-        subject: The user, as ``User:name``. The body is an ``AclInfo``.
+        subject: The user, as ``User:name``.
     """
 
     subject: str | None = None

@@ -15,16 +15,16 @@ from .json_body import decode_body, encode_body
 _T = TypeVar("_T")
 
 IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
-"""extField of the response: "true" if the broker compares fingerprints, so that subscriptions may be left out of further
-heartbeats while they stay the same."""
+"""extField of the response. It is "true" if the broker compares fingerprints. The client may then leave the subscriptions out of
+further heartbeats until they change."""
 
 IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
-"""extField of the response: "true" if the broker's previous heartbeat of a group had another fingerprint, so that it needs the
-subscriptions, or if the heartbeat has no fingerprint (``ClientManageProcessor``)."""
+"""extField of the response. It is "true" if the broker needs the subscriptions because the previous heartbeat of a group had
+another fingerprint, or if the heartbeat has no fingerprint (``ClientManageProcessor``)."""
 
 
 class ConsumeType(StrEnum):
-    """The way to consume: actively (the application pulls), passively (push, which the client implements by pulls), or by
+    """How a group consumes: actively (the application pulls), passively (push, which the client implements with pulls), or by
     pop.
     """
 
@@ -72,9 +72,10 @@ class ConsumerData(msgspec.Struct, frozen=True, rename="camel"):
     """The part of a heartbeat about one consumer group.
 
     Attributes:
-        consume_type: Name of a member of ConsumeType; a text, because a peer may send a newer name.
-        message_model: Name of a member of MessageModel, likewise a text.
-        consume_from_where: Name of a member of ConsumeFromWhere, likewise a text.
+        consume_type: Name of a member of ConsumeType. This field and the next two are strings because a peer may send a name that
+            was added later.
+        message_model: Name of a member of MessageModel.
+        consume_from_where: Name of a member of ConsumeFromWhere.
     """
 
     group_name: str
@@ -89,7 +90,7 @@ class HeartbeatData(msgspec.Struct, frozen=True, rename="camel"):
     """The body of a heartbeat.
 
     Attributes:
-        heartbeat_fingerprint: Number for the broker to compare, 0 for none.
+        heartbeat_fingerprint: The number that the broker compares with that of the previous heartbeat. 0 if there is none.
         without_sub: True if subscriptions are left out.
     """
 
@@ -108,7 +109,7 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
     """Return the heartbeat in a body.
 
     Raises:
-        RemoteProtocolError: For a body that is not a heartbeat, and for one above MAX_JSON_BODY_SIZE (4 MiB).
+        RemoteProtocolError: If the body is not a heartbeat or exceeds MAX_JSON_BODY_SIZE (4 MiB).
     """
     return decode_body(HeartbeatData, body)
 
@@ -116,14 +117,14 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
 def heartbeat_fingerprint(data: HeartbeatData) -> int:
     """Return a hash of the groups and their subscriptions: a signed 32-bit number, never 0.
 
-    Different ones may have the same.
+    Different heartbeats may have the same hash.
 
-    Client id, subscription versions, ``without_sub`` and the order inside sets do not change it. It is computed as in Java
-    (``computeHeartbeatFingerprint``), but from a text with all sets sorted; brokers only compare it with that of the previous
-    heartbeat.
+    The hash does not depend on the client id, the versions of subscriptions, ``without_sub`` and the order inside sets. It is
+    computed as in Java (``computeHeartbeatFingerprint``), except that all sets are sorted first. The difference does not matter,
+    because brokers only compare the hash with that of the previous heartbeat.
 
     Raises:
-        LocalProtocolError: For a text without a UTF-8 form.
+        LocalProtocolError: If a string has no UTF-8 form.
     """
     consumers = [
         msgspec.structs.replace(

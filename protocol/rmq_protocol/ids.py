@@ -1,10 +1,11 @@
 """Packs and unpacks message ids.
 
-The caller gives time, host and process.
+The caller supplies time, host and process.
 
-*Offset id* (``MessageDecoder.createMessageId``): address 4 or 16 bytes, port 4, commit log offset 8. *Unique id*
-(``MessageClientIDSetter``): address 4 or 16, process id 2, salt 4, milliseconds since the first of the month in local time 4,
-counter 2. Both are upper-case hexadecimal: 32 characters with an IPv4 address, 56 with an IPv6 one.
+An *offset id* (``MessageDecoder.createMessageId``) consists of an address of 4 or 16 bytes, a port of 4 bytes and a commit log
+offset of 8 bytes. A *unique id* (``MessageClientIDSetter``) consists of an address of 4 or 16 bytes, a process id of 2 bytes, a
+salt of 4 bytes, the milliseconds since the first of the month in local time (4 bytes) and a counter of 2 bytes. Both are written
+in upper-case hexadecimal: 32 characters with an IPv4 address, 56 with an IPv6 address.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class OffsetId(NamedTuple):
     """The parts of an offset message id.
 
     Attributes:
-        host: "ip:port" of the broker, an IPv6 address in brackets.
+        host: "ip:port" of the broker. An IPv6 address is in brackets.
         offset: Position in the broker's commit log in bytes.
     """
 
@@ -50,7 +51,8 @@ class UniqueId(NamedTuple):
     def nearly_time_ms(self, now_ms: int, zone: tzinfo = UTC) -> int:
         """Return the time at which the id was made, epoch ms.
 
-        An id has no month: the month of ``now_ms`` is assumed or, if that time would not be before ``now_ms``, the month before.
+        An id does not contain the month. The month of ``now_ms`` is assumed or, if the resulting time would not be before
+        ``now_ms``, the month before.
 
         Args:
             now_ms: Present time, epoch ms.
@@ -63,7 +65,7 @@ class UniqueId(NamedTuple):
 def format_host(ip: bytes, port: int) -> str:
     """Return "ip:port" for 4 or 16 address bytes and a port.
 
-    An IPv6 address is in brackets; an IPv4-mapped one is written as IPv4, as Java does.
+    An IPv6 address is in brackets. An IPv4-mapped address is written as IPv4, as in Java.
     """
     if len(ip) == 4:
         return f"{ip[0]}.{ip[1]}.{ip[2]}.{ip[3]}:{port}"
@@ -76,10 +78,10 @@ def format_host(ip: bytes, port: int) -> str:
 def pack_host(host: str) -> tuple[bytes, int]:
     """Return address bytes and port of "1.2.3.4:10911" or "[::1]:10911" (the brackets may be missing).
 
-    4 bytes for an IPv4-mapped address.
+    An IPv4-mapped address becomes 4 bytes.
 
     Raises:
-        LocalProtocolError: For other texts.
+        LocalProtocolError: If the string has another form.
     """
     ip, _, port = host.rpartition(":")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
@@ -101,7 +103,7 @@ def pack_offset_id(host: str, offset: int) -> str:
     """Return the offset id of a record at commit log ``offset`` of the broker at ``host`` ("ip:port").
 
     Raises:
-        LocalProtocolError: For an invalid host and for an offset outside the signed 64 bits.
+        LocalProtocolError: If the host is invalid or the offset does not fit into a signed 64-bit number.
     """
     ip, port = pack_host(host)
     if not -(2**63) <= offset < 2**63:
@@ -113,7 +115,7 @@ def unpack_offset_id(msg_id: str) -> OffsetId:
     """Return host and commit log offset of an offset id.
 
     Raises:
-        LocalProtocolError: Unless it is 32 or 56 hexadecimal digits with a port from 0 to 65535.
+        LocalProtocolError: If the id does not consist of 32 or 56 hexadecimal digits, or if its port is not from 0 to 65535.
     """
     raw = _from_hex(msg_id, "offset message id")
     ip, rest = raw[:-12], raw[-12:]
@@ -134,10 +136,10 @@ def _from_hex(text: str, what: str) -> bytes:
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
     """Return the first 20 (IPv4) or 44 (IPv6) characters of every unique id of a process: ``ip`` of 4 or 16 bytes, the low 16
-    bits of ``pid``, the low 32 bits of ``salt``.
+    bits of ``pid`` and the low 32 bits of ``salt``.
 
     Raises:
-        LocalProtocolError: For another address length.
+        LocalProtocolError: If the address does not have 4 or 16 bytes.
     """
     if len(ip) not in (4, 16):
         raise LocalProtocolError(f"an address must have 4 or 16 bytes, not {len(ip)}")
@@ -145,7 +147,7 @@ def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
 
 
 def pack_unique_id(prefix: str, elapsed_ms: int, counter: int) -> str:
-    """Return a unique id: ``prefix``, low 32 bits of ``elapsed_ms`` (since the beginning of the month), low 16 bits of
+    """Return a unique id: ``prefix``, the low 32 bits of ``elapsed_ms`` (since the beginning of the month) and the low 16 bits of
     ``counter``.
     """
     return f"{prefix}{elapsed_ms & 0xFFFFFFFF:08X}{counter & 0xFFFF:04X}"
@@ -155,7 +157,7 @@ def unpack_unique_id(msg_id: str) -> UniqueId:
     """Return the parts of a unique id.
 
     Raises:
-        LocalProtocolError: Unless it is 32 or 56 hexadecimal digits.
+        LocalProtocolError: If the id does not consist of 32 or 56 hexadecimal digits.
     """
     raw = _from_hex(msg_id, "unique message id")
     return UniqueId(str(ipaddress.ip_address(raw[:-12])), *_UNIQUE_TAIL.unpack(raw[-12:]))

@@ -1,11 +1,11 @@
 """Converts JSON bodies between bytes and Structs, and accepts the deviations from JSON that servers write.
 
-The fast way is tried first: msgspec decodes directly into the Struct. A body that it refuses is read again as fastjson reads:
-with unquoted integer keys, numbers and booleans written as text (as long numbers are in the browser-compatible form), and
-nulls for members that could be missing. Members that the Struct does not have are ignored in both ways.
+First, msgspec decodes the body directly into the Struct (the fast path). If that fails, the body is parsed again with fastjson's
+rules (the slow path), which allow integer keys without quotes, numbers and booleans written as strings (as long numbers are in
+the browser-compatible form), and nulls for members that may be missing. Both paths ignore members that the Struct does not have.
 
-Queues are objects on the wire, in lists and also as keys of maps, which is not JSON. A Struct declares them as MessageQueue
-(``dict[MessageQueue, X]``, ``tuple[MessageQueue, ...]``), and is always read the slow way.
+On the wire, queues are objects. They are items of lists and even keys of maps, which is not JSON. A Struct declares them as
+MessageQueue (``dict[MessageQueue, X]``, ``tuple[MessageQueue, ...]``), and such a Struct is always read on the slow path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .message import MessageQueue
 __all__ = ["MAX_JSON_BODY_SIZE", "decode_body", "encode_body"]
 
 MAX_JSON_BODY_SIZE: Final = 4 * 1024 * 1024
-"""Maximum bytes of a JSON body that is read; the route of 1,000 brokers has 0.3 MB. The slow way takes 0.1 s for each MB."""
+"""Maximum size of a JSON body in bytes. The route of 1,000 brokers has 0.3 MB. The slow path takes 0.1 s for each MB."""
 
 T = TypeVar("T")
 Change = Callable[[Any], Any]
@@ -45,8 +45,8 @@ def decode_body(cls: type[T], body: bytes) -> T:
     """Return the ``cls`` in a JSON body.
 
     Raises:
-        RemoteProtocolError: With the name of ``cls`` and the reason, for a body that is not a ``cls``, and for one above
-            MAX_JSON_BODY_SIZE.
+        RemoteProtocolError: If the body is not a ``cls`` or exceeds MAX_JSON_BODY_SIZE. The error has the name of ``cls`` and the
+            reason.
     """
     if len(body) > MAX_JSON_BODY_SIZE:
         raise RemoteProtocolError(f"{cls.__name__}: body of {len(body)} bytes is above the limit of {MAX_JSON_BODY_SIZE}")
@@ -67,13 +67,15 @@ def decode_body(cls: type[T], body: bytes) -> T:
 def encode_body(value: msgspec.Struct, *, standard: bool = True) -> bytes:
     """Return the JSON of ``value``.
 
-    None is left out, as a member and also as an item of lists and a value of maps.
+    None is left out, whether it is a member, an item of a list or a value of a map. NaN and infinity become null.
 
-    ``standard=False`` writes integer keys without quotes, as servers do. A value with maps keyed by queues has no standard form
-    and is always written as servers do. NaN and infinity become null.
+    Args:
+        value: The Struct to encode.
+        standard: False writes integer keys without quotes, as servers do. It is ignored for a value that has maps with queues as
+            keys: such a value has no standard form and is always written as servers do.
 
     Raises:
-        LocalProtocolError: For other values that JSON cannot express, such as texts without a UTF-8 form.
+        LocalProtocolError: If JSON cannot express the value, for example because a string has no UTF-8 form.
     """
     cls = value.__class__
     _, find_queues = _readers.get(cls) or _reader(cls)
@@ -94,7 +96,7 @@ def _reader(cls: type[Any]) -> tuple[msgspec.json.Decoder[Any], Change | None]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return the value without nulls. The recursion is bounded, since ``lenient_json`` and the Structs limit the depth."""
+    """Return the value without nulls. The recursion is bounded because ``lenient_json`` and the Structs limit the depth."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -123,7 +125,8 @@ def _key(key: Any) -> Any:
     return key
 
 
-# Where the queues are, from the types: a function that puts MessageQueues in their places, or None where there are none.
+# The types tell where the queues are. Each function below returns a function that replaces queues by MessageQueues, or None if the
+# type has no queues in it.
 
 
 @cache

@@ -1,14 +1,14 @@
-"""Parses and writes the JSON of RocketMQ's servers, also where it deviates from the standard.
+"""Parses and writes the JSON of RocketMQ's servers, including its deviations from the standard.
 
-Brokers and name servers serialise maps as their library (fastjson) does by default, in two forms that strict parsers refuse:
+Brokers and name servers serialise maps as fastjson does by default, in two forms that strict parsers refuse:
 
     {"brokerAddrs":{0:"10.0.0.1:10911"}}                               integer keys without quotes
     {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}     objects as keys
 
-Control characters in strings are accepted, as in fastjson. Everything else is standard: no comments, single quotes, bare words,
-trailing commas or NaN. The parser is safe for any input: one pass, no recursion (a stack of its own, ``MAX_DEPTH`` deep), memory
-in proportion to the input. Measured: 12 MB/s on cluster bodies, where msgspec does 200; so callers try msgspec first, and limit
-the size of the input.
+Control characters in strings are accepted, as in fastjson. Everything else is standard: comments, single quotes, bare words,
+trailing commas and NaN are refused. The parser is safe for any input. It reads the input once, has a stack of its own
+(``MAX_DEPTH`` deep) instead of recursion, and takes memory in proportion to the input. It reads cluster bodies at 12 MB/s
+(msgspec: 200 MB/s), so callers try msgspec first and limit the size of the input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .errors import LocalProtocolError, RemoteProtocolError
 __all__ = ["MAX_DEPTH", "dumps", "loads"]
 
 MAX_DEPTH: Final = 128
-"""Maximum number of objects and arrays nested in each other; the deepest body of the protocol has 5."""
+"""Maximum number of objects and arrays nested in each other. The deepest body of the protocol has 5."""
 
 _space = re.compile(r"[ \t\n\r]*").match
 _number = re.compile(r"(-?(?:0|[1-9][0-9]*))((?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)").match
@@ -41,16 +41,18 @@ Key = str | int | tuple[tuple[str, Any], ...]
 
 
 def loads(data: bytes | str) -> Any:
-    """Return the value of one JSON text.
+    """Return the value of one JSON document.
 
-    Integer keys without quotes become ints: ``{0: 1}`` has the key 0, ``{"0": 1}`` has "0".
+    Integer keys without quotes become ints: ``{0: 1}`` has the key 0, ``{"0": 1}`` has the key "0".
 
-    An object used as a key becomes a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object; its
-    values must be texts, numbers, booleans or nulls, as those of a MessageQueue are. Of equal keys the last one counts.
+    An object used as a key becomes a tuple of its (name, value) pairs sorted by name, so that ``dict(key)`` is the object. Its
+    values must be strings, numbers, booleans or nulls, as those of a MessageQueue are. If a key occurs twice, the last value
+    counts.
 
-    Raises RemoteProtocolError, and no other error, for a text that is not such JSON, and for JSON beyond the limits: nested deeper
-    than ``MAX_DEPTH``, an integer of more than 400 digits, an integer key outside 64 bits, a number too large for a float, or a
-    lone surrogate. The error gives the position, in characters; in bytes if ``data`` is not UTF-8.
+    Raises:
+        RemoteProtocolError: If ``data`` is not such JSON or is beyond the limits: nested deeper than ``MAX_DEPTH``, an integer of
+            more than 400 digits, an integer key outside 64 bits, a number too large for a float, or a lone surrogate. The error
+            gives the position in characters, or in bytes if ``data`` is not UTF-8. No other error is raised.
     """
     if isinstance(data, str):
         text = data
@@ -66,12 +68,12 @@ def loads(data: bytes | str) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Return the text that servers write for ``value``: integer and object keys (as ``loads`` returns them) without quotes.
+    """Return the JSON that servers write for ``value``, with integer and object keys (as ``loads`` returns them) without quotes.
 
     NaN and infinity become null.
 
     Raises:
-        LocalProtocolError: For other values that JSON cannot express, and for values nested deeper than ``MAX_DEPTH``.
+        LocalProtocolError: If JSON cannot express the value, or if it is nested deeper than ``MAX_DEPTH``.
     """
     parts: list[bytes] = []
     try:
@@ -108,9 +110,13 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
 
 
 def _parse(text: str) -> Any:
-    """Return the value of the text; raise IndexError if the text ends before its value is complete."""
+    """Return the value of the text.
+
+    Raises:
+        IndexError: If the text ends before its value is complete.
+    """
     open_values: list[dict[Key, Any] | list[Any]] = []
-    keys: list[Key] = []  # one per open object: where the value being read goes
+    keys: list[Key] = []  # the key of the value being read, for each open object
     at = _skip(text, 0)
     while True:
         # A value begins at `at`.
@@ -130,7 +136,7 @@ def _parse(text: str) -> Any:
             at += 1
         else:
             value, at = _scalar(text, at)
-        # A value ends before `at`: it goes into what is open around it, which may end here too.
+        # A value ends before `at`. It goes into the innermost open object or array, which may end here too.
         while open_values:
             parent = open_values[-1]
             at = _skip(text, at)
@@ -253,7 +259,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 def _skip(text: str, at: int) -> int:
-    return _space(text, at).end()  # type: ignore[union-attr]  # matches nothing, too
+    return _space(text, at).end()  # type: ignore[union-attr]  # it always matches
 
 
 def _error(text: str, at: int, reason: str) -> RemoteProtocolError:

@@ -1,12 +1,12 @@
 """Messages to send and messages received.
 
-``Message`` is built for each send on the hot path, so it is a plain Struct in C, and ``__post_init__`` only tests whether the body
-is bytes and whether anything beyond topic and body was given. Measured: 130 ns for a Struct with an empty ``__post_init__``,
-190 ns with the tests (17 ns for the test of the body). Tags, keys and properties of the usual types are joined and checked
-together; if they do not pass, each field is checked alone, to name the field in the error.
+A ``Message`` is built for each send, on the hot path. It is therefore a plain Struct in C, and ``__post_init__`` only tests whether
+the body is bytes and whether anything beyond topic and body was given. Building takes 130 ns with an empty ``__post_init__`` and
+190 ns with the tests (17 ns of it for the test of the body). Tags, keys and properties of the usual types are joined and checked
+together. If this check fails, each field is checked alone, so that the error can name the field.
 
-``MessageExt`` is built for each record of a pull, so it keeps the values of the record and derives the others (``tags``, ``keys``,
-``msg_id``, ``offset_msg_id``) at each access: most readers use one or two of them.
+A ``MessageExt`` is built for each record of a pull. It keeps the values of the record and derives ``tags``, ``keys``, ``msg_id``
+and ``offset_msg_id`` at each access, because most readers use only one or two of them.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ __all__ = ["MAX_DELAY_LEVEL", "Message", "MessageExt", "MessageQueue"]
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
 MAX_DELAY_LEVEL: Final = _INT32_MAX
-"""The highest ``delay_level`` that a Message may have. A stock broker has 18 levels and treats a higher one as its highest;
-its setting ``messageDelayLevel`` may list more."""
+"""The highest ``delay_level`` that a Message may have. A stock broker has 18 levels and treats a higher level as its highest.
+The broker's setting ``messageDelayLevel`` may list more levels."""
 
 NO_KEYS: Final[tuple[str, ...]] = ()
-"""The ``keys`` of a message that was given only topic, body and ``wait_store``. Sends recognise such messages by this object's
-identity."""
+"""The ``keys`` of a message that has only topic, body and ``wait_store``. Sends recognise such messages by the identity of this
+object."""
 _NO_NUMBER: Final = 0
 _COUNTERS: Final = (PropertyName.RECONSUME_TIME.value, PropertyName.MAX_RECONSUME_TIMES.value)
 _MAX_SECONDS: Final = (2**63 - 1) // 1000
 _EPOCH_MILLISECONDS: Final = 10**12
-"""September 2001 in milliseconds, and the year 33658 in seconds: a larger ``deliver_at`` is in milliseconds."""
+"""September 2001 in milliseconds, or the year 33658 in seconds. A larger ``deliver_at`` was evidently given in milliseconds."""
 BLANKS: Final = "".join(map(chr, range(33)))
-"""The characters that Java's ``String.trim`` removes: U+0000 to U+0020 and no other white space."""
+"""The characters that Java's ``String.trim`` removes: U+0000 to U+0020, but no other white space."""
 
 
 class Keys(tuple[str, ...]):
-    """Empty keys that are not NO_KEYS: they mark a message without keys that has other properties, such as tags.
+    """The empty keys of a message that has other properties, such as tags, and therefore must not have NO_KEYS.
 
-    A message with keys has a plain tuple. GeneralKeys and ShardedKeys, with or without keys in them, mark messages that need
-    more work.
+    A message with keys has a plain tuple. The subclasses GeneralKeys and ShardedKeys, which may be empty or not, mark messages
+    whose send needs more work.
     """
 
     __slots__ = ()
@@ -57,13 +57,13 @@ NO_OWN_KEYS: Final = Keys()
 
 
 class GeneralKeys(Keys):
-    """The keys of a message that a producer sends on its general path: one with a delay or with counters of retries."""
+    """The keys of a message with a delay or with retry counters. A producer sends such a message on its general path."""
 
     __slots__ = ()
 
 
 class ShardedKeys(GeneralKeys):
-    """The keys of a message with a sharding key, without a delay and without counters of retries."""
+    """The keys of a message with a sharding key that has neither a delay nor retry counters."""
 
     __slots__ = ()
 
@@ -98,27 +98,27 @@ class _Addressed(Struct, frozen=True, gc=False):
 
 
 class Message(_Addressed, frozen=True, gc=False, kw_only=True):
-    """A message to send; sending never changes it.
+    """A message to send. Sending never changes it.
 
-    Topic and body are checked further when the message is sent.
+    A send checks topic and body further.
 
     Attributes:
         properties: A mapping from str to str.
-        sharding_key: A text by which the queue is chosen.
+        sharding_key: A string by which the queue is chosen.
         tags: One tag.
-        keys: A text, which is split at spaces, or several texts; kept as a tuple, and joined by spaces on the wire.
+        keys: A string, which is split at spaces, or several strings. They are kept as a tuple and joined by spaces on the wire.
         flag: Signed 32-bit number that brokers pass through.
-        delay_level: Level of the delay, 1 or more; 0 for no delay. A stock broker has 18 levels.
+        delay_level: Level of the delay, 1 or more. 0 for no delay. A stock broker has 18 levels.
         delay: Delay in seconds.
-        deliver_at: Epoch seconds or an aware datetime.
-        wait_store: False lets the broker answer before the message is flushed or replicated.
-        unique_id: None makes a new one for each send call.
+        deliver_at: Time of delivery, as epoch seconds or an aware datetime.
+        wait_store: False lets the broker respond before the message is flushed or replicated.
+        unique_id: Id of the message. None makes a new id for each send call.
 
     Raises:
-        InvalidMessageError: For a body that is a str, for reserved property names (RECONSUME_TIME and MAX_RECONSUME_TIMES are
-            allowed in retry topics), a blank ``unique_id``, blank property names and values, texts with the control characters
-            0 to 2 or without a UTF-8 form, more than one kind of delay, and values of the other fields, ``wait_store``
-            excepted, that have a wrong type or are out of range.
+        InvalidMessageError: If the body is a str, a property name is reserved (RECONSUME_TIME and MAX_RECONSUME_TIMES are allowed
+            in retry topics), ``unique_id`` or a name or value of a property is blank, a string has no UTF-8 form or has one of the
+            control characters 0 to 2 in it, more than one kind of delay is given, or the value of another field except
+            ``wait_store`` has a wrong type or is out of range.
     """
 
     tags: str | None = None
@@ -156,16 +156,17 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         """Return a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key
         and properties.
 
+        Values that a Message may not have are not copied: properties of the system, blank strings, strings without a UTF-8 form
+        and strings with one of the control characters 0 to 2 in them. Delays are not copied either, and each send makes a new id.
+
         Args:
-            topic: None for the topic that ``message`` was first sent to, also if it was read as a retry, as a dead letter or
-                before the end of its delay.
-            **changes: Fields with other values; ``properties`` replaces all properties. Values that a Message may not hold are
-                left out: properties of the system, blank texts, texts with the control characters 0 to 2 or without a UTF-8
-                form. Delays are not copied, and each send makes a new id.
+            topic: Topic of the new message. None for the topic to which ``message`` was first sent, even if it was read as a
+                retry, as a dead letter or before the end of its delay.
+            **changes: Fields with other values. ``properties`` replaces all properties.
 
         Raises:
-            InvalidMessageError: For ``changes`` that the constructor refuses.
-            TypeError: For names of fields that do not exist.
+            InvalidMessageError: If the constructor refuses ``changes``.
+            TypeError: If ``changes`` has the name of a field that does not exist.
         """
         fields: MessageChanges = {
             "body": message.body,
@@ -199,16 +200,17 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     Attributes:
         properties: All properties, system properties included.
-        queue: The queue that the message was read from.
-        body: The body, decompressed.
+        queue: The queue from which the message was read.
+        body: The decompressed body.
         sys_flag: The stored flag, with bit 0 cleared if the body was decompressed.
-        body_crc: The CRC32 in the record, of the stored or of the decompressed body; 0 for a message of an inner batch.
-        store_size: Bytes of the whole record; 0 for a message of an inner batch.
-        born_time_ms: Time at which it was sent, epoch ms.
-        store_time_ms: Time at which it was stored, epoch ms.
-        born_host: "ip:port" of the sender, an IPv6 address in brackets.
-        store_host: "ip:port" of the broker, an IPv6 address in brackets.
-        transaction_id: Set by a pull for messages of a transaction.
+        body_crc: The CRC32 in the record, which is that of the stored or of the decompressed body. 0 for a message of an inner
+            batch.
+        store_size: Size of the whole record in bytes. 0 for a message of an inner batch.
+        born_time_ms: Time at which the message was sent, epoch ms.
+        store_time_ms: Time at which the message was stored, epoch ms.
+        born_host: "ip:port" of the sender. An IPv6 address is in brackets.
+        store_host: "ip:port" of the broker. An IPv6 address is in brackets.
+        transaction_id: The unique id, which a pull sets here if the message belongs to a transaction.
     """
 
     topic: str
@@ -240,25 +242,25 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The properties that the sender gave, without those of the system; a new dict at each access."""
+        """The properties that the sender set, without those of the system. Each access returns a new dict."""
         return user_properties(self.properties)
 
     @property
     def unique_id(self) -> str | None:
-        """The id that the sending client gave (property UNIQ_KEY); None if there is none."""
+        """The id that the sending client assigned (property UNIQ_KEY). None if the message has none."""
         return self.properties.get("UNIQ_KEY")
 
     @property
     def msg_id(self) -> str:
-        """The unique id, else the offset id."""
+        """The unique id. The offset id if the message has no unique id."""
         unique_id = self.properties.get("UNIQ_KEY")
         return self.offset_msg_id if unique_id is None else unique_id
 
     @property
     def offset_msg_id(self) -> str:
-        """Store host and commit log offset in hexadecimal; empty if the store host is not known.
+        """Store host and commit log offset in hexadecimal. Empty if the store host is not known.
 
-        Messages of an inner batch have the id of their record (Java gives them none).
+        Messages of an inner batch have the id of their record. (In Java they have none.)
         """
         return pack_offset_id(self.store_host, self.commit_log_offset) if self.store_host else ""
 
@@ -269,7 +271,7 @@ class MessageExt(Struct, frozen=True, gc=False):
 
     @property
     def delay_level(self) -> int:
-        """Number in property DELAY; 0 if it is missing or not one of 1 to 10 digits."""
+        """The number in property DELAY. 0 if the property is missing or does not consist of 1 to 10 digits."""
         value = self.properties.get("DELAY", "")
         return int(value) if value.isascii() and value.isdecimal() and len(value) < 11 else 0
 
@@ -279,12 +281,12 @@ class MessageExt(Struct, frozen=True, gc=False):
 
 
 def is_blank(text: str) -> bool:
-    """Return whether Java's ``String.trim`` would return an empty text."""
+    """Return whether Java's ``String.trim`` would return an empty string."""
     return not text.strip(BLANKS)
 
 
 def _check_texts(message: Message) -> None:
-    """Check tags, keys, sharding key and properties: together if they are printable and have the usual types, else each."""
+    """Check tags, keys, sharding key and properties: together if they are printable and have the usual types, else one by one."""
     keys: Any = message.keys
     tags, properties, sharding_key = message.tags, message.properties, message.sharding_key
     if (
@@ -301,30 +303,30 @@ def _check_texts(message: Message) -> None:
         return
     texts: tuple[str, ...] = NO_OWN_KEYS
     if isinstance(keys, str) and keys:
-        texts = (keys,) if " " not in keys else tuple(keys.split()) or texts  # of white space only the blank is printable
+        texts = (keys,) if " " not in keys else tuple(keys.split()) or texts  # the only printable white space is the blank
     force_setattr(message, "keys", texts if sharding_key is None else ShardedKeys(texts))
     if properties is not None:
         force_setattr(message, "properties", {**properties})
 
 
 def _is_usual(properties: Mapping[str, str]) -> bool:
-    """Return whether a fast check shows that ``properties`` are a dict of valid texts without reserved names."""
+    """Return whether a fast check shows that ``properties`` is a dict of valid strings without reserved names."""
     if properties.__class__ is not dict:
         return False
     text = ""
     for name, value in properties.items():
-        # A text that is not below "!", the character behind the blank, begins with a character that is not blank.
+        # "!" is the character after the blank. A string that is not below "!" begins with a character that is not blank.
         if name.__class__ is not str or value.__class__ is not str or name < "!" or value < "!":
             return False
         text = f"{text}{name}{value}"
     if not RESERVED_NAMES.isdisjoint(properties):
         return False
-    # ``isprintable`` takes 2 to 4 ns a character, ``isascii`` and each search one tenth of it.
+    # ``isprintable`` takes 2 to 4 ns a character, ``isascii`` and each search take one tenth of that.
     return (text.isascii() and "\x00" not in text and "\x01" not in text and "\x02" not in text) or text.isprintable()
 
 
 def _check_fields(message: Message) -> None:
-    """Check each field alone, and replace texts and numbers of subclasses of str and int by plain ones: formatting a member of
+    """Check each field alone. Convert instances of subclasses of str and int to plain str and int, because formatting a member of
     an Enum may give its name.
     """
     if isinstance(message.topic, str):
@@ -371,9 +373,10 @@ def _check_fields(message: Message) -> None:
 def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of user properties after the checks of Java's ``Message.putUserProperty``.
 
-    They also must have none of the control characters 0 to 2, and a UTF-8 form.
+    In addition, names and values must have a UTF-8 form and none of the control characters 0 to 2 in them.
 
-    Raise ``InvalidMessageError`` (code 13) for the first invalid property, and for an object that is not a mapping.
+    Raises:
+        InvalidMessageError: If a property is invalid, or if ``properties`` is not a mapping (code 13).
     """
     given: Any = properties
     if _is_usual(given):
@@ -391,9 +394,9 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _checked_properties(message: Message) -> dict[str, str]:
-    """Return what ``check_properties`` returns.
+    """Return the properties of ``message`` after ``check_properties``.
 
-    A message of a retry topic may also have the two counters that Java's ``sendMessageBack`` sets.
+    Unlike other messages, a message of a retry topic may have the two counters that Java's ``sendMessageBack`` sets.
     """
     given: Any = message.properties
     if not isinstance(given, Mapping) or not isinstance(message.topic, str) or not message.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -406,7 +409,9 @@ def _checked_properties(message: Message) -> dict[str, str]:
 
 
 def _checked_text(what: str, text: object) -> str:
-    """Return the text as a plain str; formatting a subclass of str, such as a member of an Enum, may give another text."""
+    """Return the text as a plain str. Formatting an instance of a subclass of str, such as a member of an Enum, may give another
+    text.
+    """
     if not isinstance(text, str):
         raise InvalidMessageError(f"{what} must be a str, not {type(text).__name__}")
     if "\x01" in text or "\x02" in text or "\x00" in text:

@@ -1,4 +1,4 @@
-"""Kinds of messages, derived from properties (``TopicMessageType``); a topic's ``message.type`` may allow one kind only."""
+"""Types of messages, derived from properties (``TopicMessageType``). A topic's ``message.type`` may allow one type only."""
 
 from __future__ import annotations
 
