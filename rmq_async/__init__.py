@@ -3,7 +3,7 @@
     async with Producer("orders", namesrv="127.0.0.1:9876") as producer:
         result = await producer.send(Message("OrderTopic", b"paid", tags="eu", keys="order-17"))
 
-Everything is loaded when it is asked for, ``embedded`` (a name server and brokers in this process), ``testing`` and ``cli`` too.
+All names load lazily, including the modules ``embedded`` (a name server and brokers in this process), ``testing`` and ``cli``.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ _PLACES: Final = {
     ".results": "BatchSendResult PullResult PullStatus SendResult SendStatus TransactionSendResult TransactionStatus",
     "._loops": "run",
 }
-"""Public names by module. They load lazily: loading all takes 0.2 s, too long for processes that need one, like Spark's planner."""
+"""Public names by module. They load lazily, because loading all of them takes 0.2 s, which is too long for processes that need only
+one, such as Spark's planner."""
 
 _MODULES: Final = frozenset({"cli", "embedded", "inbox", "otel", "outbox", "testing"})
 _places: Final = {name: module for module, names in _PLACES.items() for name in names.split()}

@@ -1,9 +1,10 @@
 """Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items, and
 the base class of objects for ``async with``.
 
-The waits of ``WaitTable``, ``Flight`` and ``wait_until`` do not cancel what they wait for, because that belongs to several callers;
-``asyncio.wait_for`` would. The waits of one ``WaitTable`` share a timer. A timer that runs more than ``BLOCKED_AFTER`` seconds
-after its deadline waits ``GRACE`` seconds more, in which the loop does its I/O: the result may already be in the socket.
+Unlike ``asyncio.wait_for``, the waits of ``WaitTable``, ``Flight`` and ``wait_until`` do not cancel the awaited object, because
+it is shared by several callers. The waits of one ``WaitTable`` share a timer. If a timer runs more than ``BLOCKED_AFTER`` seconds
+after its deadline, it waits ``GRACE`` seconds more, in which the loop does its I/O, because the result may already be in the
+socket.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from .tracebacks import own_copy, without_frames
 BLOCKED_AFTER: Final = 0.1
 GRACE: Final = 0.02
 SCAN_GRAIN: Final = 0.005
-"""Seconds after a scan of the deadlines within which the remaining ones are not scanned again; a new wait can end sooner."""
+"""Minimum seconds between two scans of the deadlines. A new wait may end sooner."""
 RESOLVED_PER_TURN: Final = 256
 MIN_COMPACTED: Final = 64
-"""Number of entries that the heap may have beside two for each wait; it is compacted above that, which is O(n)."""
+"""Number of entries that the heap may have in addition to two entries for each wait. Above that, it is compacted, which is O(n)."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -38,11 +39,9 @@ V = TypeVar("V")
 
 
 class WaitTable(Generic[T]):
-    """Futures with deadlines: one timer for all of them.
+    """Futures with deadlines that share one timer.
 
-    Leaving is O(1) on average; joining pushes onto a heap.
-
-    A future gets its result by ``resolve``, or None at its deadline.
+    A future gets its result from ``resolve``, or None at its deadline. Leaving is O(1) on average; joining pushes onto a heap.
     """
 
     __slots__ = ("_at", "_deadlines", "_joined", "_loop", "_timer", "_waiting")
@@ -50,9 +49,9 @@ class WaitTable(Generic[T]):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[T | None], None] = {}
-        """Futures in the order in which they joined, in which they also get their results."""
+        """Futures in the order in which they joined. They get their results in the same order."""
         self._deadlines: list[tuple[float, int, asyncio.Future[T | None]]] = []
-        """A heap. The number keeps futures from being compared."""
+        """A heap by deadline. The number makes entries unique, so futures are never compared."""
         self._joined = 0
         self._at = inf
         self._timer: asyncio.TimerHandle | None = None
@@ -71,7 +70,7 @@ class WaitTable(Generic[T]):
         return future
 
     def leave(self, future: asyncio.Future[T | None]) -> None:
-        """Remove a future of ``join``; call this once for each future, also for one that is done."""
+        """Remove a future that ``join`` returned. Call this once for each future, even if it is done."""
         self._waiting.pop(future, None)
         if not self._waiting:
             self._clear()
@@ -90,7 +89,7 @@ class WaitTable(Generic[T]):
     def resolve(self, result: T) -> None:
         """Give ``result`` to the pending futures in the table, in the order in which they joined.
 
-        None of them times out after that. Each iteration of the loop handles ``RESOLVED_PER_TURN`` futures, so that other
+        These futures no longer time out. Each iteration of the loop handles ``RESOLVED_PER_TURN`` futures, so that other
         callbacks run in between.
         """
         self._clear()
@@ -105,7 +104,7 @@ class WaitTable(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         self._at = at
-        # In no caller's context, since each scan sets the timer of the next.
+        # The timer runs in an empty context, not in the context of a caller, because each scan sets the timer of the next scan.
         self._timer = self._loop.call_later(max(at - machine.monotonic(), 0.0), self._scan, context=Context())
 
     def _clear(self) -> None:
@@ -135,8 +134,8 @@ class WaitTable(Generic[T]):
 async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
     """Wait until ``future`` is done or ``deadline`` (``time.monotonic``) has come; return whether it is done.
 
-    The future's outcome is neither read nor raised, and cancelling the wait does not cancel the future. Meant for a future with
-    few waiters: the end of each wait costs a pass over all of them.
+    The future's outcome is neither read nor raised, and cancelling the wait does not cancel the future. Use this only for a future
+    with few waiters, because the end of each wait costs a pass over all of them.
     """
     if future.done():
         return True
@@ -169,10 +168,10 @@ async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
 
 
 class Flight(Generic[T]):
-    """Shared work that runs.
+    """Shared work that is running.
 
     Attributes:
-        waiting: The futures of its callers, which get True when it has ended.
+        waiting: The futures of the callers, which get True when the work has ended.
     """
 
     __slots__ = ("_error", "_result", "task", "waiting")
@@ -184,12 +183,11 @@ class Flight(Generic[T]):
         self._result: T | None = None
 
     async def wait(self, deadline: float) -> T:
-        """Return the result of the work.
+        """Return the result of the work. The call always suspends. If the work failed, raise a copy of its error.
 
-        Always suspends.
-
-        Raise a copy of the error of the work; TimeoutError at ``deadline`` (``time.monotonic``); ClientStateError if the work
-        was cancelled, as by ``SingleFlight.close``.
+        Raises:
+            TimeoutError: At ``deadline`` (``time.monotonic``).
+            ClientStateError: If the work was cancelled, for example by ``SingleFlight.close``.
         """
         future = self.waiting.join(deadline)
         try:
@@ -212,15 +210,18 @@ class Flight(Generic[T]):
 
 
 WaitFor = Callable[[Flight[T], float], Awaitable[T]]
-"""Type of ``Flight.wait``, and of functions like it that end for more reasons (``StopScope.wait``)."""
+"""The type of ``Flight.wait``, and of similar functions that may end for more reasons (``StopScope.wait``)."""
 
 
 class SingleFlight(Generic[T]):
-    """Runs shared work by key, such as a connect or a look-up: the first caller starts a Task, later ones join it.
+    """Runs shared work by key, such as a connect or a look-up. The first caller starts a task, and later callers join it.
 
-    Each caller waits with its own deadline; neither a deadline nor a cancelled caller stops the work. Joining and leaving stay
-    cheap with 65,535 callers. Each caller gets its own copy of an error: a shared instance would collect all their tracebacks.
-    ``name`` is part of the tasks' names; they run in no caller's context.
+    Each caller waits with its own deadline. The work continues if a deadline passes or a caller is cancelled. Joining and leaving
+    stay cheap with 65,535 callers. Each caller gets its own copy of an error, because a shared instance would collect the
+    tracebacks of all callers. The tasks run in an empty context.
+
+    Args:
+        name: Part of the names of the tasks.
     """
 
     def __init__(self, name: str) -> None:
@@ -235,9 +236,9 @@ class SingleFlight(Generic[T]):
         return key in self._flights
 
     def start(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Flight[T]:
-        """Return the work ``key``, started with ``make()`` unless it runs.
+        """Return the running work for ``key``. Start it with ``make()`` if it does not run.
 
-        Work that has ended in this turn of the loop is not joined: its result may be older than the caller's question. Where no
+        Work that has ended in this turn of the loop is not joined, because its result may be older than the caller's request. If no
         caller waits, an error of the work goes to the loop's exception handler, unless it is a RocketMQError or TimeoutError.
 
         Raises:
@@ -253,16 +254,16 @@ class SingleFlight(Generic[T]):
         return flight
 
     def waiting(self, key: Hashable) -> int:
-        """Return the number of callers that wait for the work ``key``; 0 if it does not run."""
+        """Return the number of callers that wait for the work ``key``. Return 0 if it does not run."""
         flight = self._flights.get(key)
         return 0 if flight is None else len(flight.waiting)
 
     async def join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
-        """Join the work of a key, or start it: ``start``, then ``Flight.wait``."""
+        """Join or start the work for a key, and return its result. This is ``start``, followed by ``Flight.wait``."""
         return await self.start(key, make).wait(deadline)
 
     def close(self) -> list[asyncio.Task[T]]:
-        """Cancel all work and fail its callers; return the tasks, which end later."""
+        """Cancel all work, and make its callers fail. Return the tasks, which end later."""
         self._closed = True
         flights = list(self._flights.values())
         for flight in flights:
@@ -290,10 +291,13 @@ def _stopping() -> ClientStateError:
 
 
 class StopScope:
-    """Runs waits that ``stop()`` ends; ``error`` makes the error that current and later waits then raise.
+    """Runs waits that ``stop()`` ends.
 
-    Waits for a flight, of which there may be thousands, share its table. Any other wait is a cancellation scope that ``stop()``
-    triggers; other cancellations pass through.
+    Waits for a flight, of which there may be thousands, share the table of the flight. Any other wait is a cancellation scope that
+    ``stop()`` triggers; other cancellations propagate.
+
+    Args:
+        error: Returns the error that current and later waits raise after ``stop()``.
     """
 
     __slots__ = ("_error", "_futures", "_scopes", "_stopped")
@@ -309,7 +313,7 @@ class StopScope:
         return len(self._scopes) + len(self._futures)
 
     async def wait(self, flight: Flight[T], deadline: float) -> T:
-        """Wait for a flight as ``Flight.wait`` does; raise the error of the scope if the stop comes first."""
+        """Wait for a flight as ``Flight.wait`` does. Raise the error of the scope if the stop comes first."""
         if self._stopped:
             raise self._error()
         future = flight.waiting.join(deadline)
@@ -326,7 +330,7 @@ class StopScope:
         return flight.outcome()
 
     async def run(self, awaitable: Awaitable[T]) -> T:
-        """Await ``awaitable``; cancel it and raise the error if the stop comes first."""
+        """Await ``awaitable``. If the stop comes first, cancel it and raise the error of the scope."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -340,8 +344,8 @@ class StopScope:
                 raise
         finally:
             self._scopes.discard(scope)
-            del scope  # it references the task, which keeps the error, whose traceback has this frame
-        raise self._error()  # here: as its context the TimeoutError would have a frame that references the scope
+            del scope  # else a cycle: it references the task, which keeps the error, whose traceback has this frame
+        raise self._error()  # here, so that its context is not the TimeoutError, which has a frame that references the scope
 
     def stop(self) -> None:
         """End all waits. A second call has no effect."""
@@ -358,7 +362,7 @@ class StopScope:
 
 
 class Startable(ABC):
-    """Base class of objects that an ``async with`` block starts, and stops at its end, also after an error."""
+    """Base class of objects that an ``async with`` block starts, and stops at its end, even after an error."""
 
     __slots__ = ()
 
@@ -400,7 +404,7 @@ async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *,
             for _ in range(min(at_once, len(listed))):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
-        error = without_frames(failures).exceptions[0]  # the group's own frames reference what they raise
+        error = without_frames(failures).exceptions[0]  # the frames of the group's traceback reference the group itself
     except asyncio.CancelledError as cancelled:
         error = without_frames(cancelled)
     if error is None:
@@ -408,4 +412,4 @@ async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *,
     try:
         raise error
     finally:
-        del error, group  # the traceback has this frame, and the group references the task, which keeps the error
+        del error, group  # else a cycle: the traceback has this frame, and the group references the task, which keeps the error

@@ -1,4 +1,5 @@
-"""Computes pauses between repeated attempts: each twice as long as the one before, up to a limit, and shortened at random.
+"""Computes pauses between repeated attempts. Each pause is twice as long as the previous one, up to a limit, and shortened at
+random.
 
 Without the random part, clients that fail together would retry together.
 """
@@ -10,18 +11,18 @@ from typing import Final
 from . import machine
 
 SPREAD: Final = 0.2
-"""The largest share by which a pause is shortened at random."""
+"""The maximum share by which a pause is shortened at random."""
 MOST_DOUBLINGS: Final = 64
-"""Keeps ``2 ** failures`` within the range of a float."""
+"""The maximum exponent, which keeps ``2 ** failures`` within the range of a float."""
 
 
 def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) -> float:
-    """Return the seconds to pause after ``failures`` failures in a row, 1 or more.
+    """Return the seconds to pause after ``failures`` (1 or more) failures in a row.
 
     Args:
-        first: Seconds after one failure; each further failure doubles them.
+        first: Seconds after one failure. Each further failure doubles them.
         longest: Maximum seconds.
-        luck: Number from 0 to 1; 1 gives the full pause, 0 gives four fifths of it.
+        luck: A number from 0 to 1. 1 gives the full pause, and 0 gives four fifths of it.
     """
     doubled: float = first * 2 ** min(failures - 1, MOST_DOUBLINGS)
     return min(longest, doubled) * (1 - SPREAD + SPREAD * luck)
@@ -48,5 +49,5 @@ class Backoff:
         return pause_after(self._failures, self._first, self._longest, machine.random.random())
 
     def reset(self) -> None:
-        """Reset the number of failures: the next pause is the first again."""
+        """Reset the number of failures, so that the next pause is the first one again."""
         self._failures = 0

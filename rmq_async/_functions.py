@@ -1,4 +1,4 @@
-"""The names, kinds and parameters of users' functions, seen through partials and callable objects."""
+"""Determines the names, kinds and parameters of users' functions, including partials and callable objects."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from .errors import ConfigError
 
 
 def check_arguments(name: str, function: Callable[..., object], *given: str) -> None:
-    """Raise TypeError for a function that cannot be called with positional arguments: each of its calls would fail; and for a
-    class whose objects are callable: each of its calls would only make one.
+    """Raise TypeError for a function that cannot be called with the positional arguments ``given``, because all its calls would
+    fail.
 
-    A function without a known signature, such as some builtins and wrappers of other packages, passes.
+    Raise TypeError also for a class whose objects are callable, because each call would only create an object. A function whose
+    signature is not known, such as some builtins and wrappers of other packages, is accepted.
 
     Args:
         name: Name of the option.
         *given: The names of the arguments.
     """
     if isinstance(function, type) and any("__call__" in vars(each) for each in function.__mro__):
-        raise TypeError(f"{name}={shown(function)} is a class whose objects are callable; give an object of it")
+        raise TypeError(f"{name}={shown(function)} is a class whose objects are callable; pass an instance of it")
     signature = _signature(function)
     if signature is None:
         return
@@ -31,14 +32,16 @@ def check_arguments(name: str, function: Callable[..., object], *given: str) -> 
         signature.bind(*given)
     except TypeError as error:
         raise TypeError(
-            f"{name} is called as {name}({', '.join(given)}), and {handler_name(function)} does not take that: {error}; change "
-            "its parameters"
+            f"{name} is called as {name}({', '.join(given)}), but {handler_name(function)} does not take these arguments: {error}; "
+            "change its parameters"
         ) from None
 
 
 def check_plain(name: str, function: object, *given: str) -> None:
-    """Raise ConfigError unless ``function`` is callable and neither a coroutine function nor a generator function, whose calls
-    would run nothing; TypeError as ``check_arguments`` does.
+    """Raise ConfigError if ``function`` is not callable, or is a coroutine or generator function, whose calls would not run its
+    body.
+
+    The TypeError of ``check_arguments`` propagates.
     """
     if not callable(function):
         raise ConfigError(f"{name} must be a plain function, not {shown(function)}")
@@ -52,12 +55,12 @@ def error_text(error: BaseException) -> str:
     """Return the ``repr()`` of an error that a user's function raised, for the log."""
     try:
         return printable(repr(error), 500)
-    except Exception:  # noqa: BLE001 - a method of the user
+    except Exception:  # noqa: BLE001 - repr() calls a method of the user
         return f"{type(error).__name__}, whose repr() fails"
 
 
 def handler_name(handler: Callable[..., object]) -> str:
-    """Return module and name of a function, of the function of a partial, or of the class of a callable object."""
+    """Return the module and name of a function, of the function of a partial, or of the class of a callable object."""
     handler = _inner(handler)
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
     module = getattr(handler, "__module__", None) or type(handler).__module__
@@ -69,12 +72,12 @@ def is_async(handler: Callable[..., object]) -> bool:
 
 
 def is_generator(handler: Callable[..., object]) -> bool:
-    """Return whether a call only makes a generator, and runs nothing."""
+    """Return whether a call only creates a generator, without running the body."""
     return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
 
 
 def _functions(handler: Callable[..., object]) -> tuple[object, object]:
-    """Return the function of a partial, and the method that a call of an object runs."""
+    """Return the function itself (for a partial, its function), and the ``__call__`` method of a callable object."""
     handler = _inner(handler)
     return handler, getattr(handler, "__call__", None)  # noqa: B004
 
@@ -86,13 +89,13 @@ def _inner(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """Return the signature of a function itself, not of one that it wraps: a wrapper may add arguments.
+    """Return the signature of a function itself, not of a function that it wraps, because a wrapper may add arguments.
 
-    Return None where that is not known.
+    Return None if the signature is not known.
     """
     inner = _inner(function)
     if hasattr(inner, "__wrapped__") and type(inner) not in (FunctionType, MethodType):
-        return None  # it shows the signature of what it wraps
+        return None  # such an object shows the signature of the function that it wraps
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):

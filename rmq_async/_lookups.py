@@ -1,11 +1,12 @@
-"""Look-ups of host names, in daemon threads of the library's own.
+"""Looks up host names in daemon threads of the library.
 
-asyncio looks names up in the loop's default executor. That belongs to the service: while blocking calls of the service fill it, no
-name is found, and ``asyncio.run`` waits at its end for a look-up that hangs. ``uvloop.run`` waits too, and looks up in four threads
-that all loops of the process share. Here at most ``MAX_THREADS`` threads exist while there are look-ups, and nothing waits for
-them at the end. All callers of a name share one look-up, which holds its thread while it hangs.
+asyncio looks up names in the loop's default executor, which belongs to the service. While blocking calls of the service fill the
+executor, no name is resolved, and ``asyncio.run`` waits at its end for a look-up that hangs. ``uvloop.run`` also waits, and uses
+four threads that all loops of the process share. This module uses at most ``MAX_THREADS`` threads, which exist only while there
+are look-ups and which nothing waits for at the end. All callers of a name share one look-up, which occupies its thread while it
+hangs.
 
-A loop that resolves names by itself is asked: one of another kind, and one whose ``getaddrinfo`` was replaced.
+If a loop resolves names by itself (another kind of loop, or a loop whose ``getaddrinfo`` was replaced), its method is used.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from typing import Any, Final, NamedTuple
 from ._threads import NoThreadError, ThreadPool
 
 MAX_THREADS: Final = 16
-"""Maximum number of threads of the process that look up names, each a name of its own."""
+"""Maximum number of threads in the process that look up names. Each looks up one name at a time."""
 MAX_UNDER_WAY: Final = 1024
-"""Maximum number of names that are looked up, or wait for a thread."""
+"""Maximum number of names that are being looked up or wait for a thread."""
 
 _IN_THREADS: Final = ("asyncio", "uvloop", "winloop")
-"""Packages whose loops resolve names in threads that others share."""
+"""Packages whose loops resolve names in threads that they share with other work."""
 
 Infos = list[tuple[Any, ...]]
 
@@ -45,33 +46,36 @@ class _Lookups:
     """The look-ups of this process.
 
     Attributes:
-        _under_way: Look-ups that wait or run; the threads end with the last of them.
+        _under_way: Look-ups that wait or run. The threads end after the last one.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Set the state without look-ups. Also called in a forked child, which has none of its parent's threads."""
+        """Set the initial state, without look-ups. This is also called in a forked child, which has no threads of its parent."""
         self._lock = threading.Lock()
         self._threads = _threads()
         self._under_way: dict[_Name, Future[Infos]] = {}
 
     def start(self, name: _Name, done: Callable[[Future[Infos]], object]) -> None:
-        """Start a look-up or join it; ``done`` is called with it at its end, in its thread.
+        """Start or join a look-up.
+
+        Args:
+            done: Called at the end of the look-up with its future, in the thread of the look-up.
 
         Raises:
-            OSError: Where no thread can be started for it.
+            OSError: If too many names are being looked up, or no thread can be started.
         """
         with self._lock:
             future = self._under_way.get(name)
             if future is None:
                 if len(self._under_way) >= MAX_UNDER_WAY:
-                    raise OSError(f"{MAX_UNDER_WAY} names are looked up already; check the resolver of this machine")
+                    raise OSError(f"{MAX_UNDER_WAY} names are already being looked up; check the resolver of this machine")
                 try:
                     future = self._under_way[name] = self._threads.submit(self._find, name)
                 except NoThreadError as error:
-                    raise OSError(f"its name is not looked up: {error}") from None
+                    raise OSError(f"the host name cannot be looked up: {error}") from None
         future.add_done_callback(done)
 
     def _find(self, name: _Name) -> Infos:
@@ -96,19 +100,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def load() -> None:
-    """Load the codec of host names, so that no look-up opens its files.
+    """Load the codec for host names, so that no look-up must open its files.
 
-    What cannot be loaded is tried again by each look-up.
+    If the codec cannot be loaded now, each look-up tries again.
     """
     with suppress(LookupError, OSError):
         codecs.lookup("idna")
 
 
 async def look_up(host: str, port: int | None = None, kind: int = socket.SOCK_STREAM) -> Infos:
-    """Return what ``socket.getaddrinfo`` returns for a name and a kind of sockets; an IP address needs no thread.
+    """Return the result of ``socket.getaddrinfo`` for a host name and a socket type. An IP address needs no thread.
 
     Raises:
-        OSError: If the look-up fails or no thread can be started for it (as socket.gaierror).
+        OSError: If the look-up fails (socket.gaierror), or no thread can be started for it.
         UnicodeError: For an invalid name.
     """
     loop = asyncio.get_running_loop()
@@ -119,7 +123,7 @@ async def look_up(host: str, port: int | None = None, kind: int = socket.SOCK_ST
     answer: asyncio.Future[Infos] = loop.create_future()
 
     def done(future: Future[Infos]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nothing waits any more
+        with suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
             loop.call_soon_threadsafe(_pass_on, future, answer)
 
     _lookups.start(_Name(host, port, kind), done)
@@ -133,11 +137,11 @@ def _pass_on(future: Future[Infos], answer: asyncio.Future[Infos]) -> None:
     if error is None:
         answer.set_result(future.result())
     else:
-        answer.set_exception(copy.copy(error))  # each caller gets its own: a shared error would collect their tracebacks
+        answer.set_exception(copy.copy(error))  # a copy for each caller, because a shared error would collect their tracebacks
 
 
 def is_ip(host: str) -> bool:
-    """Return whether a host is an IP address, perhaps with the network interface that IPv6 may need."""
+    """Return whether a host is an IP address, with or without an IPv6 zone id."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -146,7 +150,7 @@ def is_ip(host: str) -> bool:
 
 
 def _resolves(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether the loop resolves names by itself, without threads that others share."""
+    """Return whether the loop resolves names by itself, without threads that it shares with other work."""
     if "getaddrinfo" in getattr(loop, "__dict__", ()):
         return True
     owner = next(each for each in type(loop).__mro__ if "getaddrinfo" in vars(each))

@@ -1,4 +1,4 @@
-"""Work around limits of asyncio's event loops: a lock for several loops, the close of servers, and programs on uvloop."""
+"""Workarounds for limits of asyncio's event loops: a lock for several loops, closing servers, and running programs on uvloop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 class Turns:
     """A lock for an object that may be used on several event loops, one after the other: ``async with turns.here()``.
 
-    An ``asyncio.Lock`` belongs for ever to the first loop on which a task waited for it. A holder on a loop that has stopped
-    does not block other loops.
+    An ``asyncio.Lock`` is permanently bound to the first loop on which a task waited for it, so each loop gets a new lock. A holder
+    on a loop that has stopped does not block other loops.
     """
 
     __slots__ = ("_lock", "_loop")
@@ -32,10 +32,8 @@ class Turns:
 async def close_servers(servers: Collection[asyncio.Server]) -> None:
     """Close listening sockets.
 
-    On a ``SelectorEventLoop`` it stops accepting connections one turn of the loop before.
-
-    That loop loses a connection that was accepted in the turn in which its server is closed: the socket stays open until garbage
-    is collected (CPython issue 109564).
+    On a ``SelectorEventLoop``, stop accepting connections one turn of the loop earlier. That loop loses a connection that was
+    accepted in the turn in which its server is closed: the socket stays open until it is garbage-collected (CPython issue 109564).
     """
     loop = asyncio.get_running_loop()
     try:
@@ -44,7 +42,7 @@ async def close_servers(servers: Collection[asyncio.Server]) -> None:
                 for listener in server.sockets:
                     loop.remove_reader(listener.fileno())
             await asyncio.sleep(0)
-    finally:  # a caller that is cancelled here must not leave ports open on which nothing accepts
+    finally:  # if the caller is cancelled here, ports must not stay open on which nothing accepts
         for server in servers:
             server.close()
 
@@ -53,14 +51,15 @@ T = TypeVar("T")
 
 
 def run(coro: Coroutine[Any, Any, T]) -> T:
-    """Run ``coro`` to its end on uvloop where that is installed, else on asyncio, and return its result.
+    """Run ``coro`` to its end and return its result. Use uvloop if it is installed, otherwise asyncio's event loop.
 
-    Raises what ``coro`` raises, RuntimeError while an event loop runs in this thread, and ValueError or TypeError for an object
-    that is not a coroutine.
+    Raises:
+        RuntimeError: If an event loop already runs in this thread.
+        ValueError, TypeError: For an object that is not a coroutine. Errors of ``coro`` also propagate.
     """
     if iscoroutinefunction(coro):
         raise ValueError(
-            f"run() takes a coroutine, not the function {coro.__name__}: write run({coro.__name__}()), which calls it"
+            f"run() takes a coroutine, not the function {coro.__name__}; call the function: run({coro.__name__}())"
         )
     try:
         asyncio.get_running_loop()
@@ -70,9 +69,9 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
         name = "main"
         if asyncio.iscoroutine(coro):
             name = getattr(coro, "__name__", name)
-            coro.close()  # it will not run, and a warning would say so once more
+            coro.close()  # else "was never awaited" would be reported in addition to the error below
         raise RuntimeError(
-            f"an event loop runs in this thread already, as in a notebook: write `await {name}()` in place of run()"
+            f"an event loop already runs in this thread, as in a notebook; write `await {name}()` instead of run()"
         )
     try:
         import uvloop

@@ -1,4 +1,4 @@
-"""Helpers for the texts of logs and errors."""
+"""Helpers for log and error messages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _FAQ: Final = "See http"
 
 
 def is_power_of_two(count: int) -> bool:
-    """Return whether ``count``, 1 or more, is 1, 2, 4, 8, ...: the occurrences of a repeated event that are logged."""
+    """Return whether ``count`` (1 or more) is a power of two. Such occurrences of a repeated event are logged."""
     return count & (count - 1) == 0
 
 
 def type_name(value: object) -> str:
-    """Return the name of the value's type for an error's text; for a class, where an object was expected, "the class X"."""
+    """Return the name of the value's type for an error message. Return "the class X" for a class, where an object was expected."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def without_faq(remark: str) -> str:
-    """Return a server's remark without the reference to RocketMQ's FAQ at its end ("See https://...")."""
+    """Return a server's remark without the link to RocketMQ's FAQ at its end ("See https://...")."""
     return remark.partition(_FAQ)[0].rstrip()

@@ -1,12 +1,11 @@
-"""Threads of the library's own.
+"""The threads of the library. A job either starts in one of them, or is refused and never runs.
 
-A job is begun in one of them, or it is refused and never runs.
+``concurrent.futures`` is not suitable for two reasons. It refuses all jobs after the main thread has returned, even jobs of a
+loop that still runs in another thread. And if the system refuses a thread ("can't start new thread"),
+``ThreadPoolExecutor.submit`` raises after it has queued the job, which nevertheless runs when a thread is free. Here, a job is
+queued only for a thread that exists.
 
-``concurrent.futures`` refuses all jobs once the main thread has returned, also those of a loop that lives on in another thread.
-And where the system grants no thread ("can't start new thread"), ``ThreadPoolExecutor.submit`` raises after it has queued the job,
-which runs all the same as soon as a thread is free. Here a job is queued only for a thread that exists.
-
-All threads are daemons. Jobs that must not end half done (``is_awaited``) are waited for when the process exits.
+All threads are daemons. When the process exits, it waits for running jobs that must not be interrupted (``is_awaited``).
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from . import machine
 from .errors import ClientStateError
 
 _REFUSAL: Final = re.compile("can't (start|create) new thread|cannot schedule new futures")
-"""The errors of ``threading`` and ``concurrent.futures`` where no thread is granted, or none any more."""
+"""The errors of ``threading`` and ``concurrent.futures`` if no thread, or no further thread, can be started."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class NoThreadError(ClientStateError):
-    """No thread exists for a job, and none can be started: the job does not run.
+    """No thread exists for a job, and none can be started. The job does not run.
 
     Args:
-        refused: The error of the attempt.
+        refused: The error of the attempt to start a thread.
     """
 
     def __init__(self, refused: str) -> None:
@@ -50,7 +49,7 @@ def start_thread(target: Callable[P, object], name: str, *args: P.args, **option
     """Start a daemon thread.
 
     Raises:
-        NoThreadError: Where it is refused.
+        NoThreadError: If the system refuses the thread.
     """
     thread = threading.Thread(target=target, name=name, args=args, kwargs=options, daemon=True)
     try:
@@ -61,10 +60,10 @@ def start_thread(target: Callable[P, object], name: str, *args: P.args, **option
 
 
 class FreeThread:
-    """A thread that is kept for one job: ``submit`` the job, or ``release`` the thread.
+    """A thread that is reserved for one job. Call ``submit`` with the job, or ``release`` to give the thread back.
 
-    ``submit`` is the method of an executor, for ``loop.run_in_executor``, and raises ClientStateError after ``close`` of the
-    pool.
+    ``submit`` has the signature of an executor's method, for ``loop.run_in_executor``. It raises ClientStateError after the pool
+    was closed.
     """
 
     __slots__ = ("_room",)
@@ -85,20 +84,20 @@ class FreeThread:
 
 
 class ThreadPool:
-    """Up to ``most`` threads, started when they are needed and kept until ``close``.
+    """A pool of up to ``most`` threads, which are started when they are needed and kept until ``close``.
 
-    Its methods may be called from any thread.
+    Its methods may be called from any thread. If ``machine.executor`` is set, that object runs the jobs.
 
     Args:
+        most: Maximum number of threads.
         name: Name of the threads, to which a number is added.
-        is_awaited: Whether the process waits at its exit for jobs that have begun. Where ``machine.executor`` is set, that one
-            runs the jobs.
+        is_awaited: Whether the process waits at its exit for jobs that have begun.
     """
 
     def __init__(self, most: int, name: str, *, is_awaited: bool = False) -> None:
         self.most = most
         self.refused: str | None = None
-        """The error of the newest attempt to start a thread; None if the thread was started, and without an attempt."""
+        """The error of the last attempt to start a thread; None if it succeeded, or there was no attempt."""
         self._name = name
         self._room = _Room(is_awaited=is_awaited)
 
@@ -108,12 +107,12 @@ class ThreadPool:
         return self._room.count
 
     def reserve(self, *, start: bool = True) -> FreeThread | None:
-        """Keep a free thread for one job and return it, a new one where all are at work.
+        """Reserve a free thread for one job and return it. If all threads are busy, start a new one.
 
-        Return None without a free thread: after ``close``, where all ``most`` are at work, and where a new one is refused.
+        Return None if there is no thread: after ``close``, if ``most`` threads are busy, or if the system refuses a new thread.
 
         Args:
-            start: False for no new one.
+            start: Whether a new thread may be started.
         """
         room = self._room
         if machine.executor is not None:
@@ -126,10 +125,10 @@ class ThreadPool:
         return FreeThread(room)
 
     def start_one(self) -> bool:
-        """Start a thread ahead of its need.
+        """Start a thread before it is needed.
 
         Returns:
-            False if it is refused.
+            False if the system refuses the thread.
         """
         if machine.executor is not None:
             self.refused = machine.executor.refused
@@ -138,10 +137,10 @@ class ThreadPool:
             return self._start() or self._room.count >= self.most
 
     def submit(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Run a job in a free thread, in a new one, or in the first one that is free again.
+        """Run a job in a free thread, in a new thread, or in the first thread that becomes free.
 
         Raises:
-            NoThreadError: Without any thread, where none can be started.
+            NoThreadError: If the pool has no thread, and none can be started.
             ClientStateError: After ``close``.
         """
         room = self._room
@@ -157,14 +156,14 @@ class ThreadPool:
             return room.put(lambda: work(*args, **options))
 
     def close(self) -> None:
-        """Cancel the jobs that have not begun, and end the threads; a thread with a job ends after the job."""
+        """Cancel the jobs that have not begun, and end the threads. A thread with a job ends after the job."""
         self._room.close()
 
     def __del__(self) -> None:
         self._room.close()
 
     def _start(self) -> bool:
-        """Start a thread; return False where ``most`` exist, and where it is refused."""
+        """Start a thread. Return False if there are ``most`` threads, or the system refuses the thread."""
         room = self._room
         if room.count >= self.most:
             return False
@@ -180,13 +179,13 @@ class ThreadPool:
 
 
 class _Room:
-    """What the threads of a pool share.
+    """The state that the threads of a pool share.
 
-    They do not know the pool itself: one that is dropped ends its threads.
+    The threads have no reference to the pool itself, so a pool that is garbage-collected ends its threads.
 
     Attributes:
-        free: Number of threads that have no job and are not kept for one, less the number of jobs that wait.
-        under_way: The jobs that have begun, where ``is_awaited``.
+        free: Number of threads that have no job and are not reserved, minus the number of waiting jobs.
+        under_way: The jobs that have begun, if ``is_awaited``.
     """
 
     def __init__(self, *, is_awaited: bool) -> None:
@@ -201,10 +200,10 @@ class _Room:
 
     def require_open(self) -> None:
         if self.closed:
-            raise ClientStateError("the threads have ended with their client; start it again")
+            raise ClientStateError("the threads have ended with their client; start the client again")
 
     def put(self, work: Callable[[], T]) -> Future[T]:
-        """Queue a job; a thread is free or will be."""
+        """Queue a job. A thread for it is free, or will become free."""
         future: Future[T] = Future()
         self.jobs.put((future, work))
         return future
@@ -214,7 +213,7 @@ class _Room:
             self.free += 1
 
     def forget(self) -> None:
-        """End the pool where its threads do not exist, and its lock may be held for ever."""
+        """End the pool in a forked child, where its threads do not exist and its lock may be held for ever."""
         self.lock, self.closed, self.under_way = threading.Lock(), True, set()
 
     def close(self) -> None:
@@ -242,7 +241,7 @@ def _work(room: _Room) -> None:
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - the error belongs to the job
-                room.freed()  # first: who waits for the result may have the next job
+                room.freed()  # before the result is set, because the waiter may submit the next job
                 future.set_exception(error)
             else:
                 room.freed()
@@ -256,8 +255,8 @@ def _work(room: _Room) -> None:
 
 @contextmanager
 def naming_refusals() -> Iterator[None]:
-    """Return a context manager for code of others that starts threads: raises NoThreadError in place of CPython's errors that
-    one is refused.
+    """Return a context manager for foreign code that starts threads. It raises NoThreadError instead of CPython's errors if a
+    thread is refused.
     """
     try:
         yield
@@ -268,13 +267,13 @@ def naming_refusals() -> Iterator[None]:
 
 
 def what_to_do(refused: str) -> str:
-    """Return what helps where threads are refused.
+    """Return the advice for the error message if threads are refused.
 
     Args:
-        refused: The error of an attempt.
+        refused: The error of the attempt to start a thread.
     """
     if "shutdown" in refused:
-        return "the main thread has ended: let it run for as long as the client does, with asyncio.run() or Thread.join()"
+        return "the main thread has ended; let it run as long as the client, with asyncio.run() or Thread.join()"
     return "raise the limit of threads and processes (pids.max of the container, ulimit -u), or end threads that are not needed"
 
 
@@ -287,13 +286,13 @@ def _wait_at_exit() -> None:
 
 
 def _forget() -> None:
-    """End all pools in a forked child, which has none of its parent's threads."""
+    """End all pools in a forked child, which has no threads of its parent."""
     for room in list(_rooms):
         room.forget()
 
 
-# Children of ``multiprocessing`` exit without calling the functions of ``atexit``, and a loop that outlives the main thread begins
-# jobs after those of ``threading`` were called.
+# Both registrations are needed: children of ``multiprocessing`` exit without calling the functions of ``atexit``, and a loop that
+# outlives the main thread begins jobs after the functions of ``threading`` were called.
 atexit.register(_wait_at_exit)
 if hasattr(threading, "_register_atexit"):
     threading._register_atexit(_wait_at_exit)

@@ -17,15 +17,16 @@ _BY_CODE: dict[int, type[BrokerError]] = {
     if cls.response_code is not None and "response_code" in cls.__dict__
 }
 _NO_QUEUE_CODES = (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
-"""Codes with which brokers of 5.x and of 4.9 report a queue that does not exist."""
+"""The codes with which brokers of versions 5.x and 4.9 report that a queue does not exist."""
 _NO_QUEUE_REMARK = "request queueId["
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
-"""Part of the remark of a 4.x broker, which responds with code 1 where one of 5.x responds with 16."""
+"""Part of the remark of a 4.x broker, which responds with code 1 if a 5.x broker would respond with 16."""
 _TOO_FEW = "in-sync replicas not enough"
 _UNREPLICATED_REMARKS = (_TOO_FEW, "[PC_SYNCHRONIZED]", "OS page cache busy")
-"""Beginnings of the remarks for WAIT_QUORUM_ACK_TIMEOUT of brokers that replicate by DLedger (``DLedgerCommitLog``): of 5.x; of 4.9
-to a send; of 4.9 to a commit. Brokers without DLedger respond so before they store."""
+"""The beginnings of remarks for WAIT_QUORUM_ACK_TIMEOUT from brokers that replicate by DLedger (``DLedgerCommitLog``): from
+version 5.x; from 4.9, to a send; from 4.9, to a commit. Brokers without DLedger respond with these remarks before they store a
+message."""
 _BUSY_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL)
 _PAGE_CACHE_BUSY = "[PC_SYNCHRONIZED]"
 _ACL_RIGHTS = ("No default permission", "Need admin permission")
@@ -45,7 +46,7 @@ def broker_error(
     Only the remark distinguishes the meanings of codes 1, 16 and 29.
 
     Args:
-        counted: The broker is known to count its in-sync replicas before it stores a message.
+        counted: Whether the broker is known to count its in-sync replicas before it stores a message.
     """
     text = remark or ""
     cls = _BY_CODE.get(code, BrokerError)
@@ -61,7 +62,7 @@ def broker_error(
 
 
 def _without_permission(text: str) -> type[BrokerError] | None:
-    """Return the class for a remark of code 16; None for that of the code."""
+    """Return the error class for a remark with code 16. Return None if the class of the code applies."""
     if "has no permission to access" in text:
         return PermissionDeniedError
     of_user = text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text
@@ -69,13 +70,10 @@ def _without_permission(text: str) -> type[BrokerError] | None:
 
 
 def is_unreplicated(code: int | None, remark: str | None) -> bool:
-    """Return whether the broker refused a message that it may have stored: its replicas did not confirm it in time."""
+    """Return whether the broker refused a message that it may have stored, because its replicas did not confirm it in time."""
     return code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_UNREPLICATED_REMARKS)
 
 
 def is_busy(code: int, remark: str | None) -> bool:
-    """Return whether a broker has too much to do to take a request.
-
-    Where its page cache is busy, the remark of code 1 says so.
-    """
+    """Return whether a broker is too busy for a request. If its page cache is busy, it reports this in the remark with code 1."""
     return code in _BUSY_CODES or (code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_PAGE_CACHE_BUSY))

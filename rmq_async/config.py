@@ -27,20 +27,20 @@ NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
 LARGEST_FRAME_SIZE: Final = 8 * MAX_FRAME_SIZE
 """The highest ``max_frame_size``."""
 LONGEST: Final = 1e9
-"""Seconds, 31 years; every time in a setting is shorter."""
+"""Seconds (31 years). Every time in a setting must be below this."""
 
 LONGEST_NAMESPACE: Final = 100
-"""Characters; beside it a topic has room for a name of its own (127 in all)."""
+"""Maximum number of characters, so that the remaining characters of a topic (127 in total) are sufficient for a name."""
 _NAMESPACE: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 _inherited_names: Final[set[str]] = set()
-"""The instance names of the processes that this one was forked from."""
+"""The instance names of the processes from which this process was forked."""
 
 
 def _process_instance_name() -> str:
-    """Return ``<pid>#<8 hex digits>``, drawn once per process: clients of one process share the name, clients of two processes
-    do not.
+    """Return ``<pid>#<8 hex digits>``, which is drawn once per process. Clients of one process share the name; clients of different
+    processes have different names.
     """
     if not machine.instance_name:
         machine.instance_name = f"{machine.process_id()}#{machine.entropy.getrandbits(32):08x}"
@@ -59,67 +59,68 @@ if hasattr(os, "register_at_fork"):
 @suggests_keywords
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """Settings by which a client instance reaches a cluster.
+    """Settings with which a client instance connects to a cluster.
 
-    Producers, consumers and admins on one event loop with equal settings share one instance. Times are seconds above 0 and below
-    1e9; sizes are bytes.
+    Producers, consumers and admins on one event loop with equal settings share one instance. Times are in seconds, above 0 and
+    below 1e9; sizes are in bytes.
 
     Raises:
-        ConfigError: A value is invalid, two settings exclude each other, or one needs another that is not set.
-        TypeError: An option is unknown.
+        ConfigError: If a value is invalid, two settings exclude each other, or a setting requires another one that is not set.
+        TypeError: If an option is unknown.
     """
 
     namesrv: str | Sequence[str] | None = None
-    """Name servers: "host:port;host:port" or a sequence of them. Default: the environment's NAMESRV_ADDR."""
+    """Addresses of the name servers: "host:port;host:port" or a sequence of "host:port". The default is the environment variable
+    NAMESRV_ADDR."""
     instance_name: str = field(default_factory=_process_instance_name)
-    """Part of the client's id. Clients with different names share nothing. Default: drawn once per process."""
+    """Part of the client id. Clients with different names share nothing. The default is drawn once per process."""
     client_ip: str | None = None
-    """Address under which brokers list this client. Default: the local address used towards the name server."""
+    """Address under which brokers list this client. The default is the local address of the connection to the name server."""
     route_poll_interval: float = 30.0
     """Seconds between two requests for the routes in use."""
     heartbeat_interval: float = 30.0
     """Seconds between two registrations of this client's groups at the brokers in use."""
     connect_timeout: float = 3.0
-    """Seconds for one connect: the look-up of the host name, all its addresses and the TLS handshake."""
+    """Maximum seconds for one connect, including the look-up of the host name, the attempts at all its addresses, and the TLS
+    handshake."""
     request_timeout: float = 3.0
-    """Seconds for a request that is not a send, unless the call has a timeout of its own. A pull that waits at the broker has
-    the time of that wait besides."""
+    """Maximum seconds for a request that is not a send, unless the call has its own timeout. A pull that waits at the broker has
+    the time of that wait in addition."""
     idle_timeout: float = 120.0
     """Seconds after which an unused connection is closed."""
     max_frame_size: int = MAX_FRAME_SIZE
-    """Bytes of the largest answer, 1024 to 134,217,728. A larger answer fails its request; above 256 MiB it closes the
-    connection."""
+    """Maximum size of a response in bytes, 1024 to 134,217,728. A larger response fails its request; a response above 256 MiB also
+    closes the connection."""
     max_decompressed_size: int = MAX_DECOMPRESSED_SIZE
-    """Bytes of the largest received body after decompression, 1024 to 2^31."""
+    """Maximum size of a received body in bytes after decompression, 1024 to 2^31."""
     serialize_type: str = "json"
-    """Form of request headers: "json" or "rocketmq" (binary). Answers are read in either form."""
+    """Format of request headers: "json" or "rocketmq" (binary). Responses are accepted in both formats."""
     credentials: Credentials | None = None
     """Keys that sign every request."""
     tls: bool | ssl.SSLContext = False
-    """True for the default context, which verifies certificates unless ``tls_verify`` is False, or an SSLContext. Holds for
+    """An SSLContext, or True for the default context, which verifies certificates unless ``tls_verify`` is False. It is used for
     name servers and brokers."""
     tls_verify: bool = True
-    """False accepts any certificate; it needs ``tls=True``."""
+    """False accepts any certificate; it requires ``tls=True``."""
     server_hostname: str | None = None
-    """Name that certificates must have, if it is not the name of the host."""
+    """Name that certificates must have, if it differs from the host name."""
     allowed_broker_hosts: Collection[str] | None = None
-    """Host names, addresses and networks ("10.0.0.0/8") that routes may send this client to. Names are compared as texts, not
-    resolved. Default: any."""
+    """Host names, addresses and networks ("10.0.0.0/8") to which routes may send this client. Names are compared as strings, not
+    resolved. By default, all hosts are allowed."""
     vip_channel: bool = False
     """True sends messages to the brokers' second port, two below the first."""
     namespace: str | None = None
-    """Prefix of topics and groups: 1 to 100 letters, digits, "-" and "_", without "rmq_sys_" or "CID_RMQ_SYS_" at the
-    beginning."""
+    """Prefix of topics and groups: 1 to 100 letters, digits, "-" and "_". It must not begin with "rmq_sys_" or "CID_RMQ_SYS_"."""
     namespace_v2: str | None = None
-    """Namespace in a field of each request, for servers that read it; names stay as they are. Its form is that of
-    ``namespace``."""
+    """Namespace in a field of each request, for servers that support it. Names of topics and groups stay unchanged. The same
+    characters as in ``namespace`` are allowed."""
     unit_name: str | None = None
-    """Name of this client's unit of the cluster; the end of the client's id."""
+    """Name of this client's unit of the cluster. It is the end of the client id."""
     unit_mode: bool = False
-    """Flag of a client of one unit, in each send."""
+    """Flag in each send that the client belongs to one unit."""
     start_without_cluster: bool = False
-    """True lets ``start()`` return while no name server answers. Calls then wait, within their timeouts, until one answers and
-    names a broker; ``start()`` of a group consumer waits for ``request_timeout``."""
+    """True lets ``start()`` return even if no name server responds. Calls then wait, within their timeouts, until a name server
+    responds and names a broker. ``start()`` of a group consumer waits for ``request_timeout``."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -147,20 +148,20 @@ class ClientConfig:
             raise ConfigError(f"tls must be True, False or an ssl.SSLContext, not {shown(self.tls)}")
         check_flag("tls_verify", self.tls_verify)
         if isinstance(self.tls, ssl.SSLContext) and self.tls.protocol == ssl.PROTOCOL_TLS_SERVER:
-            raise ConfigError("tls: the SSLContext is one for servers; ssl.create_default_context() makes one for clients")
+            raise ConfigError("tls must be an SSLContext for clients, not for servers; use ssl.create_default_context()")
         if not self.tls_verify and self.tls is not True:
             raise ConfigError(
-                f"tls_verify=False needs tls=True, not {shown(self.tls)}; an SSLContext of your own says itself what it verifies"
+                f"tls_verify=False requires tls=True, not {shown(self.tls)}; configure the verification in your SSLContext instead"
             )
         if self.server_hostname is not None:
             check_text("server_hostname", self.server_hostname)
             if self.tls is False:
-                raise ConfigError(f"server_hostname {shown(self.server_hostname)} needs tls=True or an SSLContext")
+                raise ConfigError(f"server_hostname={shown(self.server_hostname)} requires tls=True or an SSLContext")
         hosts = self.allowed_broker_hosts
         if hosts is None:
             return
         if isinstance(hosts, str) or not isinstance(hosts, Collection) or not hosts:
-            raise ConfigError(f"allowed_broker_hosts must be a non-empty collection of texts, not {shown(hosts)}")
+            raise ConfigError(f"allowed_broker_hosts must be a non-empty collection of strings, not {shown(hosts)}")
         object.__setattr__(self, "allowed_broker_hosts", frozenset(map(_host_or_network, hosts)))
 
     def _check_names(self) -> None:
@@ -173,19 +174,22 @@ class ClientConfig:
             if value is None:
                 continue
             if not isinstance(value, str) or _NAMESPACE.fullmatch(value) is None or len(value) > LONGEST_NAMESPACE:
-                limits = f"1 to {LONGEST_NAMESPACE} characters out of a-z, A-Z, 0-9, - and _"
+                limits = f"1 to {LONGEST_NAMESPACE} characters from a-z, A-Z, 0-9, - and _"
                 raise ConfigError(f"{name} must be {limits}, not {shown(value)}")
             if value.startswith(_SYSTEM_PREFIXES):
                 reserved = " and ".join(_SYSTEM_PREFIXES)
-                raise ConfigError(f"{name} {shown(value)} begins like a name of the system; {reserved} are reserved")
+                raise ConfigError(
+                    f"{name} {shown(value)} begins with a reserved prefix; {reserved} are reserved for the system"
+                )
         if self.namespace is not None and self.namespace_v2 is not None:
             both = f"namespace {shown(self.namespace)} and namespace_v2 {shown(self.namespace_v2)}"
-            raise ConfigError(f"{both} exclude each other: they are two ways to say the same; give one of them")
+            raise ConfigError(f"{both} exclude each other; give only one of them")
 
     def resolved(self) -> ClientConfig:
-        """Return a copy of the settings with the name servers as a sorted tuple, from NAMESRV_ADDR if none are given.
+        """Return a copy of the settings with the name servers as a sorted tuple, taken from NAMESRV_ADDR if none are given.
 
-        A default ``instance_name`` from before a fork is replaced by this process's own: servers distinguish clients by it.
+        A default ``instance_name`` from before a fork is replaced by the name of this process, because servers distinguish clients
+        by it.
 
         Raises:
             ConfigError: For an invalid address in the environment.
@@ -200,7 +204,7 @@ class ClientConfig:
 
 
 class ClientOptions(TypedDict, total=False):
-    """The fields of ClientConfig as keywords of clients, without ``namesrv``, which is a parameter."""
+    """The fields of ClientConfig as keyword arguments of clients, except ``namesrv``, which is a separate parameter."""
 
     instance_name: str
     client_ip: str | None
@@ -235,13 +239,13 @@ def client_options(
     options: Mapping[str, object],
     others: Collection[str] = (),
 ) -> ClientConfig:
-    """Return ``client`` (default: the default settings) with ``namesrv`` and the keyword options that are its fields.
+    """Return ``client``, or the default settings, with ``namesrv`` and the keyword options that are its fields.
 
     Args:
         others: Names of options that are fields of another config.
 
     Raises:
-        TypeError: For an option that is a field of neither, and for a ``client`` of another type.
+        TypeError: For an option that is a field of neither config, and for a ``client`` of another type.
         ConfigError: For an invalid value.
     """
     if not isinstance(client, ClientConfig | None):
@@ -257,7 +261,7 @@ def client_options(
 
 
 def name_servers(given: str | Sequence[str] | None) -> list[str]:
-    """Return the addresses in "a:1;b:2" (or with commas) or in a sequence of such texts; none for None.
+    """Return the addresses in "a:1;b:2" (or with commas) or in a sequence of such strings. Return an empty list for None.
 
     Raises:
         ConfigError: For another object, and for an address that is not host:port.
@@ -265,12 +269,12 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
     if given is None:
         return []
     if not isinstance(given, Sequence):
-        raise ConfigError(f"namesrv must be a text or a sequence of texts, not {shown(given)}")
+        raise ConfigError(f"namesrv must be a str or a sequence of strings, not {shown(given)}")
     texts = [given] if isinstance(given, str) else list(given)
     found = []
     for text in texts:
         if not isinstance(text, str):
-            raise ConfigError(f"a name server address must be a text, not {shown(text)}")
+            raise ConfigError(f"a name server address must be a str, not {shown(text)}")
         for part in text.replace(",", ";").split(";"):
             address = part.strip()
             if address:
@@ -280,8 +284,9 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Return host and port of "host:port", "[v6]:port" or "v6:port", where the last colon counts; None for other texts, and for
-    a port outside 1 to 65535.
+    """Return the host and port of "host:port", "[v6]:port" or "v6:port", in which the last colon separates the port.
+
+    Return None for other strings, and for a port outside 1 to 65535.
     """
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
@@ -294,8 +299,8 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def canonical_host(host: str) -> str:
-    """Return a host in canonical form: names in lower case without a final dot, addresses in the shortest form, IPv4 in IPv6 as
-    IPv4.
+    """Return a host in canonical form: a name in lower case without a final dot, an address in its shortest form, and an
+    IPv4-mapped IPv6 address as IPv4.
     """
     try:
         address = ip_address(host)
@@ -315,7 +320,7 @@ def _host_or_network(text: str) -> str:
             return str(ip_address(host))
     except ValueError as error:
         raise ConfigError(
-            f"allowed_broker_hosts: {shown(text)} is no host and no network ({error}); give names, addresses or CIDR"
+            f"allowed_broker_hosts: {shown(text)} is neither a host nor a network ({error}); give names, addresses or CIDR"
         ) from None
     return host
 
@@ -326,7 +331,7 @@ def _check_address(address: str) -> None:
 
 
 def check_group(group: str) -> None:
-    """Raise InvalidGroupError unless the group has 1 to 120 characters out of letters, digits and ``% | _ -``."""
+    """Raise InvalidGroupError unless the group consists of 1 to 120 letters, digits and characters out of ``% | _ -``."""
     try:
         validation.check_group(group)
     except InvalidMessageError as error:
@@ -336,7 +341,7 @@ def check_group(group: str) -> None:
 def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ConfigError(f"{name} must be a number of seconds, not {shown(value)}")
-    if not value < LONGEST:  # NaN is not below it either
+    if not value < LONGEST:  # written so that NaN fails, too
         raise ConfigError(f"{name} must be a number of seconds below {LONGEST:.0f}, not {shown(value)}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{name} must be {'at least' if zero else 'above'} 0 seconds, not {shown(value)}")
@@ -348,8 +353,8 @@ def check_int(name: str, value: int, low: int, high: int) -> None:
 
 
 def plain_fields(config: Any) -> None:
-    """Give the fields of a dataclass that hold a value of a subclass of str, int or float a plain one: a member of an Enum has
-    another hash than its text, and formatting it may give its name.
+    """Replace the values of a dataclass's fields that are instances of subclasses of str, int or float with plain values. A member
+    of an Enum, for example, has another hash than its str value, and formatting it may give its name.
     """
     for name in [each.name for each in fields(config)]:
         value = getattr(config, name)
@@ -387,23 +392,23 @@ def check_trace(trace: bool | str) -> None:
 
 
 def check_text(name: str, value: str, *, longest: int | None = None) -> str:
-    """Return a text as a plain str.
+    """Return a string as a plain str.
 
     Raises:
-        ConfigError: For another value, and for a text that is blank, has more than ``longest`` characters or has no UTF-8 form.
+        ConfigError: For a value that is not a str, is blank, has more than ``longest`` characters, or cannot be encoded in UTF-8.
     """
     if not isinstance(value, str) or not value.strip() or (longest is not None and len(value) > longest):
         limit = "" if longest is None else f" of 1 to {longest} characters"
-        raise ConfigError(f"{name} must be a text that is not blank{limit}, not {shown(value)}")
+        raise ConfigError(f"{name} must be a str that is not blank{limit}, not {shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{name} must be a text that UTF-8 can encode, not {shown(value)}") from None
+        raise ConfigError(f"{name} must be a str that UTF-8 can encode, not {shown(value)}") from None
     return plain(value)
 
 
 def checked_tags(tags: str) -> str:
-    """Return the tags of a subscription or a reading as a plain str; raise ConfigError for another value."""
+    """Return the tags of a subscription or a reading as a plain str. Raise ConfigError for an invalid value."""
     try:
         if isinstance(tags, str) and (tags == "*" or parse_tags(tags)):  # blanks alone would select nothing at brokers
             return plain_text("tags", tags)
@@ -413,9 +418,9 @@ def checked_tags(tags: str) -> str:
 
 
 def plain_text(name: str, text: str) -> str:
-    """Return a plain str; raise ConfigError for a text without a UTF-8 form."""
+    """Return a plain str. Raise ConfigError for a string that cannot be encoded in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{name}={shown(text)} holds a lone surrogate and has no UTF-8 form; remove it") from None
+        raise ConfigError(f"{name}={shown(text)} has a lone surrogate, which UTF-8 cannot encode; remove it") from None
     return str.__str__(text)

@@ -1,4 +1,4 @@
-"""The keys a client signs its requests with."""
+"""The keys with which a client signs its requests."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from .errors import ConfigError
 
 
 class Credentials(SessionCredentials, frozen=True):
-    """The keys that requests are signed with.
+    """The keys with which requests are signed.
 
     Neither ``repr`` nor an error shows the secret or the token.
 
     Args:
         access_key: The user's name.
-        secret_key: The password, where brokers have users.
-        security_token: The token of a session, None if there is none.
+        secret_key: The user's secret key; for brokers with users, the password.
+        security_token: The token of a session; None if there is none.
 
     Raises:
-        ConfigError: For a text that is empty or not encodable in UTF-8, and for another type.
+        ConfigError: For a value that is not a str, is empty, or cannot be encoded in UTF-8.
     """
 
     def __post_init__(self) -> None:
         if not isinstance(self.access_key, str) or not self.access_key:
-            raise ConfigError(f"access_key must be a non-empty text, not {shown(self.access_key)}")
+            raise ConfigError(f"access_key must be a non-empty str, not {shown(self.access_key)}")
         if fault := _fault_of(self.access_key):
-            raise ConfigError(f"access_key must be a non-empty text, {fault}: {shown(self.access_key)}")
+            raise ConfigError(f"access_key must be a non-empty str, {fault}: {shown(self.access_key)}")
         _check_secret("secret_key", _fault_of(self.secret_key))
         _check_secret("security_token", _fault_of(self.security_token) if self.security_token is not None else "")
 
@@ -35,9 +35,9 @@ class Credentials(SessionCredentials, frozen=True):
 
 
 def _fault_of(secret: object) -> str:
-    """Return the fault of a secret, "" if it has none.
+    """Return the fault of a secret, or "" if it has none.
 
-    Raises no error itself: a traceback may show the variables of its frame, here the secret.
+    It raises no error itself, because a traceback may show the variables of its frames, which would include the secret.
     """
     if not isinstance(secret, str):
         return f"not {type(secret).__name__}"
@@ -50,4 +50,4 @@ def _fault_of(secret: object) -> str:
 
 def _check_secret(name: str, fault: str) -> None:
     if fault:
-        raise ConfigError(f"{name} must be a non-empty text, {fault}")
+        raise ConfigError(f"{name} must be a non-empty str, {fault}")

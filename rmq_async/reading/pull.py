@@ -391,10 +391,7 @@ async def _answer_to(pending: PendingPull, instance: ClientInstance, calls: Call
         raise
     finally:
         calls.pop(future, None)
-        del (
-            future,
-            pending.future,
-        )  # the traceback of an error in the future references this frame and the frames of the callers
+        del future, pending.future  # the traceback of its error references this frame and the frames of the callers
 
 
 def _found(reply: PullReply, address: str) -> PulledBody:

@@ -400,5 +400,5 @@ async def test_reading_needs_a_started_consumer() -> None:
 
 async def test_read_refuses_tags_without_utf8() -> None:
     async with embedded(queues=1) as (_, consumer):
-        with pytest.raises(ConfigError, match=r"tags='a\\ud800' holds a lone surrogate"):
+        with pytest.raises(ConfigError, match=r"tags='a\\ud800' has a lone surrogate"):
             consumer.read(TOPIC, tags="a\ud800")

@@ -138,7 +138,9 @@ def test_class_of_callable_objects_is_refused(function: Any) -> None:
     """Each message would be done when an object was made of it."""
     consumer = Consumer("g")
     for options in ({"handler": function}, {"handler": print, "order": "key", "key": function}):
-        with pytest.raises(TypeError, match=r"=<class '.*Made.*'> is a class whose objects are callable; give an object of it"):
+        with pytest.raises(
+            TypeError, match=r"=<class '.*Made.*'> is a class whose objects are callable; pass an instance of it"
+        ):
             consumer.subscribe("T", **options)
     with pytest.raises(TypeError, match="delays=<class"):
         Retry(delays=function)
@@ -148,7 +150,7 @@ def test_class_of_callable_objects_is_refused(function: Any) -> None:
 @pytest.mark.parametrize("function", REFUSED)
 def test_handler_that_does_not_take_one_argument_is_refused(function: Any) -> None:
     consumer = Consumer("g")
-    with pytest.raises(TypeError, match=r"handler is called as handler\(message\), and .* does not take that: "):
+    with pytest.raises(TypeError, match=r"handler is called as handler\(message\), but .* does not take these arguments: "):
         consumer.subscribe("T", function)
     with pytest.raises(TypeError, match=r"handler is called as handler\(batch\)"):
         consumer.handler("T", batch_size=8)(function)

@@ -17,7 +17,7 @@ async def test_run_beside_a_running_loop_says_what_to_write() -> None:
     async def steps() -> None:
         raise AssertionError("it does not run")
 
-    with pytest.raises(RuntimeError, match=r"an event loop runs in this thread already.*write `await steps\(\)`"):
+    with pytest.raises(RuntimeError, match=r"an event loop already runs in this thread.*write `await steps\(\)`"):
         rmq_async.run(steps())
     gc.collect()  # a coroutine that was never awaited would warn, which is an error here
 
@@ -35,7 +35,9 @@ def test_run_with_a_coroutine_function_says_what_to_write() -> None:
         raise AssertionError("it does not run")
 
     function: Any = steps
-    with pytest.raises(ValueError, match=r"run\(\) takes a coroutine, not the function steps: write run\(steps\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"run\(\) takes a coroutine, not the function steps; call the function: run\(steps\(\)\)"
+    ):
         rmq_async.run(function)
 
 

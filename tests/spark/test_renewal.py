@@ -128,8 +128,8 @@ def test_function_that_does_not_return_is_waited_for_once(
         ("[]", "must hold one JSON object of accessKey, secretKey and, if any, securityToken"),
         ('{"accessKey": "a"}', "must hold one JSON object of"),
         ('{"accessKey": "a", "secretKey": "hush", "password": "hush"}', "must hold one JSON object of"),
-        ('{"accessKey": "a", "secretKey": ""}', "option credentialsFile: secret_key must be a non-empty text"),
-        ('{"accessKey": 5, "secretKey": "hush"}', "option credentialsFile: access_key must be a non-empty text"),
+        ('{"accessKey": "a", "secretKey": ""}', "option credentialsFile: secret_key must be a non-empty str"),
+        ('{"accessKey": 5, "secretKey": "hush"}', "option credentialsFile: access_key must be a non-empty str"),
     ],
 )
 def test_wrong_file_is_named_and_not_shown(text: str, expected: str, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_function_is_asked_each_half_minute(now: list[float], caplog: pytest.Log
         ),
         ("no.such.module:function", None, "cannot be imported on this machine (ModuleNotFoundError)"),
         (f"{__name__}:wrong", {"accessKey": "a"}, "must return Credentials or a tuple of 2 or 3 texts, not dict"),
-        (f"{__name__}:wrong", ("a", ""), "option credentialsProvider: secret_key must be a non-empty text"),
+        (f"{__name__}:wrong", ("a", ""), "option credentialsProvider: secret_key must be a non-empty str"),
         (f"{__name__}:wrong", ValueError("hush"), "raised ValueError"),
     ],
 )

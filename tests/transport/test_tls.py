@@ -399,7 +399,7 @@ async def test_a_handshake_cut_anywhere_is_an_error_of_ours_and_leaves_nothing()
 
 
 def test_a_context_for_servers_is_a_config_error() -> None:
-    with pytest.raises(ValueError, match="is one for servers"):
+    with pytest.raises(ValueError, match="for clients, not for servers"):
         ClientConfig(tls=server())
 
 

@@ -157,7 +157,7 @@ def test_subscribe_refuses_what_is_no_condition(sql: object) -> None:
 
 @pytest.mark.parametrize("name", ["tags", "sql"])
 def test_subscribe_refuses_a_text_without_utf8(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}='a\\ud800' holds a lone surrogate"):
+    with pytest.raises(ConfigError, match=rf"{name}='a\\ud800' has a lone surrogate"):
         Consumer("g", namesrv="127.0.0.1:9876").subscribe("T", Seen(), **{name: "a\ud800"})  # type: ignore[arg-type]
 
 
