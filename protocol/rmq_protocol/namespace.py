@@ -1,7 +1,7 @@
-"""Namespaces of the first kind (``NamespaceUtil``): a prefix ``namespace%`` of topics and groups.
+"""Namespaces of the first kind (``NamespaceUtil``), which are a prefix ``namespace%`` of topics and groups.
 
 The prefix comes after ``%RETRY%`` and ``%DLQ%``. System topics, and groups whose names begin with CID_RMQ_SYS_, have none.
-(Namespaces of the second kind change no name: requests have them in the extFields ``ns`` and ``nsd``.)
+Namespaces of the second kind do not change names: requests have them in the extFields ``ns`` and ``nsd``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 def with_namespace(namespace: str, resource: str) -> str:
-    """Return the name of topic or group ``resource`` in ``namespace``.
+    """Return the name of the topic or group ``resource`` in ``namespace``.
 
-    It is unchanged if one of the two is empty, if the name is in the namespace already, if it is a system topic, and if it
-    begins with CID_RMQ_SYS_.
+    ``resource`` is returned unchanged if one of the arguments is empty, or if ``resource`` already belongs to the namespace, is a
+    system topic or begins with CID_RMQ_SYS_.
     """
     if not namespace or not resource or _is_system(resource) or has_namespace(resource, namespace):
         return resource
@@ -28,12 +28,12 @@ def with_namespace(namespace: str, resource: str) -> str:
 
 
 def with_namespace_and_retry(namespace: str, group: str) -> str:
-    """Return the retry topic of ``group`` in ``namespace``; "" for an empty group."""
+    """Return the retry topic of ``group`` in ``namespace``. Return "" if the group is empty."""
     return RETRY_TOPIC_PREFIX + with_namespace(namespace, group) if group else ""
 
 
 def without_namespace(resource: str, namespace: str | None = None) -> str:
-    """Return ``resource`` without its namespace. If ``namespace`` is given, only that one is removed, else any."""
+    """Return ``resource`` without its namespace. If ``namespace`` is given, no other namespace is removed."""
     if _is_system(resource) or (namespace is not None and not has_namespace(resource, namespace)):
         return resource
     prefix, name = _split(resource)
@@ -48,7 +48,7 @@ def has_namespace(resource: str, namespace: str) -> bool:
 
 
 def namespace_of(resource: str) -> str:
-    """Return the namespace of a name; empty for none."""
+    """Return the namespace of a name. Return "" if it has none."""
     name = "" if _is_system(resource) else without_retry_and_dlq(resource)
     return name[: max(name.find(_SEPARATOR), 0)]
 

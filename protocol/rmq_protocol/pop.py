@@ -1,10 +1,10 @@
-"""Reads and writes the texts about popped messages (``ExtraInfoUtil``), and the names of their retry topics (``KeyBuilder``).
+"""Reads and writes the strings about popped messages (``ExtraInfoUtil``), and the names of their retry topics (``KeyBuilder``).
 
-A popped message is identified by the offset at which its pop began and by its own offset; POP_CK contains both, and an ack
-sends it back. The three infos of a pop's response are lists of ``retry item value`` joined by ``;``. ``item`` is a queue id,
-or, for the count of one message, ``qo`` with queue id and offset (``order_info_key``). ``retry`` is the kind of the topic that
-the message is in: 0 for the topic itself, 1 and 2 for the group's retry topic in its old and new form. The parsers return dicts
-with keys ``retry@item``.
+A popped message is identified by the offset at which its pop began and by its own offset. The property POP_CK contains both, and
+an ack returns it to the broker. Three extFields of a pop's response, the infos, are lists of ``retry item value`` joined by ``;``.
+``item`` is a queue id or, for the count of one message, ``qo`` with queue id and offset (``order_info_key``). ``retry`` is the
+kind of the topic in which the message is stored: 0 for the topic itself, 1 and 2 for the group's retry topic in its old and new
+form. The parsers return dicts with keys ``retry@item``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ExtraInfo(NamedTuple):
         ck_queue_offset: Queue offset at which the pop began.
         pop_time: Time of the pop, epoch ms.
         invisible_time: Ms for which other members do not get the message.
-        retry: "0", "1" or "2", the kind of the topic.
-        msg_queue_offset: Offset of the message itself; None for a text of seven parts.
+        retry: The kind of the topic, "0", "1" or "2".
+        msg_queue_offset: Queue offset of the message itself. None if the POP_CK has seven parts.
     """
 
     ck_queue_offset: int
@@ -45,10 +45,10 @@ class ExtraInfo(NamedTuple):
 
 
 def build_extra_info(info: ExtraInfo) -> str:
-    """Return the text of a POP_CK.
+    """Return the value of a property POP_CK.
 
     Raises:
-        LocalProtocolError: For a broker name that is empty or has a space in it.
+        LocalProtocolError: If the broker name is empty or has a space in it.
     """
     if not info.broker_name or " " in info.broker_name:
         raise LocalProtocolError(f"extra info: broker name {shown(info.broker_name)} must not be empty and must have no space")
@@ -59,7 +59,7 @@ def parse_extra_info(text: str) -> ExtraInfo:
     """Return the parts of a POP_CK.
 
     Raises:
-        RemoteProtocolError: Unless it has 7 or 8 parts, and its numbers are 64-bit integers.
+        RemoteProtocolError: If ``text`` does not have 7 or 8 parts, or if one of its numbers is not a 64-bit integer.
     """
     parts = text.split(" ")
     if len(parts) not in (7, 8):
@@ -91,7 +91,7 @@ def real_topic(retry: str, topic: str, group: str) -> str:
         topic: The topic of the pop.
 
     Raises:
-        RemoteProtocolError: For another flag than "0", "1" and "2".
+        RemoteProtocolError: If ``retry`` is none of "0", "1" and "2".
     """
     match retry:
         case "0":
@@ -118,17 +118,19 @@ def order_info_key(topic: str, queue_id: int, queue_offset: int) -> str:
 
 
 def parse_start_offset_info(text: str | None) -> dict[str, int]:
-    """Return the offset at which the pop began, by queue (``info_key``); ``{}`` for None and "".
+    """Return the offset at which the pop began, by queue (``info_key``). Return ``{}`` for None and "".
 
     Raises:
-        RemoteProtocolError: For a malformed text, and for one with two entries of the same key.
+        RemoteProtocolError: If ``text`` is malformed or has two entries with the same key.
     """
     return _parse("startOffsetInfo", text, _long)
 
 
 def parse_msg_offset_info(text: str | None) -> dict[str, tuple[int, ...]]:
-    """Return the queue offsets of the messages, by queue (``info_key``); ``{}`` for None and "". Raises as
-    ``parse_start_offset_info`` does.
+    """Return the queue offsets of the messages, by queue (``info_key``). Return ``{}`` for None and "".
+
+    Raises:
+        RemoteProtocolError: If ``text`` is malformed or has two entries with the same key.
     """
     return _parse("msgOffsetInfo", text, _longs)
 
@@ -136,13 +138,16 @@ def parse_msg_offset_info(text: str | None) -> dict[str, tuple[int, ...]]:
 def parse_order_count_info(text: str | None) -> dict[str, int]:
     """Return the number of earlier deliveries, by queue (``info_key``) or by message (``order_info_key``).
 
-    ``{}`` for None and "". Raises as ``parse_start_offset_info`` does.
+    Return ``{}`` for None and "".
+
+    Raises:
+        RemoteProtocolError: If ``text`` is malformed or has two entries with the same key.
     """
     return _parse("orderCountInfo", text, _long)
 
 
 def build_info(values: Mapping[str, int | Sequence[int]]) -> str:
-    """Return the text of an info from a dict such as the parsers return; all three infos have this form."""
+    """Return the string of an info, from a dict such as the parsers return. All three infos have the same form."""
     return ";".join(
         f"{key.replace('@', ' ', 1)} {value if isinstance(value, int) else ','.join(map(str, value))}"
         for key, value in values.items()

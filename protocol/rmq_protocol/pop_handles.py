@@ -1,9 +1,10 @@
-"""Handles of popped messages: found in a pop's response, renewed by a change of the invisible time, gathered into acks.
+"""Finds the handles of popped messages in the response, renews them when the invisible time changes, and gathers them into acks.
 
-A handle is the ``ExtraInfo`` of one message, with its queue offset. It is sent to the broker of the pop; a change of the invisible
-time replaces it. A broker that has replaced the topic of a retry by the original topic puts the handle into property POP_CK: topic
-and queue of the message then are not those of the pop, and the infos of the response must not be used for it. The numbers of the
-peer are checked: a message with an invalid handle gets none, and is delivered again after its invisible time.
+A handle is the ``ExtraInfo`` of one message, with its queue offset. It is sent to the broker from which the message was popped. A
+change of the invisible time replaces it. A broker may return a message of a retry topic under its original topic. It then puts
+the handle into property POP_CK. Topic and queue of such a message are not those of the pop, so the infos of the response must not
+be used for it. The numbers of the peer are checked: a message whose handle is invalid is treated as a message without a handle,
+and is delivered again after its invisible time.
 """
 
 from __future__ import annotations
@@ -28,28 +29,29 @@ from .pop import (
 )
 
 MAX_POP_SIZE: Final = 32
-"""Maximum number of messages that one pop may request; a broker refuses more."""
+"""Maximum number of messages that one pop may request. A broker refuses a request for more."""
 _MAX_INT: Final = 0x7FFFFFFF
 _queue_id = re.compile(r"[0-9]{1,10}").fullmatch
 _RETRY_FLAGS: Final = frozenset({"0", "1", "2"})
 
 _Pop = tuple[int, int, int, int, str, str, int]
-"""A handle without its own offset, as all messages of one pop and queue have it."""
+"""A handle without the message's own offset. All messages of one pop and queue have this part in common."""
 _NO_POP: Final[_Pop] = (0, 0, 0, 0, "", "", 0)
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
     """Return the handle of each message of a pop, from its property POP_CK or else from the infos.
 
-    A handle is None if neither has one of this pop, if a part of it is invalid, and if an earlier message of the response has
-    the same.
+    A handle is None if neither the property nor the infos have a handle of this pop, if a part of the handle is invalid, or if an
+    earlier message of the response has the same handle.
 
     Args:
-        messages: Decoded messages, with topics on the wire.
-        broker_name: Name of the broker of the pop.
+        answer: Header of the pop's response.
+        messages: Decoded messages, whose topics have the form on the wire.
+        broker_name: Name of the broker that sent the response.
 
     Raises:
-        RemoteProtocolError: For infos that are malformed.
+        RemoteProtocolError: If the infos are malformed.
     """
     starts, offsets = parse_start_offset_info(answer.startOffsetInfo), parse_msg_offset_info(answer.msgOffsetInfo)
     named = {key: frozenset(found) for key, found in offsets.items() if key in starts}
@@ -90,14 +92,16 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
 
 
 def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
-    """Return the valid handles in the infos of a pop's response that no message has, such as handles of records that cannot be
-    read.
+    """Return the valid handles in the infos of a pop's response that belong to no message, such as handles of records that cannot
+    be read.
 
     Args:
-        found: The handles of its messages.
+        answer: Header of the pop's response.
+        found: The handles of the messages in the response.
+        broker_name: Name of the broker that sent the response.
 
     Raises:
-        RemoteProtocolError: For infos that are malformed.
+        RemoteProtocolError: If the infos are malformed.
     """
     seen = {(handle.retry, handle.queue_id, handle.msg_queue_offset) for handle in found if handle is not None}
     starts = parse_start_offset_info(answer.startOffsetInfo)
@@ -123,8 +127,10 @@ def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | N
 
 
 def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_name: str) -> ExtraInfo | None:
-    """Return the handle in the message's property POP_CK; None if there is none, if it cannot be read or has no message offset,
-    and if it is of another pop because a sender has copied the properties of a received message.
+    """Return the handle in the message's property POP_CK.
+
+    Return None if the property is missing, cannot be read or has no message offset. Return None also if the handle belongs to
+    another pop, which happens if a sender has copied the properties of a received message.
     """
     text = message.properties.get(PropertyName.POP_CK)
     if text is None:
@@ -140,10 +146,10 @@ def _own_handle(answer: PopMessageResponseHeader, message: MessageExt, broker_na
 def changed_handle(handle: ExtraInfo, answer: ChangeInvisibleTimeResponseHeader) -> ExtraInfo:
     """Return the handle that is valid after a change of the invisible time.
 
-    Its ``ck_queue_offset`` is the message's own offset.
+    The ``ck_queue_offset`` of the new handle is the message's own offset.
 
     Raises:
-        RemoteProtocolError: If the new handle is invalid, also if ``handle`` has no message offset.
+        RemoteProtocolError: If the new handle is invalid, for example because ``handle`` has no message offset.
     """
     offset = handle.msg_queue_offset
     new = handle._replace(
@@ -161,11 +167,12 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
     """Return the acks of one BATCH_ACK_MESSAGE, one for each queue and pop, in the order of their first messages.
 
     Args:
-        handles: Pairs of the topic of the pop, as on the wire, and the handle, all of one broker.
+        group: The consumer group.
+        handles: Pairs of the topic of the pop, as on the wire, and the handle. All handles must belong to one broker.
 
     Raises:
-        LocalProtocolError: For a handle without a message's offset, and for a message before the start of its pop or more than
-            MAX_ACK_SPAN offsets after it, which must be acknowledged alone (``can_be_gathered``).
+        LocalProtocolError: If a handle has no message offset, or if a message is before the start of its pop or more than
+            MAX_ACK_SPAN offsets after it. Such a message must be acknowledged alone (``can_be_gathered``).
     """
     bits: dict[tuple[str, _Pop], list[int]] = {}
     found, topic_before, pop_before = list[int](), "", None
@@ -195,12 +202,14 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
 
 
 def can_be_gathered(handle: ExtraInfo) -> bool:
-    """Return whether ``gather_acks`` accepts the handle, which comes from one of the functions above."""
+    """Return whether ``gather_acks`` accepts the handle. The handle must come from one of the functions above."""
     return handle.msg_queue_offset is not None and handle.msg_queue_offset - handle.ck_queue_offset <= MAX_ACK_SPAN
 
 
 def plain_topic(topic: str, group: str) -> str:
-    """Return the topic in the name of a retry topic that ``group`` has for pops, and any other topic as it is."""
+    """Return the topic in the name of ``topic`` if this is a retry topic for pops by ``group``. Return any other topic
+    unchanged.
+    """
     for separator in "_+":
         prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
         if topic.startswith(prefix) and len(topic) > len(prefix):

@@ -1,7 +1,7 @@
-r"""Builds and reads the properties text: ``name \x01 value \x02`` for each entry, nothing escaped (``MessageDecoder``).
+r"""Builds and reads encoded properties: ``name \x01 value \x02`` for each entry, with nothing escaped (``MessageDecoder``).
 
-The text of a plain message is one f-string, since every send builds one. Decoding splits at ``\x02`` and partitions at ``\x01``:
-it takes linear time and raises for no input.
+The properties of a plain message are built by one f-string, because every send builds them. Decoding splits at ``\x02`` and
+partitions at ``\x01``. It takes linear time and accepts any input.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ NO_WAIT: Final = "WAIT\x01false\x02"
 BEFORE_ID: Final = "UNIQ_KEY\x01"
 AFTER_ID: Final = f"\x02{WAIT}"
 AFTER_ID_NO_WAIT: Final = f"\x02{NO_WAIT}"
-"""The texts before and after the unique id, at the beginning of each message's properties."""
+"""The strings before and after the unique id, at the beginning of each message's properties."""
 
 
 def message_properties(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
-    """Return the properties text of one send.
-
-    Raise ``InvalidMessageError`` (code 13) if the text has more than 32767 bytes: the store keeps its length as a signed 16-bit
-    number.
+    """Return the properties of one send as a string.
 
     Args:
+        message: The message to send.
         unique_id: Value of UNIQ_KEY.
         extra: Properties that the kind of send adds.
+
+    Raises:
+        InvalidMessageError: If the properties take more than 32767 bytes, because the store keeps their length as a signed 16-bit
+            number (code 13).
     """
     tags, keys = message.tags, message.keys
     own = f"TAGS\x01{tags}\x02" if tags else ""
@@ -77,17 +79,19 @@ def _check_size(text: str) -> None:
 
 
 def properties_text(properties: Mapping[str, str | None]) -> str:
-    """Return the text of properties in the mapping's order; each entry ends with a separator, and without entries it is "".
+    """Return properties as a string, in the order of the mapping.
 
-    Entries with the value None are left out, as in ``messageProperties2String``.
+    Each entry ends with a separator. Entries with the value None are left out, as in ``messageProperties2String``. The string is
+    empty if no entries are left.
     """
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """Return a properties text as UTF-8.
+    """Return properties as UTF-8.
 
-    Raise ``InvalidMessageError`` (code 13) for more than 32767 bytes and for lone surrogates.
+    Raises:
+        InvalidMessageError: If the properties take more than 32767 bytes or have a lone surrogate in them (code 13).
     """
     try:
         encoded = properties_text(properties).encode()
@@ -99,10 +103,10 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
 
 def decode_properties(data: bytes | str) -> dict[str, str]:
-    """Return the entries of a properties text, read as ``string2messageProperties`` does.
+    """Return the entries of encoded properties, read as ``string2messageProperties`` reads them.
 
-    The last separator may be missing. Of entries with one name the last one counts. Entries without a separator, without a
-    name or without a value are dropped. Bytes that are not UTF-8 become U+FFFD.
+    The last separator may be missing. If a name occurs twice, the last entry counts. Entries without a separator, without a name
+    or without a value are dropped. Bytes that are not UTF-8 become U+FFFD.
     """
     text = data if isinstance(data, str) else str(data, "utf-8", "replace")
     properties: dict[str, str] = {}

@@ -1,5 +1,5 @@
-"""Recall handles: the send of a delayed message returns one, and the recall of the message needs it
-(``RecallMessageHandle``).
+"""Recall handles (``RecallMessageHandle``). The send of a delayed message returns a handle, and the recall of the message needs
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class RecallHandle(NamedTuple):
     """The parts of a recall handle.
 
     Attributes:
-        timestamp: Time at which the message is due, epoch ms as a text.
+        timestamp: Time at which the message is due, epoch ms as a string.
         message_id: Unique id of the message.
     """
 
@@ -29,10 +29,10 @@ class RecallHandle(NamedTuple):
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """Return the text of a recall handle.
+    """Return a recall handle as a string.
 
     Raises:
-        LocalProtocolError: For a part that is empty, has a space in it, or has no UTF-8 form.
+        LocalProtocolError: If a part is empty, has a space in it or has no UTF-8 form.
     """
     for name, value in zip(handle._fields, handle, strict=True):
         if not value or " " in value:
@@ -48,10 +48,10 @@ def encode_recall_handle(handle: RecallHandle) -> str:
 def decode_recall_handle(text: str | None) -> RecallHandle:
     """Return the parts of a recall handle.
 
-    Padding may be missing, and further parts are ignored.
+    The padding of the base64 may be missing, and further parts are ignored.
 
     Raises:
-        RemoteProtocolError: For other texts.
+        RemoteProtocolError: If ``text`` is not a recall handle.
     """
     if isinstance(text, str) and _base64(text):
         digits = text.rstrip("=")

@@ -10,7 +10,7 @@ from .errors import LocalProtocolError
 
 REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"
 REPLY_MESSAGE_TYPE: Final = "reply"
-"""Value of property MSG_TYPE of a reply, which is sent to the broker with SEND_REPLY_MESSAGE and forwarded to the requester."""
+"""Value of a reply's property MSG_TYPE. A reply is sent to the broker with SEND_REPLY_MESSAGE and forwarded to the requester."""
 
 CREATE_REPLY_MESSAGE: Final = 10007
 
@@ -26,7 +26,7 @@ def create_reply(request: Mapping[str, str]) -> Reply:
     """Return the topic of the reply to a message with these properties, and the properties that the reply must have.
 
     Raises:
-        LocalProtocolError: If the message has no property CLUSTER, which the broker adds to requests (as 10007).
+        LocalProtocolError: If the message has no property CLUSTER, which the broker adds to requests (code 10007).
     """
     cluster = request.get(PropertyName.CLUSTER)
     if cluster is None:

@@ -1,10 +1,10 @@
 """Routes: the brokers that hold the queues of a topic (``TopicRouteData``, response body of GET_ROUTEINFO_BY_TOPIC).
 
-A route comes from a name server, which may be old, wrong or hostile: ``decode_route`` accepts every form that servers are known
-to write and limits its size. The functions that turn a route into queues are pure, and follow
-``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, special cases included: if there is an
-``orderTopicConf``, permissions and masters do not count, and static topics have a pseudo broker. Beyond Java,
-``publish_queues`` leaves out brokers whose master address is malformed.
+A route comes from a name server, which may be old, wrong or hostile. ``decode_route`` accepts every form that servers are known
+to write, and limits the size of the route. The functions that turn a route into queues are pure. They follow
+``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, including the special cases: if the route has an
+``orderTopicConf``, permissions and masters do not count, and static topics have a pseudo broker. Unlike Java, ``publish_queues``
+leaves out brokers whose master address is malformed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .json_body import decode_body, encode_body
 from .message import MessageQueue
 
 MAX_ROUTE_QUEUES: Final = 65_536
-"""Maximum number of queues of one topic on all its brokers that a route may have; the largest topics have a few thousand."""
+"""Maximum number of queues that a route may have on all brokers together. The largest topics have a few thousand."""
 
 NO_BROKER: Final = "__syslo__none__"
-"""Broker name for a static topic's queue that no broker has (``MixAll.LOGICAL_QUEUE_MOCK_BROKER_NAME_NOT_EXIST``)."""
+"""The broker name for a queue of a static topic that no broker has (``MixAll.LOGICAL_QUEUE_MOCK_BROKER_NAME_NOT_EXIST``)."""
 
 _GLOBAL_SCOPE: Final = "__global__"
 _digits = re.compile(r"[+-]?[0-9]{1,10}").fullmatch
 
 
 class QueueData(msgspec.Struct, frozen=True, rename="camel"):
-    """The queues of a topic on one broker.
+    """The queues of a topic on one broker. A negative number of queues means no queues.
 
     Attributes:
-        perm: Bits of ``Perm``. Negative counts mean no queues.
+        perm: Bits of ``Perm``.
     """
 
     broker_name: str
@@ -46,10 +46,10 @@ class QueueData(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
-    """A broker: the replicas of one name.
+    """A broker: the replicas that share one name.
 
     Attributes:
-        broker_addrs: Broker id -> ``host:port``; id 0 is the master.
+        broker_addrs: Broker id -> ``host:port``. The id of the master is 0.
     """
 
     broker_name: str
@@ -63,7 +63,7 @@ class TopicQueueMapping(msgspec.Struct, frozen=True, rename="camel"):
     """The queues of a static topic that one broker has (``TopicQueueMappingInfo``).
 
     Attributes:
-        curr_id_map: Global queue id -> local one.
+        curr_id_map: Global queue id -> local queue id.
         bname: Name of the broker.
     """
 
@@ -80,7 +80,7 @@ class TopicRouteData(msgspec.Struct, frozen=True, rename="camel"):
     """The route of a topic.
 
     Attributes:
-        order_topic_conf: Number of queues by broker for ordered topics, ``broker-a:4;broker-b:4``, else None.
+        order_topic_conf: Number of queues by broker, such as ``broker-a:4;broker-b:4``. None unless the topic is ordered.
     """
 
     queue_datas: tuple[QueueData, ...] = ()
@@ -94,8 +94,8 @@ def decode_route(body: bytes) -> TopicRouteData:
     """Return the route in a response body, which is standard JSON or has keys without quotes.
 
     Raises:
-        RemoteProtocolError: For a body that is not a route, for one above MAX_JSON_BODY_SIZE (4 MiB), and for a route of more
-            than ``MAX_ROUTE_QUEUES`` read queues or write queues.
+        RemoteProtocolError: If the body is not a route or exceeds MAX_JSON_BODY_SIZE (4 MiB), or if the route has more than
+            ``MAX_ROUTE_QUEUES`` read queues or write queues.
     """
     route = decode_body(TopicRouteData, body)
     _count(sum(max(data.read_queue_nums, 0) for data in route.queue_datas), "read queues")
@@ -106,25 +106,26 @@ def decode_route(body: bytes) -> TopicRouteData:
 def encode_route(route: TopicRouteData, *, standard: bool = True) -> bytes:
     """Return the JSON of a route.
 
-    ``standard=False``: broker ids without quotes, as in answers to clients of a version below 401 (4.9.4).
+    Args:
+        route: The route to encode.
+        standard: False writes broker ids without quotes, as name servers do for clients of a version below 401 (4.9.4).
 
     Raises:
-        LocalProtocolError: For a text without a UTF-8 form.
+        LocalProtocolError: If a string has no UTF-8 form.
     """
     return encode_body(route, standard=standard)
 
 
 def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Return the queues to send to, in the order of a round robin: by broker name, then queue id.
+    """Return the queues to send to, in the order of a round robin.
 
-    The queues of a static topic are in the order of their ids.
-
-    Only queues with write permission on brokers with a master are returned, but all queues of a static topic, and all that an
-    ``order_topic_conf`` names, in its order.
+    The queues are sorted by broker name, then by queue id. Queues without write permission and queues on brokers without a master
+    are left out. This does not apply in two cases. If the route has an ``order_topic_conf``, all queues that it names are
+    returned, in its order. All queues of a static topic are returned, in the order of their ids.
 
     Raises:
-        RemoteProtocolError: For an ``order_topic_conf`` that cannot be read, and for more than ``MAX_ROUTE_QUEUES`` queues of
-            it or of a static topic.
+        RemoteProtocolError: If the ``order_topic_conf`` cannot be read, or if it or a static topic has more than
+            ``MAX_ROUTE_QUEUES`` queues.
     """
     if route.order_topic_conf:
         return _ordered_queues(topic, route.order_topic_conf)
@@ -141,11 +142,12 @@ def publish_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...
 
 
 def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, ...]:
-    """Return the queues to read from, without duplicates, sorted by broker name and queue id: queues with read permission, with
-    or without a master. Of a static topic all queues, without regard to permissions.
+    """Return the queues to read from, without duplicates, sorted by broker name and queue id.
+
+    Queues without read permission are left out, unless the topic is static. It does not matter whether the broker has a master.
 
     Raises:
-        RemoteProtocolError: For a static topic of more than ``MAX_ROUTE_QUEUES`` queues.
+        RemoteProtocolError: If a static topic has more than ``MAX_ROUTE_QUEUES`` queues.
     """
     queues: set[MessageQueue]
     if route.topic_queue_mapping_by_broker:
@@ -161,15 +163,16 @@ def subscribe_queues(topic: str, route: TopicRouteData) -> tuple[MessageQueue, .
 
 
 def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQueue, str]:
-    """Return a dict from each queue of a static topic, on the pseudo broker of its scope, to the name of the broker that has
-    the queue now (``NO_BROKER``: none).
+    """Return a dict from each queue of a static topic to the name of the broker that has the queue now, or to ``NO_BROKER``.
+
+    The broker in the keys is the pseudo broker of the queue's scope.
 
     Raises:
-        RemoteProtocolError: For more than ``MAX_ROUTE_QUEUES`` queues.
+        RemoteProtocolError: If the topic has more than ``MAX_ROUTE_QUEUES`` queues.
     """
     scopes: dict[str, list[TopicQueueMapping]] = {}
     by_broker = route.topic_queue_mapping_by_broker or {}
-    for mapping in (by_broker[name] for name in sorted(by_broker, key=utf16)):  # of equal epochs the last name counts
+    for mapping in (by_broker[name] for name in sorted(by_broker, key=utf16)):  # for equal epochs, the last name counts
         if mapping.scope is not None:
             scopes.setdefault(mapping.scope, []).append(mapping)
     endpoints: dict[MessageQueue, str] = {}
@@ -189,7 +192,7 @@ def static_topic_endpoints(topic: str, route: TopicRouteData) -> dict[MessageQue
 
 
 def broker_address(route: TopicRouteData, broker_name: str, broker_id: int) -> str | None:
-    """Return the address of one replica of a broker; None if the route has no valid one."""
+    """Return the address of one replica of a broker. Return None if the route has no valid address for it."""
     for data in route.broker_datas:
         if data.broker_name == broker_name:
             address = data.broker_addrs.get(broker_id)
@@ -202,20 +205,21 @@ def master_address(route: TopicRouteData, broker_name: str) -> str | None:
 
 
 def master_addresses(route: TopicRouteData) -> dict[str, str]:
-    """Return broker name -> address of every master with a valid address, also of brokers without queues of the topic: a
-    producer sends heartbeats to them too.
+    """Return broker name -> address of every master with a valid address.
+
+    Brokers without queues of the topic are included, because a producer also sends heartbeats to them.
     """
     addresses: dict[str, str | None] = {}
     for data in route.broker_datas:
-        addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # of one name the first counts
+        addresses.setdefault(data.broker_name, data.broker_addrs.get(MASTER_ID))  # the first address of a name counts
     return {name: address for name, address in addresses.items() if address is not None and is_address(address)}
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``, ``[v6]:port`` or ``v6:port`` (the last colon counts).
+    """Return host and port of ``host:port``, ``[v6]:port`` or ``v6:port``, which is split at the last colon.
 
     Raises:
-        RemoteProtocolError: For other texts, also for a port outside 1..65535.
+        RemoteProtocolError: If ``address`` has another form or its port is not in 1..65535.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -240,8 +244,8 @@ def is_address(text: str) -> bool:
 
 
 def route_fingerprint(route: TopicRouteData) -> bytes:
-    """Return bytes that are equal for routes with the same queues and brokers in any order, and with the same other members
-    except ``filter_server_table``, which Java's ``topicRouteDataChanged`` compares too.
+    """Return bytes that are equal for two routes if the routes have the same queues and brokers, in any order, and the same other
+    members. ``filter_server_table`` is ignored, although Java's ``topicRouteDataChanged`` compares it.
     """
     plain = msgspec.to_builtins(route, str_keys=True)
     del plain["filterServerTable"]
@@ -255,7 +259,7 @@ def _text(value: object) -> bytes:
 
 
 def _ordered_queues(topic: str, conf: str) -> tuple[MessageQueue, ...]:
-    """Return the queues of a text such as ``broker-b:2;broker-a:3``.
+    """Return the queues of a string such as ``broker-b:2;broker-a:3``.
 
     Empty items are errors, except at the end, where Java's ``split`` drops them.
     """

@@ -1,8 +1,9 @@
 """Builds the frames of signed sends from templates: the work of ``signing.sign``, prepared for each queue.
 
 A signature is an HMAC-SHA1 of all values in the order of their names, and of the body (``AclSigner``). Values that stay the same
-are prepared: those before the varying ones are hashed into a keyed state, which is copied for each frame, the others are a suffix.
-Copying the two states of an HMAC takes half the time of making them from the key.
+are prepared. The constant values before the varying ones are hashed into a keyed state, which is copied for each frame. The
+constant values after the varying ones are joined to a suffix. Copying the two states of an HMAC takes half the time of making them
+from the key.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _SIGNED_END: Final = b',"f":"%d","h":"%d","g":"%b","i":%b,"Signature":"%b"},"opa
 class SignedSendTemplate(SendTemplate):
     """A template whose frames carry the access key, the security token if there is one, and a signature.
 
-    The constructor raises LocalProtocolError also for a secret key without a UTF-8 form.
+    Raises:
+        LocalProtocolError: If the secret key or another string has no UTF-8 form.
     """
 
     __slots__ = ("_credentials", "_inner", "_outer", "_signed", "_signed_base", "_suffix")
@@ -60,7 +62,7 @@ class SignedSendTemplate(SendTemplate):
         self, opaque: int, born_ms: bytes, properties: str, body: bytes, sys_flag: int = 0, flag: int = 0
     ) -> bytes | list[bytes]:
         """Return the signed frame, in one or two pieces as ``SendTemplate.parts`` does."""
-        # Neither signature nor frame is a variable before the last line that can fail: tracebacks may show those.
+        # A traceback may show variables, so signature and frame are assigned only after the last line that can fail.
         encoded = properties.encode()
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(b"%d%b%d%b%b" % (sys_flag, born_ms, flag, encoded, self._suffix))

@@ -1,8 +1,8 @@
-"""Signatures of requests (``AclUtils``, ``AclSigner``): the same for ACL 1.0 and 2.0.
+"""Signatures of requests (``AclUtils``, ``AclSigner``), which are the same for ACL 1.0 and 2.0.
 
-A server computes the HMAC-SHA1 of the values of all extFields it received but the signature, in the order of their names, and of
-the body, and compares it with the signature. So a request is signed after all other steps that add extFields, and again if one of
-them changes.
+A server computes the HMAC-SHA1 of the values of all received extFields except the signature, in the order of their names, and of
+the body. It compares the result with the signature. A request is therefore signed after all other steps that add extFields, and
+signed again if one of them changes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ HIDDEN: Final = "***"
 
 
 class SessionCredentials(msgspec.Struct, frozen=True):
-    """The keys with which requests are signed.
+    """The keys with which requests are signed. ``repr`` shows the access key only.
 
     Attributes:
-        access_key: On brokers with users (ACL 2.0), the name of the user.
-        secret_key: On brokers with users (ACL 2.0), the password of the user.
-        security_token: The token of temporary credentials; None for others. ``repr`` shows the access key only.
+        access_key: The access key. On brokers with users (ACL 2.0) it is the name of the user.
+        secret_key: The secret key. On brokers with users (ACL 2.0) it is the password of the user.
+        security_token: The token of temporary credentials. None for other credentials.
     """
 
     access_key: str
@@ -40,22 +40,24 @@ class SessionCredentials(msgspec.Struct, frozen=True):
         return f"SessionCredentials({self.access_key!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields that rich shows in tracebacks and prints; the method of a Struct would return the secrets too."""
+        """Return the fields that rich shows in tracebacks and prints. The method of a Struct would also return the secrets."""
         return [("access_key", self.access_key)]
 
 
 def sign(
     credentials: SessionCredentials, ext_fields: Mapping[str, str | None] | None, body: Iterable[bytes] = ()
 ) -> dict[str, str]:
-    """Return the extFields with access key, security token (if there is one) and signature, which replace earlier ones.
+    """Return the extFields with access key, security token (if there is one) and signature, which replace earlier values.
 
     Fields that are None are left out.
 
     Args:
+        credentials: The keys to sign with.
+        ext_fields: All other extFields of the request.
         body: The pieces of the request's body.
 
     Raises:
-        LocalProtocolError: For a text without a UTF-8 form.
+        LocalProtocolError: If a string has no UTF-8 form.
     """
     ext = {name: value for name, value in (ext_fields or {}).items() if value is not None and name != SIGNATURE}
     ext[ACCESS_KEY] = credentials.access_key
@@ -72,11 +74,12 @@ def sign(
 
 
 def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) -> bytes:
-    """Return the bytes to sign: the values, that of the signature excepted, in the order of their names, which Java compares by
-    UTF-16 units, and the body.
+    """Return the bytes to sign: the values of all fields except the signature, in the order of their names, and the body.
+
+    Names are compared by UTF-16 units, as in Java.
 
     Raises:
-        LocalProtocolError: For a text without a UTF-8 form.
+        LocalProtocolError: If a string has no UTF-8 form.
     """
     names = list(ext_fields)
     names.sort(key=None if all(map(str.isascii, names)) else utf16)
@@ -96,7 +99,7 @@ def signature(content: bytes, secret_key: str) -> str:
 
 
 def shown_fields(ext_fields: Mapping[str, str | None] | None) -> dict[str, str | None] | None:
-    """Return the extFields with HIDDEN in place of signature and security token, for logs and errors; None for None."""
+    """Return the extFields with HIDDEN in place of signature and security token, for logs and errors. Return None for None."""
     if ext_fields is None:
         return None
     return {name: HIDDEN if name in (SIGNATURE, SECURITY_TOKEN) else value for name, value in ext_fields.items()}

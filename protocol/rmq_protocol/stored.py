@@ -2,9 +2,10 @@
 
 ``stored_layout`` describes a record.
 
-Nearly all records are ordinary: version 1, IPv4 hosts, a body neither compressed nor a batch, lengths that agree, the right CRC.
-One loop reads them (``_ordinary``). It makes values that neighbours have in common only once: hosts, and all properties but the
-unique id. Every other record is read again by the general path (``stored_block``), which decides whether it is corrupt.
+Nearly all records are ordinary: they have version 1, IPv4 hosts, a body that is neither compressed nor a batch, lengths that agree
+and the right CRC. One loop reads them (``_ordinary``). Neighbours often have the same hosts and the same properties except the
+unique id, so the loop decodes these only once. Every other record is read again on the general path (``stored_block``), which
+decides whether it is corrupt.
 Measured with five properties, CRC included: 2.2 us for a record, 7 us on the general path.
 """
 
@@ -36,8 +37,8 @@ class DecodedMessages(NamedTuple):
 
     Attributes:
         corrupt: The errors of records that cannot be read.
-        resume_at: Queue offset of the record at which decoding stopped because it did not fit (see ``decode_messages``); None
-            if it did not stop.
+        resume_at: Queue offset of the record at which decoding stopped because the record did not fit (see ``decode_messages``).
+            None if decoding did not stop.
     """
 
     messages: tuple[MessageExt, ...]
@@ -56,16 +57,17 @@ def decode_messages(
 ) -> DecodedMessages:
     """Return the messages in a block of stored records, and the errors of records that cannot be read.
 
-    It raises no error for them.
+    These errors are returned, not raised.
 
     Args:
+        data: The block of records.
         topic_queue_broker: Broker name in each message's ``queue``.
-        max_decompressed_size: Bytes, for one body and for all decompressed bodies of the block together.
-        check_crc: False accepts bodies that do not have the CRC in their record.
-        allow_partial: True stops decoding at a record that does not fit, and ``resume_at`` is the offset for another pull;
-            False reports such records as corrupt. A body that alone exceeds the limit is corrupt in both cases.
-        unwrap_batches: True returns the messages of an inner batch instead of the batch, unless it is malformed or, if it was
-            compressed, has more messages than the limit allows.
+        max_decompressed_size: Maximum size in bytes of one body, and of all decompressed bodies of the block together.
+        check_crc: False accepts bodies whose CRC differs from that in their record.
+        allow_partial: True stops decoding at a record that does not fit; ``resume_at`` is then the offset for another pull. False
+            reports such records as corrupt. A body that exceeds the limit on its own is corrupt in both cases.
+        unwrap_batches: True returns the messages of an inner batch instead of the batch. A batch is still returned as it is if it
+            is malformed, or if it was compressed and has more messages than the limit allows.
     """
     block = MessageBlock(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
     return block.decode()
@@ -86,16 +88,17 @@ def decode_pull(
 ) -> DecodedMessages:
     """Return the messages of a pull's body, completed as ``PullAPIWrapper.processPullResult`` does.
 
-    Each has the pulled ``queue``, its offset moved by ``offset_delta``, the properties MIN_OFFSET and MAX_OFFSET if they are
-    given, and its unique id as ``transaction_id`` if it belongs to a transaction. Messages without one of the ``tags`` ("*" or
-    "a || b") are left out, since brokers compare hashes of tags only.
+    Each message has the pulled ``queue``, and its offset is moved by ``offset_delta``. It has the properties MIN_OFFSET and
+    MAX_OFFSET if ``min_offset`` and ``max_offset`` are given, and its unique id as ``transaction_id`` if it belongs to a
+    transaction. Messages without one of the ``tags`` ("*" or "a || b") are left out, because brokers compare only hashes of tags.
+    Arguments that are not explained here are those of ``decode_messages``.
 
     Args:
-        only_queue: True leaves out records of another topic or queue, with ``offset_delta`` those of another topic only, and
-            none of a light message queue (``LMQ_PREFIX``). Other arguments are those of ``decode_messages``.
+        only_queue: True leaves out records of another topic or queue. If ``offset_delta`` is given, only records of another topic
+            are left out. If ``queue`` is a light message queue (``LMQ_PREFIX``), no records are left out.
 
     Raises:
-        LocalProtocolError: For ``tags`` of separators only.
+        LocalProtocolError: If ``tags`` consists of separators only.
     """
     block = MessageBlock(data, queue.broker_name, max_decompressed_size, check_crc, True, allow_partial)
     block.choose(queue, tags, offset_delta, only_queue=only_queue)
@@ -126,10 +129,10 @@ class MessageBlock(RecordBlock):
         return DecodedMessages(tuple(self._messages), tuple(self._corrupt), self._resume_at)
 
     def _ordinary(self, position: int) -> int:
-        """Read records as long as they are ordinary; return the position after them.
+        """Read records as long as they are ordinary, and return the position after them.
 
-        Most records differ from the one before in numbers, body and unique id only. They have the same bytes between body and
-        unique id (``middle``: topic, length of the properties, properties before the id) and after the unique id (``tail``).
+        Most records differ from the previous record only in numbers, body and unique id. They have the same bytes between body
+        and unique id (``middle``: topic, length of the properties, properties before the id) and after the unique id (``tail``).
         """
         data, end, tags, added, delta = self._data, self._end, self.tags, self._added, self.offset_delta
         unpack, size, check_crc, keep = _ORDINARY.unpack_from, _ORDINARY.size, self._check_crc, self._messages.append
@@ -206,7 +209,7 @@ class MessageBlock(RecordBlock):
         """Return the properties in ``text``.
 
         Args:
-            id_at: Start of the unique id; texts that differ only in the id can share one decoding.
+            id_at: Start of the unique id. Properties that differ only in the id can share one decoding.
             id_end: End of the unique id.
         """
         shape, start = text[:id_at] + text[id_end:], id_at - len(_UNIQUE_ID)

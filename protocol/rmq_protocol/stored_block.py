@@ -1,13 +1,13 @@
-"""Reads stored records one at a time, with all the checks: the general path of ``stored`` and ``columns``.
+"""Reads stored records one at a time, with all checks. This is the general path of ``stored`` and ``columns``.
 
-A damaged record must not hide the records around it, and no input may make this slow. The position of the next record follows
-from the fields; if they cannot be read, from TOTALSIZE, provided that a magic code is there; else reading stops. If both lead to
-different positions, the record is corrupt, and the next one is where a magic code is; the CRC of the body helps to decide if there
-is one at both. Work that could be repeated on the same bytes (that CRC, decompression) has a budget, so a block of 4 MiB takes
-seconds at most (the worst one known: 2 s).
+A damaged record must not hide the records around it, and no input may make reading slow. The position of the next record follows
+from the fields. If the fields cannot be read, it follows from TOTALSIZE, provided that a magic code is at that position. Otherwise
+reading stops. If fields and TOTALSIZE lead to different positions, the record is corrupt, and the next record begins at the
+position with a magic code. If both positions have one, the CRC of the body helps to decide. This CRC and decompression could be
+repeated on the same bytes, so they have a budget. A block of 4 MiB takes a few seconds at most (2 s for the worst known block).
 
-Memory: the decompressed bodies of one block together stay within ``max_decompressed_size``, because many small bombs cost as much
-as a large one. A body that does not fit is left for another call (``allow_partial``) or reported.
+The decompressed bodies of one block together stay within ``max_decompressed_size``, because many small decompression bombs cost as
+much memory as a large one. A body that does not fit is left for another call (``allow_partial``) or reported.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ _MAGIC_BYTES: Final = frozenset(
     magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_CODE_V1, MAGIC_CODE_V2, BLANK_MAGIC_CODE)
 )
 
-_WORK_PER_BLOCK: Final = 32  # decompressed bytes produced for one block, bombs included, as a multiple of max_decompressed_size
-_MESSAGE_COST: Final = 512  # bytes of memory an expanded message takes besides its body
-_PROPERTIES_COST: Final = 16  # per encoded byte
+_WORK_PER_BLOCK: Final = 32  # limit of bytes decompressed for one block, bombs included, as a multiple of max_decompressed_size
+_MESSAGE_COST: Final = 512  # bytes of memory that an expanded message takes besides its body
+_PROPERTIES_COST: Final = 16  # bytes of memory for each encoded byte
 
 Fields: TypeAlias = tuple[Any, ...]
 """The values that ``FIXED`` unpacks, in the order of the record."""
 
 
 class _Full(Exception):  # noqa: N818 - a signal inside this module
-    """Raised if there is no room for another decompressed body."""
+    """Raised if another decompressed body would exceed the limit."""
 
 
 class RecordBlock(ABC):
     """The input, limits and results of one call.
 
-    Each subclass keeps the messages in its own form, and reads ordinary records faster.
+    Each subclass keeps the messages in its own form, and has a faster path for ordinary records.
 
     Attributes:
-        stopped_at: Byte position of the record at which reading stopped because it did not fit; None if it did not stop.
+        stopped_at: Byte position of the record at which reading stopped because the record did not fit. None if reading did not
+            stop.
     """
 
     __slots__ = (
@@ -96,20 +97,21 @@ class RecordBlock(ABC):
         self._topics: dict[bytes, str] = {}
         self.queue: MessageQueue | None = None
         self.tags: frozenset[str] | None = None
-        # Topic and queue of the records to keep; None: any. Records of a static topic (a pull of one has an offset delta) have the
-        # number of the physical queue, those of a light message queue (LMQ) topic and number of the queue they were sent to.
+        # Topic and queue of the records to keep. None keeps those of any. Records of a static topic, whose pulls have an offset
+        # delta, have the id of the physical queue. Records of a light message queue (LMQ) have the topic and queue id to which
+        # they were sent.
         self.only_topic: str | None = None
         self.only_queue_id: int | None = None
         self.offset_delta = 0
 
     def choose(self, queue: MessageQueue, tags: str, offset_delta: int | None, *, only_queue: bool) -> None:
-        """Set which records of a pull are kept; arguments as in ``decode_pull``.
+        """Set which records of a pull are kept. The arguments are those of ``decode_pull``.
 
         Raises:
-            LocalProtocolError: For ``tags`` of separators only.
+            LocalProtocolError: If ``tags`` consists of separators only.
         """
         self.queue = queue
-        self.tags = None if tags == "*" else parse_tags(tags)  # a call less for each pull
+        self.tags = None if tags == "*" else parse_tags(tags)  # saves a call for each pull
         self.offset_delta = offset_delta or 0
         if only_queue and not queue.topic.startswith(LMQ_PREFIX):
             self.only_topic = queue.topic
@@ -120,8 +122,8 @@ class RecordBlock(ABC):
         """Keep a valid message.
 
         Args:
-            fields: Fields of its record, without the compression bit if the body was decompressed; fields of ``_keep_inner``
-                for a message of an inner batch.
+            fields: Fields of the message's record, without the compression bit if the body was decompressed. A message of an inner
+                batch has the fields that ``_keep_inner`` makes.
         """
 
     def _topic(self, encoded: bytes) -> str:
@@ -131,7 +133,7 @@ class RecordBlock(ABC):
         return topic
 
     def _record(self, position: int) -> int:
-        """Read the record at ``position``; return the position of the next one, or the end if reading stops."""
+        """Read the record at ``position``. Return the position of the next record, or the end if reading stops."""
         data, end = self._data, self._end
         if position + MIN_RECORD > end:
             return self._remainder(position)
@@ -174,7 +176,7 @@ class RecordBlock(ABC):
             if reason is not None:
                 self._report(position, reason, fields, properties)
         except CorruptMessageError as error:
-            # Not chained: its traceback would keep the whole block alive.
+            # The error is not chained, because its traceback would keep the whole block alive.
             self._report(position, str(error), fields, properties, intact=error.intact)
         except _Full:
             if self._allow_partial:
@@ -187,12 +189,13 @@ class RecordBlock(ABC):
     # ------------------------------------------------------------------------------------------------------- a good record
 
     def _accept(self, fields: Fields, body: bytes, topic_bytes: bytes, properties: dict[str, str]) -> str | None:
-        """Check and decompress the body, then keep the message and return None, or return the reason why it is corrupt.
+        """Check and decompress the body, then keep the message and return None. Return the reason if the message is corrupt.
 
         A message of another topic or queue is skipped.
 
         Raises:
-            CorruptMessageError: For a body that cannot be decompressed, and ``_Full``.
+            CorruptMessageError: If the body cannot be decompressed.
+            _Full: If the decompressed body would exceed the limit.
         """
         topic = self._topic(topic_bytes)
         if not (self.only_topic in (None, topic) and self.only_queue_id in (None, fields[3])):
@@ -206,7 +209,7 @@ class RecordBlock(ABC):
             plain = [*fields]
             plain[7] = sys_flag
             fields = tuple(plain)
-            # MessageDecoder, encoding what it decoded before, leaves the CRC of the plain body.
+            # If MessageDecoder encodes a message that it decoded before, it leaves the CRC of the plain body.
             sound = sound or crc32(body) == crc
         if not sound:
             return f"the CRC of the body is not {crc}, the one in the record"
@@ -216,7 +219,7 @@ class RecordBlock(ABC):
             limit = self._room // _MESSAGE_COST if compressed else None
             try:
                 inner = decode_batch(body, limit)
-            except RemoteProtocolError:  # kept as it is, as in Java, unless another call has room for it
+            except RemoteProtocolError:  # keep the batch as it is, like Java, unless another call can hold it
                 if limit is not None and limit * BATCH_OVERHEAD < len(body) and self._room < self._max_size:
                     raise _Full from None
             else:
@@ -244,7 +247,7 @@ class RecordBlock(ABC):
         return plain
 
     def _keep_inner(self, inner: list[BatchRecord], fields: Fields, topic: str, wait_store: bool) -> None:
-        """Keep the messages of an inner batch: each has its own offset, and 0 for the fields that only a record has."""
+        """Keep the messages of an inner batch. Each has its own offset, and 0 in the fields that only a record has."""
         wait = "true" if wait_store else "false"
         keep = self._keep
         (
@@ -263,7 +266,7 @@ class RecordBlock(ABC):
     # -------------------------------------------------------------------------------------------------------- a bad record
 
     def _remainder(self, position: int) -> int:
-        """Handle an end with too few bytes for a message, which may be a blank filler."""
+        """Handle the last bytes of a block, which are too few for a message but may be a blank filler."""
         left = self._end - position
         if left >= _HEAD.size:
             total, magic = _HEAD.unpack_from(self._data, position)
@@ -273,7 +276,7 @@ class RecordBlock(ABC):
         return self._end
 
     def _no_message(self, position: int, total: int, magic: int) -> int:
-        """Skip a blank filler; report an unknown magic code, and a filler of a wrong size."""
+        """Skip a blank filler. Report an unknown magic code or a filler of a wrong size."""
         if magic != BLANK_MAGIC_CODE:
             return self._lost(position, total, f"unknown magic code {magic & 0xFFFFFFFF:#010x}")
         if _HEAD.size <= total <= self._end - position:
@@ -282,7 +285,9 @@ class RecordBlock(ABC):
         return self._end
 
     def _lost(self, position: int, total: int, reason: str, fields: Fields | None = None) -> int:
-        """Report a record whose fields cannot be read; continue after TOTALSIZE bytes if a record begins there, else stops."""
+        """Report a record whose fields cannot be read. Return the position after TOTALSIZE bytes if a record begins there, else the
+        end.
+        """
         if self._begins_at(position + total, total):
             self._report(position, reason, fields)
             return position + total
@@ -297,10 +302,10 @@ class RecordBlock(ABC):
     def _disagreement(self, position: int, following: int, fields: Fields, body_at: int, body_end: int) -> int:
         """Report a record whose TOTALSIZE and fields lead to different positions.
 
-        Return the one where a record begins, or the end if none does.
+        Return the position at which a record begins, or the end if a record begins at neither.
 
-        If a record begins at both, the fields are right, unless the CRC contradicts the body that they delimit, or TOTALSIZE leads
-        into their topic or properties: no text has a magic code in it.
+        If a record begins at both, the fields are taken to be right, with two exceptions: the CRC contradicts the body that the
+        fields delimit, or TOTALSIZE leads into the topic or properties that they delimit. (A string cannot contain a magic code.)
         """
         total, size = fields[0], following - position
         reason = f"TOTALSIZE is {total}, the fields take {size} bytes"

@@ -1,6 +1,6 @@
-"""The layout of a stored record, and a function that writes one (``MessageExtEncoder``); ``stored`` reads records.
+"""The layout of a stored record, and a function that writes one (``MessageExtEncoder``). Records are read by ``stored``.
 
-Fields and their bytes: TOTALSIZE 4, MAGICCODE 4, BODYCRC 4, QUEUEID 4, FLAG 4, QUEUEOFFSET 8, PHYSICALOFFSET 8, SYSFLAG 4,
+Fields and sizes in bytes: TOTALSIZE 4, MAGICCODE 4, BODYCRC 4, QUEUEID 4, FLAG 4, QUEUEOFFSET 8, PHYSICALOFFSET 8, SYSFLAG 4,
 BORNTIMESTAMP 8, BORNHOST 8 or 20, STORETIMESTAMP 8, STOREHOST 8 or 20, RECONSUMETIMES 4, PREPARED TRANSACTION OFFSET 8, body
 length 4, body, topic length 1 (V1) or 2 (V2), topic, properties length 2, properties. FIXED has a precompiled struct of the
 fixed part for each pair of address families.
@@ -52,15 +52,15 @@ def encode_stored(
 ) -> bytes:
     """Return one record as a broker stores it.
 
-    The host bits of ``sys_flag`` are set according to the hosts ("ip:port", IPv6 in brackets).
+    The host bits of ``sys_flag`` are set according to the hosts ("ip:port", with IPv6 addresses in brackets).
 
     Args:
-        body: Written as given; the caller compresses it if ``sys_flag`` says so.
-        version: 1 or 2, by default 2 only for topics above 127 bytes.
-        body_crc: CRC32 of the record; default: the CRC32 of ``body``.
+        body: The body, which is written as given. The caller compresses it if ``sys_flag`` has a compression bit.
+        version: 1 or 2. None for 2 if the topic has more than 127 bytes, else 1.
+        body_crc: The CRC32 in the record. None for the CRC32 of ``body``.
 
     Raises:
-        LocalProtocolError: For values that do not fit their fields.
+        LocalProtocolError: If a value does not fit its field.
     """
     born_ip, born_port = pack_host(born_host)
     store_ip, store_port = pack_host(store_host)

@@ -1,4 +1,4 @@
-"""Subscriptions: the filter of a consumer for a topic, as heartbeats and pulls contain it (``FilterAPI``)."""
+"""Subscriptions: the filters of a consumer for its topics, in the form that heartbeats and pulls contain (``FilterAPI``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SUB_ALL: Final = "*"
 
 
 def split_tags(expression: str) -> tuple[str, ...]:
-    """Return the tags of ``A || B``, each once, without blanks around them; blank parts are left out.
+    """Return the tags of ``A || B``, each once and without blanks around it. Blank parts are left out.
 
     Raises:
-        LocalProtocolError: For a text that is empty or has separators only.
+        LocalProtocolError: If ``expression`` is empty or consists of separators only.
     """
     if not expression.replace("||", ""):
         raise LocalProtocolError(f"subscription {expression[:80]!r} names no tag; name one, or give * for all")
@@ -25,11 +25,12 @@ def split_tags(expression: str) -> tuple[str, ...]:
 
 
 def parse_tags(expression: str | None) -> frozenset[str] | None:
-    """Return the tags of a subscription expression "a || b"; None if it selects all messages: "*", None, or no tag
-    (``FilterAPI.buildSubscriptionData``).
+    """Return the tags of a subscription expression "a || b" (``FilterAPI.buildSubscriptionData``).
+
+    Return None if the expression selects all messages, which "*", "" and None do.
 
     Raises:
-        LocalProtocolError: For an expression of separators only.
+        LocalProtocolError: If the expression consists of separators only.
     """
     if not expression or expression == "*":
         return None
@@ -42,13 +43,15 @@ def build_subscription(
     """Return the subscription of a topic.
 
     Args:
-        expression: For TAG ``A || B``, or ``*``, "" or None for all messages; for SQL92 a condition over properties, sent as it
-            is.
-        sub_version: Epoch ms; brokers refuse a pull without its own subscription and with a higher version than that of the
-            group's heartbeat (``PullMessageProcessor``).
+        topic: The topic.
+        expression: If the type is TAG, ``A || B``, or ``*``, "" or None for all messages. If the type is SQL92, a condition on
+            properties, which is sent unchanged.
+        expression_type: TAG or SQL92.
+        sub_version: Version of the subscription, epoch ms. If a pull does not contain its own subscription, a broker refuses it if
+            its version is higher than that of the group's heartbeat (``PullMessageProcessor``).
 
     Raises:
-        LocalProtocolError: For a TAG expression of separators only, and for an empty one of another type.
+        LocalProtocolError: If a TAG expression consists of separators only, or if an expression of another type is empty.
     """
     if expression_type != TAG:
         if not expression:

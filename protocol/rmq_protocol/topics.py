@@ -15,7 +15,7 @@ class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         topic_filter_type: SINGLE_TAG or MULTI_TAG.
         perm: Bits of ``Perm``.
-        attributes: Name -> value; in a request, which changes attributes, the name has a leading ``+`` or ``-``
+        attributes: Name -> value. In a request, which changes attributes, each name has a leading ``+`` or ``-``
             (``AttributeUtil``).
     """
 
@@ -30,13 +30,16 @@ class TopicConfig(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of a static topic's queue: offset ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` is
-    offset ``logic_offset`` of the whole queue (-1 while that is not decided).
+    """A part of a static topic's queue.
+
+    Offset ``start_offset`` of the physical queue ``queue_id`` on broker ``bname`` corresponds to offset ``logic_offset`` of the
+    whole queue.
 
     Attributes:
-        end_offset: The physical offset after the part, -1 while it grows.
-        time_of_start: Epoch ms of the start, -1 if not known.
-        time_of_end: Epoch ms of the end, -1 if not known.
+        logic_offset: Offset of the whole queue at which the part begins. -1 until it is decided.
+        end_offset: The physical offset after the part. -1 while the part grows.
+        time_of_start: Time of the part's start, epoch ms. -1 if it is not known.
+        time_of_end: Time of the part's end, epoch ms. -1 if it is not known.
     """
 
     gen: Int = 0
@@ -50,7 +53,7 @@ class LogicQueueMappingItem(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def logic_end(self) -> int:
-        """The offset of the whole queue after the part's last message; while the part grows, ``logic_offset``."""
+        """The offset of the whole queue after the part's last message. ``logic_offset`` while the part grows."""
         return self.logic_offset + max(self.end_offset - self.start_offset, 0)
 
 
@@ -58,7 +61,7 @@ class TopicQueueMappingDetail(msgspec.Struct, frozen=True, rename="camel"):
     """The queues of a static topic on one broker.
 
     Attributes:
-        hosted_queues: Global queue id -> its parts, oldest first.
+        hosted_queues: Global queue id -> parts of the queue, oldest first.
     """
 
     topic: str | None = None
@@ -73,7 +76,7 @@ class TopicConfigAndQueueMapping(TopicConfig, frozen=True, rename="camel"):
     """Response of GET_TOPIC_CONFIG to a request with ``lo=True``.
 
     Attributes:
-        mapping_detail: The queues of a static topic; None for other topics.
+        mapping_detail: The queues of a static topic. None for other topics.
     """
 
     mapping_detail: TopicQueueMappingDetail | None = None
@@ -83,7 +86,7 @@ def decode_topic_config(body: bytes) -> TopicConfig:
     """Return the settings in a body.
 
     Raises:
-        RemoteProtocolError: For a body that is not a topic's settings, and for one above MAX_JSON_BODY_SIZE (4 MiB).
+        RemoteProtocolError: If the body does not have the settings of a topic or exceeds MAX_JSON_BODY_SIZE (4 MiB).
     """
     return decode_body(TopicConfig, body)
 

@@ -1,7 +1,8 @@
 r"""Message traces (``TraceDataEncoder``): reports of clients about sends, recalls, ends of transactions and consumption.
 
-The body of a trace message is a sequence of records. The fields of a record are joined by \x01, the first one is its kind, and
-\x02 ends it. A field that is null is the text ``null``. Nothing is escaped, so texts with one of these characters are refused.
+The body of a trace message is a sequence of records. The fields of a record are joined by \x01, and \x02 ends the record. The
+first field is the kind of the record. A field that is null is written as ``null``. Nothing is escaped, so strings with one of
+these characters in them are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         store_host: Address of the broker.
         body_length: Size of the body in bytes.
-        transaction_state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW.
+        transaction_state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (Java's spelling).
     """
 
     topic: str | None = None
@@ -63,12 +64,12 @@ class TraceBean(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One event and its messages: several for consumption, else one.
+    """One event and its messages. Events of consumption may have several messages, other events have one.
 
     Attributes:
         time_stamp: Time of the event, epoch ms.
         cost_time: Duration in ms.
-        request_id: The same in the events before and after consumption.
+        request_id: An id that is the same in the events before and after a consumption.
         context_code: The result of consumption: 0 success, 1 time-out, 2 exception, 3 null, 4 failed (``ConsumeReturnType``).
     """
 
@@ -83,7 +84,7 @@ class TraceContext(msgspec.Struct, frozen=True, kw_only=True):
     context_code: Int = 0
 
 
-# Fields by kind, in the order of the wire, each by its name in the context or the bean.
+# The names of the fields of each kind, in the order on the wire. A name is an attribute of the context or of the bean.
 _CONTEXT: Final = frozenset(TraceContext.__struct_fields__)
 _LAYOUTS: Final[dict[TraceType, tuple[str, ...]]] = {
     TraceType.PUB: (
@@ -145,18 +146,20 @@ _LAYOUTS: Final[dict[TraceType, tuple[str, ...]]] = {
 }
 _SENT_FIELDS: Final = len(_LAYOUTS[TraceType.PUB])
 _OPTIONAL: Final = {TraceType.SUB_AFTER: 2}
-"""Number of fields at the end that may be missing: old clients and those of Alibaba's cloud leave them out."""
+"""Number of fields at the end that may be missing. Old clients and those of Alibaba's cloud leave them out."""
 
 
 def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
-    """Return the records of ``context`` as a text: one for each message for events of consumption, for other events only that
-    of the first message.
+    """Return the records of ``context`` as a string.
+
+    An event of consumption has one record for each message. Other events have only the record of the first message.
 
     Args:
+        context: The event to encode.
         cloud: True leaves out time and group in events after consumption, as clients of Alibaba's cloud do.
 
     Raises:
-        LocalProtocolError: For a text with one of the separators in it.
+        LocalProtocolError: If a string has one of the separators in it.
     """
     if (
         context.trace_type is TraceType.PUB
@@ -175,8 +178,9 @@ def encode_trace(context: TraceContext, *, cloud: bool = False) -> str:
 
 
 def _sent_record(context: TraceContext, bean: TraceBean) -> str | None:
-    """Return the record of a send, formatted in one piece because producers write one for each message; None if a text has a
-    separator in it.
+    """Return the record of a send. Return None if a string has a separator in it.
+
+    The record is formatted by one f-string, because producers write one for each message.
     """
     region, group, topic, msg_id = context.region_id, context.group_name, bean.topic, bean.msg_id
     tags, keys, host, offset_id = bean.tags, bean.keys, bean.store_host, bean.offset_msg_id
@@ -191,8 +195,8 @@ def _sent_record(context: TraceContext, bean: TraceBean) -> str | None:
 
 
 def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
-    """Return ids and keys of the messages, which become the keys of the trace message, so that a query for one of them finds
-    it.
+    """Return the ids and keys of the messages. They become the keys of the trace message, so that a query for one of them finds the
+    trace.
     """
     beans = [bean for context in contexts for bean in context.beans]
     keys = {key for bean in beans for key in (bean.keys or "").split(" ")}
@@ -200,13 +204,13 @@ def trace_keys(contexts: Iterable[TraceContext]) -> frozenset[str]:
 
 
 def decode_trace(data: str) -> list[TraceContext]:
-    """Return the records in a trace message's body, each as a context with one message; records of unknown kinds are left out.
+    """Return the records in a trace message's body, each as a context with one message. Records of unknown kinds are left out.
 
-    A number whose field is empty has its default.
+    A number whose field is empty gets its default.
 
     Raises:
-        RemoteProtocolError: With the kind of the record, for one that is too short, and for a text that is not a number in the
-            range of its field.
+        RemoteProtocolError: If a record is too short, or if a field is not a number in the range of the field. The error has the
+            kind of the record.
     """
     return [_context(record.split(_FIELD)) for record in data.split(_RECORD) if record.partition(_FIELD)[0] in _KINDS]
 
@@ -216,7 +220,7 @@ def _context(record: list[str]) -> TraceContext:
     layout, texts = _LAYOUTS[kind], record[1:]
     if kind is TraceType.PUB:
         if len(texts) == len(layout) - 1:
-            layout = (*layout[:-2], layout[-1])  # 4.x before the offset id
+            layout = (*layout[:-2], layout[-1])  # clients of 4.x from before the offset id was added
         elif len(texts) > len(layout):
             layout = (*layout, "client_host")
     needed = len(layout) - _OPTIONAL.get(kind, 0)
@@ -225,7 +229,7 @@ def _context(record: list[str]) -> TraceContext:
     context: dict[str, Any] = {}
     bean: dict[str, Any] = {}
     for name, text in zip(layout, texts, strict=False):
-        if text or name not in _READERS:  # an empty number is one that was left out
+        if text or name not in _READERS:  # an empty number was left out
             (context if name in _CONTEXT else bean)[name] = _value(kind, name, text)
     return TraceContext(trace_type=kind, beans=(TraceBean(**bean),), **context)
 

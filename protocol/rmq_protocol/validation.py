@@ -1,7 +1,7 @@
 """The checks of clients before sending (``Validators``) and of brokers on arrival (``TopicValidator``).
 
-``check_message`` runs for every send: topics that passed are remembered, so that it costs a type test, a length test and a
-look-up. Java counts names in UTF-16 units; names that pass are ASCII, so their numbers of characters, units and bytes are equal.
+``check_message`` runs for every send. It remembers topics that passed, so that a check costs a type test, a length test and a
+look-up. Java counts names in UTF-16 units. Valid names are ASCII, so their numbers of characters, units and bytes are equal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOT_ALLOWED_SEND_TOPICS: Final = frozenset(
         "OFFSET_MOVED_EVENT",
     }
 )
-"""Topics of the broker that no client may send to."""
+"""Topics of the broker to which no client may send."""
 
 SYSTEM_TOPICS: Final = NOT_ALLOWED_SEND_TOPICS | {
     AUTO_CREATE_TOPIC_KEY,
@@ -50,14 +50,14 @@ _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
 
 def plain(text: str) -> str:
-    """Return a text of a subclass of str as a plain str: a member of an Enum has another hash than its text, and formatting it
+    """Return a string of a subclass of str as a plain str. A member of an Enum has another hash than its value, and formatting it
     may give its name.
     """
     return text if text.__class__ is str else str.__str__(text)
 
 
 def is_system_topic(topic: str) -> bool:
-    """Return whether the topic belongs to the system, so that users cannot create it."""
+    """Return whether the topic belongs to the system. Users cannot create such a topic."""
     return topic in SYSTEM_TOPICS or topic.startswith(_SYSTEM_TOPIC_PREFIX)
 
 
@@ -71,7 +71,7 @@ SYSTEM_GROUPS: Final = (
     "CID_ONSAPI_OWNER",
     "CID_RMQ_SYS_TRANS",
 )
-"""Groups that a broker has from its first start on (``SubscriptionGroupManager.init``)."""
+"""Groups that every broker creates when it first starts (``SubscriptionGroupManager.init``)."""
 _SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
 
@@ -85,12 +85,20 @@ def is_not_allowed_send_topic(topic: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raise ``InvalidMessageError`` (code -1) unless the topic is a str of 1 to 127 ASCII letters, digits and ``% | _ -``."""
+    """Check that the topic is a str of 1 to 127 ASCII letters, digits and ``% | _ -``.
+
+    Raises:
+        InvalidMessageError: If it is not (code -1).
+    """
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
 
 def check_group(group: str) -> None:
-    """Raise ``InvalidMessageError`` (code -1) unless the group is a str of 1 to 120 ASCII letters, digits and ``% | _ -``."""
+    """Check that the group is a str of 1 to 120 ASCII letters, digits and ``% | _ -``.
+
+    Raises:
+        InvalidMessageError: If it is not (code -1).
+    """
     _check_name("group", group, MAX_GROUP_LENGTH)
 
 
@@ -119,8 +127,9 @@ def check_message(topic: str, body: bytes, max_size: int = MAX_BODY_SIZE, proper
     """Check a message before it is sent, as ``Validators.checkMessage`` does.
 
     Raises:
-        InvalidMessageError: Code -1 for the topic (see ``check_topic``) and for topics of the broker; 13 for a body that is not
-            ``bytes``, empty or larger than ``max_size`` bytes, and for a path separator in property INNER_MULTI_DISPATCH.
+        InvalidMessageError: If the topic is invalid (see ``check_topic``) or belongs to the broker (code -1), if the body is not
+            ``bytes``, is empty or has more than ``max_size`` bytes, or if property INNER_MULTI_DISPATCH has a path separator in it
+            (code 13).
     """
     if type(topic) is not str or topic not in _good_topics:
         _check_send_topic(topic)
@@ -153,10 +162,10 @@ def _refuse_body(body: object, max_size: int) -> None:
 
 
 def broker_topic_remark(topic: str | None) -> str | None:
-    """Return a remark that says why a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic,
-    by the rules of ``TopicValidator.validateTopic``.
+    """Return a remark that says why a broker refuses the topic (code 29, INVALID_PARAMETER), or None if it accepts the topic.
 
-    Unlike clients, brokers accept retry and dead-letter topics of up to 255 characters.
+    The rules are those of ``TopicValidator.validateTopic``. Unlike clients, brokers accept retry and dead-letter topics of up to
+    255 characters.
     """
     if topic is None or is_blank(topic):
         return "the topic is blank"
