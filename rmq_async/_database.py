@@ -1,7 +1,7 @@
 """Helpers for tables in a service's database: names, times of the database's clock, and the kinds of databases.
 
-Alembic writes the name of a column's type into its migrations, but no import for a type of another package. So columns have
-SQLAlchemy's own types, and ``UtcDateTime`` is the type of times in statements only.
+Alembic writes the name of a column's type into its migrations, but no import for a type from another package. So columns have
+SQLAlchemy's own types, and ``UtcDateTime`` is used only in statements.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from ._text import type_name
 from .errors import ConfigError
 
 Session = AsyncSession | async_scoped_session[Any] | AsyncConnection
-"""What adds a row in the transaction of its user."""
+"""The objects through which rows are added in the user's transaction."""
 
 DIALECTS: Final = ("postgresql", "sqlite")
 _LONGEST_NAME: Final = 40
-"""Bytes. PostgreSQL cuts names at 63 bytes, and the name of an index is the table's with a prefix and a suffix."""
+"""Maximum bytes of a table name. PostgreSQL truncates names at 63 bytes, and the name of an index is the name of the table with a
+prefix and a suffix."""
 
 
 def split_table_name(name: str) -> tuple[str | None, str]:
     """Return the schema (or None) and the table of "schema.name" or "name".
 
     Raises:
-        ConfigError: For another text, and for a table above 40 bytes in UTF-8.
+        ConfigError: For any other value, and for a table name of more than 40 bytes in UTF-8.
     """
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ConfigError(f'table must be the name of a table, "name" or "schema.name", not {shown(name)}')
@@ -42,7 +43,7 @@ def split_table_name(name: str) -> tuple[str | None, str]:
 
 
 def check_engine(engine: AsyncEngine, owner: str) -> None:
-    """Raise ConfigError for an object that is not an AsyncEngine, and as ``check_dialect`` does."""
+    """Raise ConfigError for an object that is not an AsyncEngine, and for a kind of database that is not supported."""
     if not isinstance(engine, AsyncEngine):
         raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
     check_dialect(engine.dialect.name, owner)
@@ -52,17 +53,17 @@ def check_dialect(name: str, owner: str) -> None:
     """Raise ConfigError for a kind of database that is not supported.
 
     Args:
-        owner: Subject of the error's text, such as "an outbox".
+        owner: Subject of the error message, such as "an outbox".
     """
     if name not in DIALECTS:
-        raise ConfigError(f"{owner} needs PostgreSQL or SQLite, not {shown(name)}")
+        raise ConfigError(f"{owner} requires PostgreSQL or SQLite, not {shown(name)}")
 
 
 def checked_session(session: Session) -> AsyncSession | AsyncConnection:
-    """Return the object that executes statements: the session of a scope, else ``session`` itself.
+    """Return the object that executes statements: the session of a scoped session, or else ``session`` itself.
 
     Raises:
-        TypeError: For another object.
+        TypeError: For any other object.
     """
     if isinstance(session, async_scoped_session):
         session = session()
@@ -78,26 +79,26 @@ def dialect_of(session: AsyncSession | AsyncConnection) -> str:
 
 
 def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> None:
-    """Raise ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT: each statement would be
-    committed by itself, and stay after a rollback.
+    """Raise ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT, because each statement would be
+    committed separately and stay after a rollback.
 
-    A level that a session gives to one transaction, ``session.connection(execution_options=...)``, is not detected.
+    A level that a session sets for one transaction with ``session.connection(execution_options=...)`` is not detected.
     """
     bind = session.get_bind() if isinstance(session, AsyncSession) else session.sync_connection
     if bind is None:
-        return  # a connection that is not started: its first statement raises
+        return  # the connection is not started, so its first statement will raise
     level = bind.get_execution_options().get("isolation_level")
     if level is None:
-        # create_engine(isolation_level=...): SQLAlchemy shows it nowhere else without a query
+        # the level from create_engine(isolation_level=...), which SQLAlchemy shows nowhere else without a query
         level = getattr(bind.dialect, "_on_connect_isolation_level", None)
     if level == "AUTOCOMMIT":
         raise ConfigError(
-            f"{owner} needs a transaction, and the session's isolation level is AUTOCOMMIT; use an engine with the default level"
+            f"{owner} requires a transaction, but the session's isolation level is AUTOCOMMIT; use an engine with the default level"
         )
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """The SQL type of aware datetimes. SQLite stores no time zone: there values are written and read as UTC."""
+    """The SQL type of aware datetimes. SQLite stores no time zone, so values are written and read as UTC there."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -117,7 +118,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 class seconds_from_now(FunctionElement[datetime]):  # noqa: N801 - written like a function
     """The SQL expression for the database's current time plus a number of seconds, which may be negative.
 
-    Not the time at which the transaction began.
+    The current time is not the time at which the transaction began.
     """
 
     type = UtcDateTime()
@@ -154,4 +155,4 @@ def _age_postgresql(element: seconds_since, compiler: Any, **options: Any) -> st
 @compiles(seconds_since, "sqlite")
 def _age_sqlite(element: seconds_since, compiler: Any, **options: Any) -> str:
     then = compiler.process(element.clauses, **options)
-    return f"round((julianday('now') - julianday({then})) * 86400.0, 3)"  # days as floats are a few microseconds off
+    return f"round((julianday('now') - julianday({then})) * 86400.0, 3)"  # rounded, because float days are microseconds off

@@ -1,10 +1,11 @@
 """The errors of the client.
 
-Attributes of their classes decide about retries.
+Attributes of the error classes decide about retries.
 
-``retriable``: another attempt, on another broker if there is one, may succeed. ``maybe_stored``: the request may have reached
-the broker, so the message may be stored although the call failed. ``uses_retry``: the attempt is one that ``retries``
-counts. About a broker's answer ``ProducerConfig.retry_codes`` decides, if no ``never_retried`` or ``always_retried`` does.
+``retriable`` means that another attempt may succeed, on another broker if there is one. ``maybe_stored`` means that the request
+may have reached the broker, so the message may be stored although the call failed. ``uses_retry`` means that the attempt counts
+towards ``retries``. For the response of a broker, ``ProducerConfig.retry_codes`` decides, unless the class has ``never_retried`` or
+``always_retried``.
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ _NO_QUEUE = re.compile(
 
 
 class ConfigError(RocketMQError, ValueError):
-    """A setting or an argument is wrong, or contradicts another one."""
+    """A setting or an argument is invalid, or contradicts another one."""
 
 
 class SubscriptionConflictError(ConfigError):
-    """Members of one consumer group differ in subscriptions, message model or mode: they may miss messages or get them twice."""
+    """Members of one consumer group differ in subscriptions, message model or mode, so they may miss messages or get them twice."""
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
@@ -97,32 +98,36 @@ class InvalidGroupError(ConfigError, InvalidMessageError):
 
 
 class SelectorError(RocketMQError):
-    """A selector failed, cannot use the key, or returned none of the queues given to it; or ``queue`` is of another topic."""
+    """A selector failed, cannot use the key, or did not return one of the queues that it was given; or ``queue`` belongs to another
+    topic.
+    """
 
 
 class ForbiddenError(RocketMQError):
-    """A ``check_forbidden`` hook refused an attempt, or raised another error (``__cause__``); that attempt was not sent."""
+    """A ``check_forbidden`` hook refused an attempt, or raised another error (``__cause__``). The attempt was not sent."""
 
 
 class ClientStateError(RocketMQError):
-    """The call is not possible in the present state, or a stop or a cancellation ended it.
+    """The call is not possible in the current state, or a stop or a cancellation ended it.
 
-    The message gives the state, for example: the client is not started or runs already, the group has members, the delivery is
-    over.
+    The message names the state: for example, the client is not started or is already running, the group has members, or the
+    delivery has ended.
     """
 
 
 class ForkedError(RocketMQError):
-    """The client was started before ``os.fork()`` and its sockets belong to the parent; make a new one in the child."""
+    """The client was started before ``os.fork()``, so its sockets belong to the parent. Create a new client in the child."""
 
 
 class WrongLoopError(RocketMQError):
-    """The client, outbox or iterator belongs to another event loop than this call."""
+    """The client, outbox or iterator belongs to a different event loop than this call."""
 
 
 class BackpressureError(RocketMQError):
-    """The call's timeout passed before the message could be sent: other calls had too many unfinished messages or bytes,
-    earlier ordered sends were unfinished, or a broker did not keep up with one-way messages. The message was not sent.
+    """The timeout of the call passed before the message could be sent, so the message was not sent.
+
+    Other calls had too many unfinished messages or bytes, earlier ordered sends were unfinished, or a broker did not keep up with
+    one-way messages.
     """
 
 
@@ -133,10 +138,10 @@ class _LastingError(RocketMQError):
 
 
 class NameServerError(_LastingError):
-    """No name server is configured, or none gave a usable answer in time (10004).
+    """No name server is configured, or none sent a usable response in time (10004).
 
-    For calls that all name servers must answer: at least one did not. ``permanent``: True if later calls fail too, because all
-    addresses belong to brokers.
+    For calls that need the responses of all name servers, at least one did not respond. ``permanent`` is True if later calls will
+    fail, too, because all addresses belong to brokers.
     """
 
     code = 10004
@@ -149,8 +154,8 @@ class TopicNotFoundError(RocketMQError):
 
 
 class BrokerNotFoundError(RocketMQError):
-    """There is no broker to ask (10003), for example because none has the name, its address or its master's is not known, or the
-    topic has no queue there that the call may use.
+    """There is no broker for the request (10003). For example, no broker has the name, the address of the broker or of its master
+    is not known, or the topic has no queue there that the call may use.
     """
 
     code = 10003
@@ -158,10 +163,10 @@ class BrokerNotFoundError(RocketMQError):
 
 
 class ConnectError(_LastingError):
-    """No connection to ``address`` could be made; nothing was sent (10001).
+    """No connection to ``address`` could be made, so nothing was sent (10001).
 
-    ``__cause__``: the system's error, if it is one. ``permanent``: True if every later attempt fails too, because the address
-    is malformed or a setting forbids it.
+    ``__cause__`` is the error of the system, if there is one. ``permanent`` is True if every later attempt will fail, too, because
+    the address is malformed or a setting forbids it.
     """
 
     code = 10001
@@ -173,10 +178,10 @@ class ConnectError(_LastingError):
 
 
 class _UnansweredError(RocketMQError):
-    """No answer came.
+    """There was no response.
 
     Args:
-        maybe_stored: True if the request had been written, so that the broker may have handled it.
+        maybe_stored: True if the request was written, so the broker may have handled it.
     """
 
     retriable = True
@@ -191,33 +196,33 @@ class _UnansweredError(RocketMQError):
 
 
 class ConnectionLostError(_UnansweredError):
-    """The connection closed before the answer came. ``maybe_stored``: True if the request had been written."""
+    """The connection closed before the response arrived. ``maybe_stored`` is True if the request was written."""
 
 
 class RequestTimeoutError(_UnansweredError, TimeoutError):
-    """The time was over before the answer came or the work was done (10002).
+    """The timeout passed before the response arrived or the work was done (10002).
 
-    ``maybe_stored``: the broker may have handled it.
+    ``maybe_stored`` is True if the broker may have handled the request.
     """
 
     code = 10002
 
 
 class BrokerError(RocketMQError):
-    """A server answered with an error.
+    """A server responded with an error.
 
     Args:
-        code: Its ResponseCode.
-        remark: Its message.
-        request: The request, by name.
+        code: The ResponseCode of the response.
+        remark: The remark of the response.
+        request: The name of the request.
     """
 
     response_code: ClassVar[int | None] = None
     never_retried: ClassVar[bool] = False
     always_retried: ClassVar[bool] = False
-    """Makes a send retry without regard to ``retry_codes``, where the call may go to another queue."""
+    """Whether a send is retried regardless of ``retry_codes``, if the call may use another queue."""
     backs_off: ClassVar[bool] = False
-    """Makes a retry wait a little first: the broker said that it has too much to do."""
+    """Whether a retry waits a little first, because the broker reported that it is too busy."""
 
     def __init__(self, remark: str = "", *, code: int | None = None, request: str = "", **details: Any) -> None:
         number = code if code is not None else self.response_code
@@ -229,17 +234,17 @@ class BrokerError(RocketMQError):
 
 
 class BrokerSystemError(BrokerError):
-    """The server failed (1); its remark gives the reason."""
+    """The server failed (1). The remark has the reason."""
 
     response_code = ResponseCode.SYSTEM_ERROR
     retriable = True
 
 
 class NotEnoughReplicasError(BrokerSystemError):
-    """The broker has fewer in-sync replicas than ``minInSyncReplicas`` (1): it has not stored the message.
+    """The broker has fewer in-sync replicas than ``minInSyncReplicas`` (1), and has not stored the message.
 
-    A send tries again within its ``timeout``. Brokers that replicate by DLedger give the same answer after they have stored the
-    message; their answer raises a BrokerSystemError with ``maybe_stored`` instead.
+    A send tries again within its ``timeout``. Brokers that replicate by DLedger send the same response after they have stored the
+    message; it raises a BrokerSystemError with ``maybe_stored`` instead.
     """
 
     always_retried = True
@@ -250,7 +255,7 @@ class NotEnoughReplicasError(BrokerSystemError):
 
 
 class SystemBusyError(BrokerError):
-    """The broker was too busy for the request (2), for example its send queue or page cache; it stored no message."""
+    """The broker was too busy for the request (2), for example because of its send queue or page cache. It stored no message."""
 
     response_code = ResponseCode.SYSTEM_BUSY
     retriable = True
@@ -264,20 +269,22 @@ class RequestCodeNotSupportedError(BrokerError):
 
 
 class MessageIllegalError(BrokerError):
-    """The broker refused a message (13), for example because it is too large, or an acknowledgement of a wrong queue or offset."""
+    """The broker refused a message (13), for example because it is too large, or an acknowledgement with an invalid queue or
+    offset.
+    """
 
     response_code = ResponseCode.MESSAGE_ILLEGAL
 
 
 class ServiceNotAvailableError(BrokerError):
-    """The broker cannot store now (14), for example because it is a replica, shuts down, or its disk is full."""
+    """The broker cannot store messages now (14), for example because it is a replica, is shutting down, or has a full disk."""
 
     response_code = ResponseCode.SERVICE_NOT_AVAILABLE
     retriable = True
 
 
 class VersionNotSupportedError(BrokerError):
-    """The broker wants a client of another version (15)."""
+    """The broker requires a client of another version (15)."""
 
     response_code = ResponseCode.VERSION_NOT_SUPPORTED
 
@@ -290,14 +297,14 @@ class NoPermissionError(BrokerError):
 
 
 class AuthenticationError(NoPermissionError):
-    """The server does not accept the credentials (16, or 1 from brokers of 4.x; recognized by the remark)."""
+    """The server does not accept the credentials (16, or 1 from 4.x brokers). The error is recognized by the remark."""
 
     retriable = False
     never_retried = True
 
 
 class PermissionDeniedError(NoPermissionError):
-    """The user lacks the permission for the request (16, or 1 from brokers of 4.x; recognized by the remark)."""
+    """The user lacks the permission for the request (16, or 1 from 4.x brokers). The error is recognized by the remark."""
 
     retriable = False
     never_retried = True
@@ -329,12 +336,11 @@ class InvalidParameterError(BrokerError):
 
 
 class QueueNotExistError(InvalidParameterError):
-    """The topic has no queue of that number on the broker (29, or 1 from brokers of 4.x); no message was stored.
+    """The topic has no queue with that id on the broker (29, or 1 from 4.x brokers). No message was stored.
 
     Attributes:
-        queue_id: The requested number.
-        queues: The number of read queues or of write queues, the larger one. Both are None if the remark, by which the error is
-            recognized, does not report them.
+        queue_id: The requested id; None if the remark, by which the error is recognized, does not report it.
+        queues: The number of read queues or of write queues, whichever is larger; None if the remark does not report it.
     """
 
     retriable = True
@@ -348,7 +354,7 @@ class QueueNotExistError(InvalidParameterError):
         if found is not None:
             self.queue_id, self.queues = int(found[1]), max(int(found[3]), int(found[4]))
             missing = f"topic {printable(found[2], 300)} has no queue {self.queue_id} on {broker or 'the broker'}"
-            there = f"it has {self.queues} there, numbered from 0; fetch_publish_queues() names the queues that can be sent to"
+            there = f"it has {self.queues} there, numbered from 0; fetch_publish_queues() returns the queues for sends"
             self.args = (f"{missing}: {there} ({self.args[0]})",)
 
     @property
@@ -357,14 +363,14 @@ class QueueNotExistError(InvalidParameterError):
 
 
 class NoBuyerIdError(BrokerError):
-    """The broker, in unit mode, misses a buyer's id (204)."""
+    """The broker is in unit mode, and the request has no buyer id (204)."""
 
     response_code = ResponseCode.NO_BUYER_ID
     retriable = True
 
 
 class NotInCurrentUnitError(BrokerError):
-    """The message belongs to another unit than the broker's, in unit mode (205)."""
+    """The broker is in unit mode, and the message belongs to another unit (205)."""
 
     response_code = ResponseCode.NOT_IN_CURRENT_UNIT
     retriable = True
@@ -390,13 +396,13 @@ class NotLeaderForQueueError(BrokerError):
 
 
 class IllegalOperationError(BrokerError):
-    """The broker refuses the operation (604), for example a recall or the end of a transaction that comes too late."""
+    """The broker refuses the operation (604), for example a recall, or the end of a transaction, that arrives too late."""
 
     response_code = ResponseCode.ILLEGAL_OPERATION
 
 
 class GoAwayError(BrokerError):
-    """The server shuts down gracefully and asks its clients to use another server (1500)."""
+    """The server is shutting down gracefully, and its clients should use another server (1500)."""
 
     response_code = ResponseCode.GO_AWAY
     retriable = True
@@ -407,12 +413,12 @@ class GoAwayError(BrokerError):
 
 
 class OffsetRangeError(BrokerError):
-    """The offset lies outside what the queue holds (21), or the messages there were deleted, or replaced, before they were read.
+    """The offset is outside the queue (21), or the messages there were deleted or replaced before they were read.
 
     Args:
-        min_offset: The first offset of the queue, 0 if unknown; a broker that deletes messages corrects it some seconds later.
-        max_offset: The offset after the last message of the queue, 0 if unknown.
-        lost: Offsets that were deleted before they were read, where these are known.
+        min_offset: The first offset of the queue; 0 if it is not known. A broker that deletes messages updates it some seconds
+        later. max_offset: The offset after the last message of the queue; 0 if it is not known. lost: The offsets that were
+        deleted before they were read, as far as they are known.
     """
 
     response_code = ResponseCode.PULL_OFFSET_MOVED
@@ -427,15 +433,15 @@ class OffsetRangeError(BrokerError):
 
 
 class TransactionError(RocketMQError):
-    """The half message is stored; COMMIT or ROLLBACK was refused or not confirmed.
+    """The half message is stored, but COMMIT or ROLLBACK was refused or not confirmed.
 
-    Unless it took effect, the broker will check.
+    If it did not take effect, the broker will check the transaction. ``code`` is the code of the refusal; None if there was none.
 
     Args:
         result: The TransactionSendResult, with ``local_status``.
-        maybe_ended: True if the broker may have ended the transaction nevertheless. ``code`` and ``remark`` are from the
-            refusal; None and "" if there was no refusal.
-        maybe_stored: True if the outcome was COMMIT: consumers may see the message now, or after ``check`` has returned COMMIT.
+        maybe_ended: True if the broker may have ended the transaction nevertheless.
+        maybe_stored: True if the outcome was COMMIT. Consumers may see the message now, or after ``check`` has returned COMMIT.
+        remark: The remark of the refusal; "" if there was none.
     """
 
     def __init__(
@@ -462,21 +468,23 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
-    """A handler ran for longer than its subscription's ``timeout``, or messages taken by an iterator or by ``receive()`` were in
-    hand for longer. The attempt counts as failed.
+    """A handler ran for longer than the ``timeout`` of its subscription, or messages from an iterator or ``receive()`` were in hand
+    for longer than that. The attempt counts as failed.
     """
 
 
 class QueueLostError(RocketMQError):
-    """The consumer does not read the queue, or gave it up or lost it during the call; ``consumer.assignment`` has its queues."""
+    """The consumer does not read the queue, or gave it up or lost it during the call. ``consumer.assignment`` has the queues that
+    the consumer reads.
+    """
 
 
 class Attempt(NamedTuple):
     """One attempt of a send.
 
     Attributes:
-        elapsed: Seconds that it took.
-        error: None if it was unanswered when the call ended.
+        elapsed: Seconds that the attempt took.
+        error: The error of the attempt; None if it had no response when the call ended.
     """
 
     queue: MessageQueue
@@ -487,14 +495,15 @@ class Attempt(NamedTuple):
 
 
 class SendError(RocketMQError):
-    """No attempt of a send succeeded, of two or more, or of one whose error is not a RocketMQError.
+    """No attempt of a send succeeded. It is raised after two or more attempts, or after one attempt whose error is not a
+    RocketMQError.
 
-    ``__cause__``: the newest error.
+    ``__cause__`` is the last error.
 
     Args:
-        attempts: The first eight and the newest eight attempts, or all if there are at most 16.
+        attempts: The first eight and the last eight attempts, or all attempts if there are at most 16.
         made: The number of all attempts, including attempts that ``attempts`` leaves out.
-        maybe_stored: True if at least one attempt may have been stored.
+        maybe_stored: True if at least one attempt may have stored the message.
     """
 
     def __init__(

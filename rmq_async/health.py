@@ -1,4 +1,4 @@
-"""The parts of the result of ``health()``, for producers and consumers."""
+"""The types of which the results of ``health()`` consist, for producers and consumers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from rmq_protocol.message import MessageQueue
 
 
 class ProblemCode(StrEnum):
-    """The kinds of problems.
+    """The kinds of problems. docs/production.md explains each of them.
 
-    Codes do not change, for alerts and tests; docs/production.md says what each means.
-
-    Each code is a ``str``, equal to its value: ``problem.code == "no_broker"``.
+    Codes do not change, so alerts and tests can rely on them. Each code is a ``str`` that is equal to its value:
+    ``problem.code == "no_broker"``.
     """
 
     NOT_STARTED = "not_started"
@@ -52,13 +51,13 @@ class ProblemCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that keeps a client from working as it should, or may do so soon.
+    """A condition that prevents a client from working correctly, or may do so soon.
 
     Attributes:
         code: The kind of problem, for programs.
-        text: A sentence for people.
-        broker: The broker that it concerns, if any.
-        queue: The queue that it concerns, if any.
+        text: A description for people.
+        broker: The broker with the problem, or None.
+        queue: The queue with the problem, or None.
     """
 
     code: ProblemCode
@@ -69,15 +68,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class BrokerHealth:
-    """State of the connection to a broker's master; read without a request.
+    """The state of the connection to a broker's master. It is read without a request.
 
     Attributes:
-        address: "host:port".
+        address: The address, "host:port".
         connected: True if a connection is open.
-        reachable: False if the newest connect failed, if the connection broke and no newer one was made, or if requests are
-            unanswered and no byte has come for ``request_timeout`` seconds. A broker that was not needed yet counts as
+        reachable: False if the last connect failed, if the connection broke and no new one was made, or if requests have no
+            response and no byte has arrived for ``request_timeout`` seconds. A broker that was not needed yet counts as
             reachable.
-        unanswered: Number of requests, of all clients that share the connection.
+        unanswered: Number of requests without a response, of all clients that share the connection.
     """
 
     address: str

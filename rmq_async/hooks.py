@@ -1,7 +1,7 @@
 """Hooks of users in producers and group consumers, and the context object of a send.
 
-Only the methods that a hook defines are called. They run on the loop and must not block. An error of ``check_forbidden`` ends the
-call; after an error of another method the message is sent or handled all the same.
+Only the methods that a hook defines are called. They run on the event loop and must not block. An error of ``check_forbidden`` ends
+the call. After an error of any other method, the message is sent or handled nevertheless.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ METHODS: Final = {
 
 
 class SendContext(msgspec.Struct, eq=False, kw_only=True):
-    """One attempt of a send; ``check_forbidden``, ``before_send`` and ``after_send`` receive the same object.
+    """One attempt of a send. ``check_forbidden``, ``before_send`` and ``after_send`` receive the same object.
 
     Attributes:
-        message: The caller's message, a tuple for a batch.
-        attempt: Number of the attempt in its call, from 1.
-        elapsed: Seconds of this attempt, connect included; 0.0 before it.
-        result: The result of a successful attempt. None before the attempt, and after a failed or one-way one.
+        message: The caller's message; a tuple of messages for a batch.
+        attempt: Number of the attempt in its call, counted from 1.
+        elapsed: Seconds of this attempt, including a connect; 0.0 before the attempt.
+        result: The result of a successful attempt. None before the attempt, after a failed attempt, and for a one-way attempt.
         error: The error of a failed attempt, or None.
         mode: "sync", "async" or "oneway".
-        msg_ids: The unique ids, one per message.
-        msg_id: The first of them.
+        msg_ids: The unique ids, one for each message.
+        msg_id: The first unique id.
         queue: The queue of this attempt.
-        broker: Its broker's name.
-        address: "host:port" that the attempt goes to.
+        broker: The name of the queue's broker.
+        address: The address "host:port" to which the attempt is sent.
         group: The producer group.
-        message_type: A ``rmq_protocol.trace.MessageType``, NORMAL for a batch.
-        namespace: Namespace of the client's settings, "" for none.
-        born_host: The client's own address.
-        name_servers: Name servers of its settings, as "host:port".
+        message_type: The ``rmq_protocol.trace.MessageType``; NORMAL for a batch.
+        namespace: The namespace in the client's settings; "" for none.
+        born_host: The address of this client.
+        name_servers: The name servers in the client's settings, as "host:port".
         unit_mode: The client setting of that name.
-        properties: Properties that hooks add for this attempt; they replace the message's own of the same name.
-        state: Free for hooks, to carry values from ``before_send`` to ``after_send``.
+        properties: Properties that hooks add for this attempt. They replace properties of the message with the same name.
+        state: Values that hooks pass from ``before_send`` to ``after_send``. The library does not use it.
     """
 
     message: Message | tuple[Message, ...]
@@ -76,7 +76,7 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
     properties: dict[str, str] = {}
     state: dict[object, Any] = {}
 
-    # A Struct, because one is made for each attempt: setting eighteen attributes in Python costs three times as much.
+    # This is a Struct because one is made for each attempt, and setting eighteen attributes in Python takes three times as long.
     def __post_init__(self) -> None:
         if not self.broker:
             self.broker = self.queue.broker_name
@@ -91,59 +91,68 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
 
 
 class Hook:
-    """Base class of hooks: subclasses define the methods they need, as plain functions that run on the loop and must not block.
+    """Base class of hooks. Subclasses define the methods that they need, as plain functions. The methods run on the event loop
+    and must not block.
 
-    One object may be a hook of producers and of group consumers; each calls the methods that are for it. Errors go to the loop's
-    exception handler, and the message is sent or handled all the same; only ``check_forbidden`` can end a call. Of the errors of
-    ``before_consume`` and of ``after_consume``, the first, second, fourth, eighth ... go there.
+    One object may be a hook of both producers and group consumers, which call their own methods of it. Errors go to the loop's
+    exception handler, and the message is sent or handled nevertheless; only ``check_forbidden`` can end a call. Of the errors of
+    ``before_consume`` and ``after_consume``, only the first, second, fourth, eighth ... go to the exception handler.
 
-    ``before_request`` and ``after_request`` see every request of the client instance that the producer or consumer shares with
-    others, heartbeats and route look-ups included.
+    ``before_request`` and ``after_request`` are called for every request of the client instance, which the producer or consumer may
+    share with other clients. This includes heartbeats and requests for routes.
     """
 
     def before_send(self, context: SendContext) -> None:
         """Run before each attempt (``SendMessageHook.sendMessageBefore``).
 
-        Properties that it puts into ``context.properties`` are sent with this attempt, and replace properties of the message
-        with the same name. Invalid properties are left out and reported to the loop's exception handler; properties for which a
-        batch has no room are left out and logged.
+        Properties that the hook puts into ``context.properties`` are sent with this attempt, and replace properties of the message
+        with the same name. Invalid properties are left out and reported to the loop's exception handler. Properties that do not fit
+        into a batch are left out and logged.
         """
 
     def after_send(self, context: SendContext) -> None:
-        """Run once after each attempt that was stored, failed, was abandoned or, one-way, queued (``sendMessageAfter``)."""
+        """Run once after each attempt that was stored, failed or was abandoned, or after a one-way attempt was queued
+        (``sendMessageAfter``).
+        """
 
     def check_forbidden(self, context: SendContext) -> None:
         """Run before ``before_send``, for each attempt.
 
-        Raise ForbiddenError to refuse it and end the call (``CheckForbiddenHook``). Any other error becomes the ``__cause__``
-        of a ForbiddenError.
+        The hook raises ForbiddenError to refuse the attempt and end the call (``CheckForbiddenHook``). Any other error becomes the
+        ``__cause__`` of a ForbiddenError.
         """
 
     def before_consume(self, delivery: Any) -> None:
-        """Run before each call of a handler, with its ``Delivery``, in the call's own context (of ``contextvars``).
+        """Run before each handler call, with its ``Delivery``, in the context (of ``contextvars``) of the call
+        (``ConsumeMessageHook.consumeMessageBefore``).
 
-        The handler sees the context variables that it sets (``ConsumeMessageHook.consumeMessageBefore``). In reading by hand it
-        runs for each step that hands messages out, in a copy of the caller's context.
+        The handler sees the context variables that the hook sets. When reading by hand, the hook runs for each step that hands out
+        messages, in a copy of the caller's context.
         """
 
     def after_consume(self, delivery: Any) -> None:
-        """Run once for each call of a handler, with its ``Delivery``, when its messages have their outcomes
-        (``consumeMessageAfter``). In reading by hand it runs when no message of the step is in hand and all have their
-        outcomes, except for messages that went back into the buffer.
+        """Run once for each handler call, with its ``Delivery``, when its messages have their outcomes (``consumeMessageAfter``).
+
+        When reading by hand, it runs when no message of the step is in hand and all have their outcomes, except for messages that
+        went back into the buffer.
         """
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
         """Run before each request is signed and written (``RPCHook.doBeforeRequest``).
 
-        It may change ``command.ext_fields``: names are str, values str or None, all of them encodable in UTF-8; otherwise its
-        changes to ``ext_fields`` are undone, like changes to any other attribute, and the loop's exception handler is called.
+        The hook may change ``command.ext_fields``. Names must be str and values str or None, and all of them must be encodable in
+        UTF-8. Otherwise, its changes to ``ext_fields`` are undone, and the loop's exception handler is called. Changes to other
+        attributes are always undone.
         """
 
     def after_request(
         self, address: str, command: RemotingCommand, response: RemotingCommand | None, error: BaseException | None
     ) -> None:
-        """Run once for each request that ``before_request`` has seen, with its response, its error, or neither for a one-way
-        request (``doAfterResponse``).
+        """Run once for each request for which ``before_request`` has run (``doAfterResponse``).
+
+        Args:
+            response: The response; None after an error, and for a one-way request.
+            error: The error; None if there is a response, and for a one-way request.
         """
 
 
@@ -151,8 +160,8 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
     """Return ``hooks`` as a tuple.
 
     Raises:
-        ConfigError: Unless it is an iterable of objects (not classes) that each have a method of a hook, and for a method that
-            is a coroutine or generator function.
+        ConfigError: If ``hooks`` is not an iterable of objects that have at least one method of a hook, for a class instead of an
+            object, and for a method that is a coroutine or generator function.
         TypeError: For a method that does not take its arguments.
     """
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
@@ -163,7 +172,7 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
         if not methods:
             raise ConfigError(f"{shown(hook)} is not a Hook object: it must have at least one of {', '.join(METHODS)}")
         if isinstance(hook, type):
-            raise ConfigError(f"{shown(hook)} is a class; give an object of it as a hook")
+            raise ConfigError(f"{shown(hook)} is a class; pass an instance of it as a hook")
         _check_overrides(hook)
         for name, method in methods.items():
             if is_async(method) or is_generator(method):
@@ -174,20 +183,23 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
 
 
 def _check_overrides(hook: object) -> None:
-    """Raise ConfigError for an object of a subclass of Hook that overrides nothing: a name is probably misspelt."""
+    """Raise ConfigError for an instance of a subclass of Hook that overrides no method. A name is probably misspelt."""
     if isinstance(hook, Hook) and type(hook) is not Hook and not any(defining([hook], name) for name in METHODS):
         raise ConfigError(f"{shown(hook)} would never be called: its class must define one of {', '.join(METHODS)}")
 
 
 def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
-    """Return the methods called ``name`` of the hooks that define one themselves, without the empty methods of ``Hook``."""
+    """Return the methods called ``name`` of the hooks that define it. The empty methods of ``Hook`` are left out."""
     methods = [getattr(hook, name, None) for hook in hooks]
     inherited = getattr(Hook, name)
     return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)
 
 
 class RequestHook:
-    """The request methods of a user's hook. Equal for the same hook of two clients, so that the hook sees each request once."""
+    """The request methods of a user's hook.
+
+    Two objects for the same hook are equal, so that a hook of two clients is called only once for each request.
+    """
 
     __slots__ = ("_after", "_before", "_hook")
 
@@ -217,6 +229,6 @@ class RequestHook:
 
 
 def request_hooks(hooks: Iterable[Any]) -> list[RequestHook]:
-    """Return the hooks that define a request method, in the transport's form."""
+    """Return a RequestHook, which is the form for the transport, for each hook that defines a request method."""
     found = [(hook, defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
     return [RequestHook(hook, before, after) for hook, before, after in found if before or after]

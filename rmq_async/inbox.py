@@ -1,4 +1,4 @@
-"""An inbox: a table of handled messages in the database that the handlers write to, so that each message takes effect once.
+"""An inbox is a table of handled messages in the database to which the handlers write. With it, each message takes effect once.
 
     inbox = Inbox(group="payments")
 
@@ -8,8 +8,8 @@
             if await inbox.first(session, message):
                 session.add(Payment.from_json(message.body))
 
-Brokers deliver at least once. A row of the group and the message's key is inserted in the transaction of the effect: both are
-committed, or neither. Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg).
+Brokers deliver messages at least once. A row with the group and the key of the message is inserted in the transaction of the
+effect, so both are committed, or neither is. The module requires the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg).
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from .errors import InvalidMessageError
 __all__ = ["Inbox"]
 
 LONGEST_KEY: Final = 255
-"""Maximum number of characters of a key. With the group they fit into an index entry of PostgreSQL, which holds 2704 bytes."""
+"""Maximum number of characters of a key. Together with the group, a key fits into an index entry of PostgreSQL (2704 bytes)."""
 
 
 class Inbox:
-    """Keeps the keys of the messages whose effect is committed.
+    """A table with the keys of the messages whose effect is committed.
 
-    The methods also pass on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be
-    reached.
+    Errors of the database propagate from the methods: SQLAlchemyError, and OSError or an error of the driver if the database
+    cannot be reached.
 
     Args:
-        group: Group of the consumer; groups that share a table have separate rows.
-        table: Name of the table, at most 40 bytes in UTF-8, or "schema.name".
-        key: Returns the identity of a message, a text of 1 to 255 characters. The default is the message's unique id, which all
-            attempts of one send and all deliveries share; for a message without one, the offset id of its first copy at a
-            broker, or with ``mode="pop"`` that of each copy. A key of the business, such as an order number, also finds
-            messages that were sent by two calls.
+        group: The group of the consumer. Groups that share a table have separate rows.
+        table: The name of the table, "name" or "schema.name". The name may have at most 40 bytes in UTF-8.
+        key: Returns the identity of a message, a str of 1 to 255 characters. The default is the message's unique id, which all
+            attempts of one send and all deliveries share. For a message without a unique id, it is the offset id of the first copy
+            at a broker, or with ``mode="pop"``, the offset id of each copy. A key of the application, such as an order number, also
+            detects messages that were sent by two calls.
 
     Raises:
         ConfigError: For an invalid table name or ``key``.
@@ -78,7 +78,7 @@ class Inbox:
             check_plain("key", key, "message")
         self.group = str.__str__(group)
         self.metadata = sa.MetaData()
-        """Holds the table only: for Alembic's ``target_metadata``."""
+        """The metadata for Alembic's ``target_metadata``. It has only this table."""
         self._key = _id_of if key is None else key
         self._table = _inbox_table(self.metadata, table)
         self._first = {"postgresql": _insert(postgresql.insert, self._table), "sqlite": _insert(sqlite.insert, self._table)}
@@ -91,7 +91,7 @@ class Inbox:
         """Create the table and its index if there is no table of that name.
 
         Raises:
-            ConfigError: For an object that is not an AsyncEngine, and for another database than PostgreSQL or SQLite.
+            ConfigError: For an object that is not an AsyncEngine, and for a database other than PostgreSQL or SQLite.
         """
         check_engine(engine, "an inbox")
         with naming_refusals():
@@ -99,19 +99,20 @@ class Inbox:
                 await connection.run_sync(self._table.create, checkfirst=True)
 
     async def first(self, session: Session, message: MessageExt) -> bool:
-        """Add the message to the session's transaction; return whether it was new to the group.
+        """Add the message to the session's transaction. Return whether the message was new to the group.
 
-        False: its key was added before, by a transaction that is committed or by this one. Two transactions with one key do not
-        run side by side: in PostgreSQL the second one waits here for the end of the first one, in SQLite for its turn to write.
-        A rollback removes the row. The pending changes of an AsyncSession are flushed first, unless its ``autoflush`` is off.
+        Return False if the key was added before, by a committed transaction or by this one. Two transactions with the same key do
+        not run concurrently: in PostgreSQL, the second one waits here for the end of the first one; in SQLite, it waits for its
+        turn to write. A rollback removes the row. The pending changes of an AsyncSession are flushed first, unless its
+        ``autoflush`` is off.
 
-        Raises the errors of ``key``, too. Isolation levels above READ COMMITTED also raise serialization errors: let them leave
-        the handler, and the message is delivered again.
+        Isolation levels above READ COMMITTED also raise serialization errors. Let them propagate out of the handler, and the
+        message is delivered again.
 
         Raises:
-            InvalidMessageError: For a key that is empty, longer than 255 characters, not a text, or has a NUL.
-            ConfigError: For a session of another database than PostgreSQL or SQLite, or at the isolation level AUTOCOMMIT.
-            TypeError: For another object than a session, a connection or a MessageExt.
+            InvalidMessageError: For a key that is empty, longer than 255 characters, not a str, or contains NUL.
+            ConfigError: For a session of a database other than PostgreSQL or SQLite, or with the isolation level AUTOCOMMIT.
+            TypeError: For an object that is not a session or connection, or not a MessageExt. Errors of ``key`` also propagate.
         """
         target = checked_session(session)
         dialect = dialect_of(target)
@@ -124,18 +125,15 @@ class Inbox:
         return cast("sa.CursorResult[Any]", result).rowcount == 1
 
     async def purge(self, session: Session, older_than: float) -> int:
-        """Delete the group's rows that are older than ``older_than`` seconds, in the session's transaction.
+        """Delete the group's rows that are older than ``older_than`` seconds, in the session's transaction. Return their number.
 
-        Return their number.
-
-        A message that is delivered again after that counts as new. Brokers keep a message for 72 hours unless configured
-        otherwise (``fileReservedTime``), and a copy that waits for a retry for another 72 hours: choose more than the sum, 144
-        hours.
+        A message that is delivered again after that counts as new. By default, brokers keep a message for 72 hours
+        (``fileReservedTime``), and a copy that waits for a retry for another 72 hours, so choose more than 144 hours.
 
         Raises:
-            ConfigError: For a time that is negative, not a number of seconds or 10^9 s (31 years) and more, and for a session
-                of another database than PostgreSQL or SQLite.
-            TypeError: For another object than a session or a connection.
+            ConfigError: For a time that is not a number of seconds from 0 to below 10^9 (31 years), and for a session of a database
+                other than PostgreSQL or SQLite.
+            TypeError: For an object that is not a session or connection.
         """
         check_seconds("older_than", older_than, zero=True)
         target = checked_session(session)
@@ -150,14 +148,14 @@ class Inbox:
         key = self._key(message)
         if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or "\0" in key:
             raise InvalidMessageError(
-                f"the key of message {message.msg_id} in inbox {self._table.fullname} must be a text of 1 to {LONGEST_KEY} "
+                f"the key of message {message.msg_id} in inbox {self._table.fullname} must be a str of 1 to {LONGEST_KEY} "
                 f"characters without NUL, not {shown(key)}"
             )
         return plain(key)
 
 
 def _id_of(message: MessageExt) -> str:
-    """Return the message's unique id; without one, its ORIGIN_MESSAGE_ID or else its own offset id."""
+    """Return the message's unique id. If it has none, return its ORIGIN_MESSAGE_ID, or else its own offset id."""
     return message.unique_id or message.properties.get("ORIGIN_MESSAGE_ID") or message.offset_msg_id
 
 
@@ -176,7 +174,7 @@ def _inbox_table(metadata: sa.MetaData, name: str) -> sa.Table:
 
 
 def _insert(insert: Callable[[sa.Table], Any], table: sa.Table) -> Any:
-    """Return the statement that inserts a row unless it exists, with the time of the database's clock."""
+    """Return the statement that inserts a row, with the time of the database's clock, if the row does not exist."""
     given = {name: sa.bindparam(name, type_=table.c[name].type) for name in ("consumer_group", "message_key")}
     created = seconds_from_now(sa.literal_column("0", sa.Float))
     return insert(table).values(**given, created=created).on_conflict_do_nothing()

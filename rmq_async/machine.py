@@ -1,7 +1,7 @@
-"""The resources that the library takes from the machine: clocks, random sources, the process id, and the name that its clients
-share.
+"""The resources that the library uses from the machine: clocks, random sources, the process id, threads, and the instance name that
+clients share.
 
-The library reads these attributes when it needs them (``machine.monotonic()``), so that a simulation can set them for each of its
+The library reads these attributes each time it needs them (``machine.monotonic()``), so a simulation can set them for each of its
 processes.
 """
 
@@ -33,17 +33,17 @@ class Jobs(Protocol):
 
 
 monotonic: Callable[[], float] = _time.monotonic
-"""Seconds of a clock that is never set: deadlines and durations."""
+"""Returns the seconds of a clock that is never adjusted, for deadlines and durations."""
 time: Callable[[], float] = _time.time
-"""Seconds since the epoch. This clock may be set."""
+"""Returns the seconds since the epoch. This clock may be adjusted."""
 random: Random = cast("Random", _random)
-"""The source of pauses, orders and choices: the generator that ``random.seed`` seeds."""
+"""The random source for pauses, orders and choices. It is the generator that ``random.seed`` seeds."""
 entropy: Random = SystemRandom()
-"""The source of ids and names, which two processes must not draw twice."""
+"""The random source for ids and names, which two processes must never have in common."""
 process_id: Callable[[], int] = os.getpid
 executor: Jobs | None = None
-"""Runs the library's jobs and plain handlers; None: threads of the library's own (``_threads``) run them."""
+"""Runs the library's jobs and plain handlers. If it is None, the threads of the library (``_threads``) run them."""
 address = ""
-"""The IP address of this machine that name servers see; empty: the system is asked for it."""
+"""The IP address of this machine that name servers see. If it is empty, the system determines the address."""
 instance_name = ""
-"""The default ``instance_name`` of the clients of this process; empty until one is drawn."""
+"""The default ``instance_name`` of the clients of this process; empty until it is drawn."""

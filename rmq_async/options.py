@@ -1,4 +1,6 @@
-"""Settings given as keywords: the error for a keyword that no setting has, and the list of them in a docstring."""
+"""Helpers for settings that are passed as keyword arguments: the error for an unknown keyword, and the list of settings in a
+docstring.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from typing import Any, Final, TypeVar
 from rmq_protocol.errors import shown
 
 LONGEST_DEFAULT: Final = 40
-"""Maximum number of characters of a default that is shown; for a longer one its type is shown."""
+"""Maximum number of characters of a default in the list. For a longer default, its type is shown."""
 
 Class = TypeVar("Class", bound=type[Any])
 
 
 def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeError:
-    """Return the error for the keyword ``name`` of ``owner``; it suggests the most similar name of ``known``, if any."""
+    """Return the error for the unknown keyword ``name`` of ``owner``. It suggests the most similar name of ``known``, if any."""
     like: list[str] = []
-    with suppress(ImportError, OSError):  # of a process that may open no more files
-        from difflib import get_close_matches  # here, since it is only needed for errors
+    with suppress(ImportError, OSError):  # the import fails if the process cannot open more files
+        from difflib import get_close_matches  # imported here, because it is needed only for errors
 
         like = get_close_matches(name, known, n=1)
     return TypeError(
@@ -46,11 +48,15 @@ def suggests_keywords(cls: Class) -> Class:
 
 
 def lists_options(*configs: type[Any], leaving_out: Collection[str] = ("namesrv",)) -> Callable[[Class], Class]:
-    """Append the fields of ``configs`` that are not in ``leaving_out``, with types and defaults, to the docstring of a class."""
+    """Return a decorator that appends the fields of ``configs``, with types and defaults, to the docstring of a class.
+
+    Args:
+        leaving_out: Names of fields that are left out.
+    """
 
     def decorate(cls: Class) -> Class:
         if cls.__doc__:  # None under -OO
-            lines = [cleandoc(cls.__doc__)]  # without its indentation, as compilers leave it from 3.13 on
+            lines = [cleandoc(cls.__doc__)]  # without indentation, which the compiler removes only from Python 3.13 on
             for config in configs:
                 lines += ["", f"Options that are fields of {config.__name__}, which explains them:", ""]
                 lines += [f"    {_described(field)}" for field in fields(config) if field.name not in leaving_out]

@@ -4,13 +4,13 @@
     consumer = Consumer("billing", hooks=[OpenTelemetryHook()])
     outbox = Outbox(engine, producer, on_status=OutboxGauges())
 
-Needs the extra ``otel`` (opentelemetry-api). Names are those of the semantic conventions for messaging and for RocketMQ as of
-version 1.36; names that these do not define begin with ``rmq_async.``.
+The module requires the extra ``otel`` (opentelemetry-api). Names follow the semantic conventions for messaging and for RocketMQ,
+version 1.36. Names that the conventions do not define begin with ``rmq_async.``.
 
-Each attempt of a send is a span of its own, a child of the span that was current where the call was made: a stored message
-carries the context of the attempt that stored it, and the spans of a retried send show the time of each attempt. Each call of
-a handler is the root of a trace, with links to the contexts that its messages carry: one call may have messages of many
-senders. So is each step of reading by hand; its span is not current in the caller.
+Each attempt of a send has its own span, a child of the span that was current when the call was made. So a stored message carries
+the context of the attempt that stored it, and the spans of a retried send show the time of each attempt. Each handler call is the
+root of a trace, with links to the contexts that its messages carry, because one call may have messages of many senders. Each step
+of reading by hand is also the root of a trace; its span is not current in the caller.
 """
 
 from __future__ import annotations
@@ -54,11 +54,17 @@ TYPES: Final = {
 
 
 class OpenTelemetryHook(Hook):
-    """A hook that reports sends and handler calls, for the ``hooks`` of producers and group consumers; several may share one.
+    """A hook that reports sends and handler calls, for the ``hooks`` of producers and group consumers. Several clients may share
+    one.
 
-    Providers and propagator default to the global ones. A message that has a trace context in its properties already keeps it;
-    the span of the send then links to that context. If a message of a batch has one, no other message of that batch gets one.
-    With ``inject=False`` the hook adds no context to messages.
+    A message that already has a trace context in its properties keeps it, and the span of the send links to that context. If a
+    message of a batch has a trace context, no context is added to other messages of that batch.
+
+    Args:
+        tracer_provider: The tracer provider; None for the global one.
+        meter_provider: The meter provider; None for the global one.
+        propagator: The propagator; None for the global one.
+        inject: Whether the hook adds trace contexts to messages.
     """
 
     def __init__(
@@ -122,7 +128,7 @@ class OpenTelemetryHook(Hook):
 
     def before_consume(self, delivery: Delivery) -> None:
         contexts = [_extract(message.properties, self._propagator, Context()) for message in delivery.messages]
-        is_batch = delivery.subscription.batch_size is not None or len(delivery.messages) > 1  # the latter by hand
+        is_batch = delivery.subscription.batch_size is not None or len(delivery.messages) > 1  # the latter when reading by hand
         links = [
             Link(found, {"messaging.message.id": message.msg_id} if is_batch else None)
             for message, context in zip(delivery.messages, contexts, strict=True)
@@ -138,7 +144,7 @@ class OpenTelemetryHook(Hook):
             links=links,
             start_time=began,
         )
-        # Baggage of the sender is there for the handler; that of several senders would be mixed up.
+        # The handler of a single message sees the baggage of the sender. The baggage of several senders would be mixed up.
         inside = trace.set_span_in_context(span, Context() if is_batch else contexts[0])
         delivery.values[self] = span, began, inside, shared, attach(inside)
 
@@ -156,24 +162,25 @@ class OpenTelemetryHook(Hook):
         try:
             if span.is_recording():
                 _finish_call(span, delivery, attributes.get("error.type"))
-        finally:  # the text of a user's error may raise
+        finally:  # str() of a user's error may raise
             span.end(began + round(elapsed * 1e9))
             self._processing.record(elapsed, attributes, inside)
             self._consumed.add(len(delivery.messages), attributes, inside)
 
     def _own_context(self, message: Message) -> trace.SpanContext | None:
-        """Return the trace context that the message has in its properties already, if any."""
+        """Return the trace context that the message already has in its properties, or None."""
         if not message.properties:
             return None
         return _span_context(_extract(message.properties, self._propagator, Context()))
 
 
 class OutboxGauges:
-    """Gauges of an outbox, to be passed as its ``on_status``: the numbers of messages that are pending, sent (and kept) and
-    failed, and the age of the oldest pending one in seconds.
+    """Gauges of an outbox, for its ``on_status``: the numbers of pending, sent (and kept) and failed messages, and the age of the
+    oldest pending message in seconds.
 
     Args:
-        attributes: Attributes of each value, such as the service's or the table's name where there are several.
+        meter_provider: The meter provider; None for the global one.
+        attributes: Attributes of each value, such as the name of the service or the table if there are several.
     """
 
     def __init__(
@@ -197,10 +204,13 @@ class OutboxGauges:
 
 
 def context_of(message: MessageExt, propagator: TextMapPropagator | None = None, context: Context | None = None) -> Context:
-    """Return the trace context in which the message was sent, added to ``context``; None lets the propagator choose, and the
-    default one begins with an empty context.
+    """Return the trace context in which the message was sent. Pass it to ``tracer.start_as_current_span(..., context=...)`` to
+    continue the sender's trace.
 
-    Pass it to ``tracer.start_as_current_span(..., context=...)`` to continue the sender's trace.
+    Args:
+        propagator: The propagator; None for the global one.
+        context: The context to which the trace context is added. With None, the propagator decides; the default propagator begins
+            with an empty context.
     """
     return _extract(message.properties, propagator, context)
 
@@ -215,7 +225,9 @@ def _span_context(context: Context) -> trace.SpanContext | None:
 
 
 def error_type(error: BaseException) -> str:
-    """Return the name of the error's class, such as SystemBusyError; for a broker's code without a class, its name or number."""
+    """Return the name of the error's class, such as SystemBusyError. For a code of a broker without a class, return the name or
+    number of the code.
+    """
     if type(error) is BrokerError and error.code is not None:
         try:
             return ResponseCode(error.code).name

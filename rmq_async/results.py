@@ -1,4 +1,6 @@
-"""The results of calls: small frozen structs. One is made per message, so derived values are computed only on access."""
+"""The results of calls. They are small frozen structs; because one is made for each message, derived values are computed on
+access.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from rmq_protocol.message import MessageExt, MessageQueue
 
 
 class SendStatus(Enum):
-    """Status of a message that the broker stored; all but SEND_OK mean that flushing or replicating it was not confirmed."""
+    """The status of a message that the broker stored. Any status except SEND_OK means that flushing or replicating was not
+    confirmed.
+    """
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -20,17 +24,19 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """One stored message.
-
-    ``transaction_id``, ``region_id`` and ``recall_handle`` (of a message that is delivered later, for ``recall``) are those of
-    the response, None where it has none.
+    """The result of a send of one message.
 
     Attributes:
+        status: The status of the stored message.
         msg_id: The unique id (UNIQ_KEY), the same for every attempt of the call.
-        offset_msg_id: The broker's id, made of its address and the offset in its commit log.
-        queue_offset: Offset in the queue.
-        attempts: Number of attempts of the call.
+        offset_msg_id: The broker's id of the message, made of the broker's address and the offset in the commit log.
+        queue: The queue in which the message is stored.
+        queue_offset: The offset in the queue.
+        transaction_id: The transaction id in the response, or None.
+        region_id: The region id in the response, or None.
         trace_on: False if the broker wants no message traces.
+        recall_handle: The handle for ``recall`` of a message that is delivered later, or None.
+        attempts: Number of attempts of the call.
     """
 
     status: SendStatus
@@ -46,7 +52,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransactionStatus(Enum):
-    """The outcome of a local transaction. UNKNOWN: it is not known yet, and the broker will check."""
+    """The outcome of a local transaction. UNKNOWN means that the outcome is not known yet, and the broker will check."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -54,14 +60,14 @@ class TransactionStatus(Enum):
 
 
 class TransactionSendResult(SendResult, frozen=True, gc=True):
-    """One half message and its local transaction.
+    """The result of a half message and its local transaction.
 
-    Status, ids, queue and offset are those of the half message; the message that consumers read after a commit has another
-    offset.
+    Status, ids, queue and offset belong to the half message. The message that consumers read after a commit has another offset.
 
     Attributes:
-        local_status: ROLLBACK also if ``status`` is not SEND_OK; ``execute`` was not called then.
-        local_error: The error of ``execute``, None if there is none; with an error ``local_status`` is UNKNOWN.
+        local_status: The outcome of the local transaction. It is ROLLBACK if ``status`` is not SEND_OK, because ``execute`` is not
+            called then.
+        local_error: The error of ``execute``, or None. With an error, ``local_status`` is UNKNOWN.
     """
 
     local_status: TransactionStatus = TransactionStatus.UNKNOWN
@@ -69,12 +75,12 @@ class TransactionSendResult(SendResult, frozen=True, gc=True):
 
 
 class BatchSendResult(msgspec.Struct, frozen=True):
-    """One stored batch.
+    """The result of a send of one batch.
 
     Attributes:
-        queue_offset: Offset of its first message; the others follow without a gap.
+        queue_offset: The offset of the first message. The other messages follow without a gap.
         msg_ids: The unique id of each message.
-        offset_msg_ids: The offset id of each message; all are equal if the broker stored the batch as one record.
+        offset_msg_ids: The offset id of each message. All ids are equal if the broker stored the batch as one record.
     """
 
     status: SendStatus
@@ -107,8 +113,11 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 class PullStatus(Enum):
     """The outcome of one pull.
 
-    FOUND: there are messages; NO_NEW: there is none from the offset on yet; NO_MATCH: the broker has passed over offsets, and
-    found no message that the filter accepts so far; OFFSET_ILLEGAL: the offset is outside the queue.
+    Attributes:
+        FOUND: There are messages.
+        NO_NEW: There is no message from the offset on yet.
+        NO_MATCH: The broker has passed offsets, but has found no message that the filter accepts so far.
+        OFFSET_ILLEGAL: The offset is outside the queue.
     """
 
     FOUND = "FOUND"
@@ -121,13 +130,15 @@ class PullResult(msgspec.Struct, frozen=True):
     """The result of one pull.
 
     Attributes:
+        status: The outcome of the pull.
+        messages: The messages.
         next_offset: The offset for the next pull, with any status.
         min_offset: The first offset of the queue.
         max_offset: The offset after the last message of the queue.
         corrupt: Errors of the records that were left out.
-        lost: Offsets from the one asked for up to ``next_offset`` whose messages were deleted; if the settings of the topic
-            cannot be read, all without a message. It is empty with a filter, because the broker does not report the messages
-            that it skipped, and for compacted and lite topics.
+        lost: Offsets from the requested offset to ``next_offset`` whose messages were deleted. If the settings of the topic
+            cannot be read, all offsets without a message. It is empty with a filter, because the broker does not report the
+            messages that it skipped, and for compacted and lite topics.
     """
 
     status: PullStatus

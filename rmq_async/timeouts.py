@@ -1,4 +1,4 @@
-"""Checks of the ``timeout`` argument of calls, and its cap, so that it can be added to a clock."""
+"""Checks the ``timeout`` argument of calls, and caps it so that it can be added to a clock."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from typing import Any, Final, cast
 from rmq_protocol.errors import shown
 
 FOR_EVER: Final = 10 * 365 * 86400.0
-"""Seconds, 10 years: longer timeouts, infinity included, are cut to this."""
+"""Seconds (10 years) to which longer timeouts, including infinity, are shortened."""
 
 MILLISECONDS_FROM: Final = 1000
-"""A timeout of this many seconds or more is probably one in milliseconds, which other clients take."""
+"""Seconds from which a timeout was probably meant in milliseconds, the unit of other clients."""
 
 LONG_INTERVAL: Final = 3601
-"""As ``MILLISECONDS_FROM``, for intervals and times of stops, which may be an hour."""
+"""The same limit for intervals and for timeouts of stops, which may be as long as an hour."""
 
 _BETWEEN: Final = frozenset({__name__.partition(".")[0], "asyncio", "contextlib", "dataclasses"})
-"""Packages whose frames lie between a caller's line and the check of its argument."""
+"""Packages whose frames may lie between the caller's line and the check of its argument."""
 _warned = False
 
 
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
-    """Return the seconds of a call's budget, at most ``FOR_EVER``.
-
-    Warns as ``warn_of_milliseconds`` does.
+    """Return the timeout in seconds, at most ``FOR_EVER``. Warn if it was probably meant in milliseconds
+    (``warn_of_milliseconds``).
 
     Args:
         name: Name of the argument.
 
     Raises:
         TypeError: For a value that is not a real number, or is a bool.
-        ValueError: For NaN, 0 and less.
+        ValueError: For a value that is NaN, 0 or negative.
     """
     seconds = _number(timeout, name)
     if not seconds > 0:
@@ -45,9 +44,9 @@ def checked_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def stop_budget(timeout: float | None, default: float) -> float:
-    """Return the seconds that ``stop(timeout)`` may take: ``default`` for None, else at most ``FOR_EVER``.
+    """Return the seconds that ``stop(timeout)`` may take: ``default`` for None, otherwise at most ``FOR_EVER``.
 
-    Raises and warns as ``checked_timeout`` does, but allows 0.
+    It raises and warns as ``checked_timeout`` does, but allows 0.
     """
     if timeout is None:
         return default
@@ -60,8 +59,8 @@ def stop_budget(timeout: float | None, default: float) -> float:
 
 
 def warn_of_milliseconds(name: str, timeout: float, *, least: float = MILLISECONDS_FROM) -> None:
-    """Warn (UserWarning) of a time from ``least`` seconds to below ``FOR_EVER``, at the line that called into the package, once
-    per process.
+    """Issue a UserWarning for a time from ``least`` seconds to below ``FOR_EVER``, once per process. The warning points at the
+    line that called into the package.
     """
     global _warned
     if _warned or not least <= timeout < FOR_EVER:
@@ -81,9 +80,9 @@ def _number(timeout: Any, name: str) -> float:
 
 
 def _callers_level() -> int:
-    """Return the ``stacklevel``, for ``warnings.warn`` in the calling function, of the nearest frame outside ``_BETWEEN``.
+    """Return the ``stacklevel`` of the nearest frame outside ``_BETWEEN``, for ``warnings.warn`` in the calling function.
 
-    1 if there is none.
+    Return 1 if there is no such frame.
     """
     level = 1
     frame: FrameType | None = sys._getframe(1)

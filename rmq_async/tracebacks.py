@@ -1,5 +1,5 @@
-"""Removes the tracebacks of errors that are kept, and copies errors that are shared: a traceback keeps its frames alive, and
-their variables.
+"""Removes the tracebacks of errors that are kept, and copies errors that are shared, because a traceback keeps its frames and their
+variables alive.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """Return a copy of the error, without its traceback, for one of several callers: a shared error would collect the
-    tracebacks of all raises.
+    """Return a copy of the error, without its traceback, for one of several callers. A shared error would collect the tracebacks of
+    all callers.
     """
     twin: BaseException
-    if isinstance(error, RocketMQError):  # what ``copy`` does, at a third of the cost: thousands may share one
+    if isinstance(
+        error, RocketMQError
+    ):  # the same as copy.copy() at a third of the cost, because thousands may share one error
         make, given = error.__reduce__()
         twin = make(*given)
     else:
@@ -30,7 +32,7 @@ def own_copy(error: BaseException) -> BaseException:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Remove the tracebacks of an error, and of all errors that it leads to: causes, contexts and the members of groups."""
+    """Remove the tracebacks of an error and of all errors that it references: causes, contexts and the members of groups."""
     left, seen = list[BaseException | None]([error]), set[int]()
     while left:
         each = left.pop()
@@ -43,8 +45,8 @@ def drop_frames(error: BaseException) -> None:
 
 
 def without_frames(error: Error) -> Error:
-    """Remove the error's traceback, and a suppressed context, and return the error itself: a stored error would keep its frames
-    alive, and through them itself.
+    """Remove the error's traceback and a suppressed context, and return the error itself. Otherwise, a stored error would keep its
+    frames alive, and through them itself.
     """
     error.__traceback__ = None
     if error.__suppress_context__:

@@ -59,7 +59,7 @@ async def test_first_at_autocommit_is_refused(inbox: Inbox, engine: AsyncEngine,
     made = create_async_engine(engine.url, isolation_level="AUTOCOMMIT")
     for loose in (made, engine.execution_options(isolation_level="AUTOCOMMIT")):
         async with AsyncSession(loose) as session:
-            with pytest.raises(ConfigError, match=r"^an inbox needs a transaction, .* is AUTOCOMMIT; use an engine"):
+            with pytest.raises(ConfigError, match=r"^an inbox requires a transaction, .* is AUTOCOMMIT; use an engine"):
                 await inbox.first(session, received())
     await made.dispose()
     async with engine.connect() as connection:
@@ -155,7 +155,7 @@ async def test_first_with_a_bad_key_raises(key: Any, engine: AsyncEngine, sessio
     inbox = Inbox(group="billing", table=table, key=lambda message: key)
     await inbox.create_table(engine)
     async with sessions.begin() as session:
-        with pytest.raises(InvalidMessageError, match=rf"key of message A1 in inbox {table} must be a text of 1 to 255"):
+        with pytest.raises(InvalidMessageError, match=rf"key of message A1 in inbox {table} must be a str of 1 to 255"):
             await inbox.first(session, received())
 
 
@@ -192,9 +192,9 @@ async def test_inbox_of_another_database_raises(engine: AsyncEngine) -> None:
 
     inbox = Inbox(group="g")
     async with Elsewhere(engine) as session:
-        with pytest.raises(ConfigError, match="an inbox needs PostgreSQL or SQLite, not 'mysql'"):
+        with pytest.raises(ConfigError, match="an inbox requires PostgreSQL or SQLite, not 'mysql'"):
             await inbox.first(session, received())
-        with pytest.raises(ConfigError, match="an inbox needs PostgreSQL or SQLite, not 'mysql'"):
+        with pytest.raises(ConfigError, match="an inbox requires PostgreSQL or SQLite, not 'mysql'"):
             await inbox.purge(session, 1.0)
     with pytest.raises(ConfigError, match="engine must be an AsyncEngine"):
         await inbox.create_table(create_engine("sqlite://"))  # type: ignore[arg-type]

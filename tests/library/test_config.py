@@ -102,7 +102,7 @@ def test_a_wrong_client_setting_is_named(options: dict[str, Any], named: str) ->
         ({"topics": 7}, "topics"),
         ({"hooks": 7}, "hooks must be a sequence"),
         ({"hooks": [object()]}, "is not a Hook object"),
-        ({"hooks": [Hook]}, "Hook'> is a class; give an object"),
+        ({"hooks": [Hook]}, "Hook'> is a class; pass an instance"),
         ({"hooks": [Misspelt()]}, "would never be called: its class must define one of before_send, "),
         (
             {"hooks": [SimpleNamespace(after_send=partial(asyncio.sleep, 0))]},

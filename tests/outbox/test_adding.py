@@ -261,7 +261,7 @@ async def test_another_table_that_is_missing_is_not_taken_for_the_outbox(
 async def test_a_session_at_autocommit_is_refused(outbox: Outbox, engine: AsyncEngine) -> None:
     """The message would be sent where the transaction is rolled back."""
     async with AsyncSession(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
-        with pytest.raises(ConfigError, match=r"^an outbox needs a transaction, .* is AUTOCOMMIT; use an engine"):
+        with pytest.raises(ConfigError, match=r"^an outbox requires a transaction, .* is AUTOCOMMIT; use an engine"):
             await outbox.add(session, Message("T", b"x"))
     assert (await outbox.status()).pending == 0
 
