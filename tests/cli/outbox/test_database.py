@@ -73,7 +73,7 @@ class TestTheDatabase:
     @pytest.mark.parametrize(
         ("url", "code", "says"),
         [
-            ("mysql://user:s3cret@host/db", 2, "requires PostgreSQL or SQLite"),
+            ("mysql://user:s3cret@host/db", 2, "needs PostgreSQL or SQLite"),
             ("postgresql://user:s3cret@host:port/db", 2, "the URL of the database cannot be read"),
             ("user:s3cret@host", 2, "the URL of the database cannot be read"),
             ("", 2, "no database is known"),
