@@ -60,8 +60,9 @@ class BatchRecord(NamedTuple):
 def encode_batch_message(body: bytes, flag: int, properties: bytes) -> bytes:
     """Return one encoded message of a batch body. A batch body is the concatenation of such messages.
 
-    Raise ``InvalidMessageError`` (code 13) for properties above 32767 bytes, for a body that is not ``bytes``, for a flag that
-    is not a signed 32-bit integer, and for a message of 2 GiB or more.
+    Raises:
+        InvalidMessageError: If the properties take more than 32767 bytes, the body is not ``bytes``, the flag is not a signed
+            32-bit integer, or the message has 2 GiB or more (code 13).
     """
     if len(properties) > MAX_PROPERTIES_SIZE:
         raise InvalidMessageError(
@@ -96,7 +97,7 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
         InvalidMessageError: If the batch is empty, ``check_message`` refuses a topic or body, ``check_batch`` refuses the messages,
             or the properties of a message have more than 32767 bytes.
         TypeError: If an object is not a Message.
-        ValueError: If there are not as many ids as messages.
+        ValueError: If the numbers of ids and messages differ.
     """
     if not messages:
         raise InvalidMessageError("a batch needs at least one message")
@@ -195,8 +196,8 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     Nothing else is checked.
 
     Raises:
-        struct.error: For a flag that is not a signed 32-bit integer, for properties above 65535 bytes, and for a message of 2
-            GiB or more.
+        struct.error: If a flag is not a signed 32-bit integer, the properties of a message take more than 65535 bytes, or a message
+            has 2 GiB or more.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -216,9 +217,9 @@ def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterabl
     Nothing else is checked.
 
     Raises:
-        ValueError: Unless there are as many ids as messages.
-        struct.error: For a flag that is not a signed 32-bit integer, for properties above 65535 bytes, and for a message of 2
-            GiB or more.
+        ValueError: If the numbers of ids and messages differ.
+        struct.error: If a flag is not a signed 32-bit integer, the properties of a message take more than 65535 bytes, or a message
+            has 2 GiB or more.
     """
     parts: list[bytes] = []
     head = tail = b""
@@ -237,8 +238,9 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
     """Return the messages of a batch body.
 
     Raises:
-        RemoteProtocolError: If a message is cut off, has a negative length, or has properties above 32767 bytes; the error contains
-            the position. If there are more than ``max_records`` messages (None: no limit), the error has code 13 (MESSAGE_ILLEGAL).
+        RemoteProtocolError: If a message is cut off, has a negative length or has properties above 32767 bytes (the error contains
+            the position), or if there are more than ``max_records`` messages (the error has code 13, MESSAGE_ILLEGAL). If
+            ``max_records`` is None, the number of messages is not limited.
     """
     records: list[BatchRecord] = []
     position, end = 0, len(data)

@@ -255,8 +255,8 @@ class ProducerInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A producer that is connected.
 
     Attributes:
-        last_update_timestamp: Time of its last heartbeat, epoch ms.
-        version: Ordinal of its ``MQVersion``.
+        last_update_timestamp: Time of the producer's last heartbeat, epoch ms.
+        version: Ordinal of the producer's ``MQVersion``.
     """
 
     client_id: str = ""
@@ -308,7 +308,7 @@ class OffsetWrapper(msgspec.Struct, frozen=True, rename="camel"):
         broker_offset: Offset that the next stored message will get.
         consumer_offset: The committed offset. 0 if there is none (-1 for static topics).
         pull_offset: Offset of the group's next pull, at least ``consumer_offset``. It is 0 in GET_BROKER_CONSUME_STATS.
-        last_timestamp: Store time of the message before ``consumer_offset``, epoch ms; 0 if there is none.
+        last_timestamp: Store time of the message before ``consumer_offset``, epoch ms. 0 if there is none.
     """
 
     broker_offset: Long = 0
@@ -456,7 +456,7 @@ class MessageQueueAssignment(msgspec.Struct, frozen=True, rename="camel"):
     """A queue that a broker has assigned.
 
     Attributes:
-        mode: PULL or POP. In mode POP its ``queue_id`` is -1 if the member pops from all queues of the broker.
+        mode: PULL or POP. In mode POP, the id of the queue is -1 if the member pops from all queues of the broker.
     """
 
     message_queue: MessageQueue
@@ -551,10 +551,10 @@ class PopProcessQueueInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsumeStatus(msgspec.Struct, frozen=True):
-    """The statistics of one topic.
+    """The statistics of one topic. Fields with ``tps`` in their names are in messages per second.
 
     Attributes:
-        pull_rt: Average milliseconds per pull. Fields with ``tps`` in their names are in messages per second.
+        pull_rt: Average milliseconds per pull.
         consume_rt: Average milliseconds per call of the handler.
         consume_failed_msgs: Number of messages whose consumption failed in the last hour.
     """
@@ -704,8 +704,8 @@ class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
     """One entry of a consume queue.
 
     Attributes:
-        physic_offset: Position of its message in the commit log, in bytes.
-        physic_size: Size of its message in bytes.
+        physic_offset: Position of the entry's message in the commit log, in bytes.
+        physic_size: Size of the entry's message in bytes.
         tags_code: ``java_hash`` of the tag, or 0 without a tag. In the topic of delayed messages, it is the due time, epoch ms.
         eval: True if the entry has an extension and the filter of the request's group matches. Brokers do not evaluate the filter
             for other entries (``AdminBrokerProcessor.queryConsumeQueue``).

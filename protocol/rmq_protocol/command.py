@@ -260,7 +260,7 @@ def _to_json(command: RemotingCommand) -> bytes:
     try:
         return _encode_json(fields)
     except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"header cannot be encoded: {error}; give texts with a UTF-8 form") from None
+        raise LocalProtocolError(f"header cannot be encoded: {error}; give strings without lone surrogates") from None
 
 
 def _to_binary(command: RemotingCommand) -> bytes:
@@ -281,7 +281,7 @@ def _to_binary(command: RemotingCommand) -> bytes:
                 )
             parts += (_SHORT.pack(len(key)), key, _INT.pack(len(text)), text)
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"header cannot be encoded: {error}; give texts with a UTF-8 form") from None
+        raise LocalProtocolError(f"header cannot be encoded: {error}; give strings without lone surrogates") from None
     ext = b"".join(parts)
     fixed = _FIXED.pack(
         command.code,

@@ -179,7 +179,7 @@ class FrameDecoder:
         elif length < 4:
             text = f"frame length {length} is below 4, the size of the header word"
         elif length > self._max_length:
-            text = f"frame length {length} is above the limit of {self._max_length} (max_frame_size less 4)"
+            text = f"frame length {length} is above the limit of {self._max_length} (max_frame_size minus 4)"
             self.error = FrameTooLargeError(text, size=length + 4, limit=self._max_length + 4)
         elif kind > 1:
             text = f"serialize type {kind} is unknown (0 = JSON, 1 = ROCKETMQ)"

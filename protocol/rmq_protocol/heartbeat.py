@@ -148,7 +148,7 @@ def _text(value: object) -> bytes:
     try:
         return msgspec.json.encode(value, order="sorted")
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError(f"heartbeat cannot be encoded: {error}; give texts with a UTF-8 form") from None
+        raise LocalProtocolError(f"heartbeat cannot be encoded: {error}; give strings without lone surrogates") from None
 
 
 def java_hash(text: str) -> int:

@@ -187,7 +187,7 @@ class SendTemplate:
             else:
                 self._prepare_binary(code, flag, fixed)
         except UnicodeEncodeError as error:
-            raise LocalProtocolError(f"header cannot be encoded: {error}; give texts with a UTF-8 form") from None
+            raise LocalProtocolError(f"header cannot be encoded: {error}; give strings without lone surrogates") from None
 
     def plain(self, opaque: int, born_ms: bytes, unique_id: str, body: bytes) -> bytes | list[bytes]:
         """Return what ``parts`` returns for a message whose only properties are UNIQ_KEY (hexadecimal digits) and WAIT=true."""

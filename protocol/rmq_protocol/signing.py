@@ -86,7 +86,7 @@ def signed_content(ext_fields: Mapping[str, str], body: Iterable[bytes] = ()) ->
     try:
         text = "".join([ext_fields[name] for name in names if name != SIGNATURE]).encode()
     except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"extFields cannot be signed: {error.reason}; give texts without lone surrogates") from None
+        raise LocalProtocolError(f"extFields cannot be signed: {error.reason}; give strings without lone surrogates") from None
     return b"".join([text, *body])
 
 

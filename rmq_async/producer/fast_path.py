@@ -233,7 +233,7 @@ class SendMethods(ProducerLife):
             timeout: See ``send``.
 
         Raises:
-            BackpressureError: As in ``send``, or if two ordinary requests are still unanswered at the end of the wait.
+            BackpressureError: If ``send`` would raise it, or if two ordinary requests are still unanswered at the end of the wait.
             ConnectError: If there is no connection to the broker.
             ConnectionLostError: If the connection closes.
             RequestTimeoutError: If there is no connection in time, or if earlier sends to a chosen queue are not answered in time.
