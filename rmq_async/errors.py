@@ -417,8 +417,9 @@ class OffsetRangeError(BrokerError):
 
     Args:
         min_offset: The first offset of the queue; 0 if it is not known. A broker that deletes messages updates it some seconds
-        later. max_offset: The offset after the last message of the queue; 0 if it is not known. lost: The offsets that were
-        deleted before they were read, as far as they are known.
+            later.
+        max_offset: The offset after the last message of the queue; 0 if it is not known.
+        lost: The offsets that were deleted before they were read, as far as they are known.
     """
 
     response_code = ResponseCode.PULL_OFFSET_MOVED

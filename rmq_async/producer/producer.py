@@ -181,7 +181,8 @@ class Producer(SendMethods):
 
         Raises:
             InvalidMessageError: If the topic is a retry or dead letter topic, or if the handle is invalid or belongs to another
-            topic. BrokerError: If the broker refuses the recall (16: not enabled, 3: broker too old, 604: too late; Java's
+                topic.
+            BrokerError: If the broker refuses the recall (16: not enabled, 3: broker too old, 604: too late; Java's
                 ``RecallMessageProcessor``).
             RemoteProtocolError: If the confirmation contains no id.
             RocketMQError: Other errors of ``send``.

@@ -179,8 +179,8 @@ class PullConsumer(ClientUser):
                 includes queues that are added later.
             tags: "*" or "a || b".
             queues: The queues to read. The default is the queues for which ``start`` or ``end`` has offsets, or all readable
-            queues. above_end: Where "committed" begins in a queue that ends below the group's offset, because the queue has lost
-            messages.
+                queues.
+            above_end: Where "committed" begins in a queue that ends below the group's offset, because the queue has lost messages.
                 "end" is the lowest of three ends that are checked within 10 s, and "earliest" is the first message; both log an
                 ERROR. "stop" raises OffsetRangeError.
 
