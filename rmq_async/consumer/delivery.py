@@ -65,7 +65,7 @@ class Call(Struct, eq=False, weakref=True):
 
     @property
     def age(self) -> float:
-        """Seconds since the call began, also after its end."""
+        """Seconds since the call began, even after its end."""
         return machine.monotonic() - self.began
 
     # -- transitions: running, settling, finished
@@ -207,7 +207,7 @@ class Delivery(Struct, frozen=True, weakref=True):
 
     @property
     def age(self) -> float:
-        """Seconds since the call began, also after its end."""
+        """Seconds since the call began, even after its end."""
         return self._call.age
 
     @property

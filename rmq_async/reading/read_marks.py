@@ -42,7 +42,7 @@ class ReadMarks:
     """The marks of up to MOST_KEPT queues, up to MOST_OF_QUEUE of each.
 
     Attributes:
-        doubted: Queues to check before the next answer of a pull is used.
+        doubted: Queues to check before the next response to a pull is used.
     """
 
     __slots__ = ("_left_at", "_marks", "_unread", "doubted")

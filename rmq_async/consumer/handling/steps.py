@@ -17,14 +17,14 @@ from ..held_queue import Waiting
 from ..outcome import check_returned
 
 MOST_CALLS: Final = 256
-"""Maximum number of calls of one task."""
+"""Maximum number of calls in one task."""
 LONGEST_RUN: Final = 0.005
-"""Seconds after which a task begins no further call, so that a slow handler lets the loop go on."""
+"""Seconds after which a task begins no further call, so that a slow handler does not hold up the loop."""
 PROBE_EVERY: Final = 16
-"""Number of tasks of a handler whose calls wait, one of which makes the first step itself to see whether calls still wait."""
+"""For a handler whose calls wait, one of this number of tasks runs the first step itself, to check whether calls still wait."""
 
 Started = tuple[Coroutine[Any, Any, object], Any]
-"""A coroutine that has waited once, and what it waits for."""
+"""A coroutine that has made its first step and waits, and the object that it waits for."""
 
 
 class Pace:
