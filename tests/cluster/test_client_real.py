@@ -111,7 +111,7 @@ async def test_routes_of_topics_there_are_and_of_those_there_will_be(cluster: Re
 async def test_start_at_the_address_of_a_broker(each_cluster: RealCluster) -> None:
     async with Admin(namesrv=each_cluster.namesrv, request_timeout=30.0) as admin:
         brokers = [each.broker_addrs[0] for each in (await admin.cluster_info()).broker_addr_table.values()]
-    with pytest.raises(NameServerError, match=r"not of (a name server|name servers); give the addresses") as caught:
+    with pytest.raises(NameServerError, match=r"not of (a name server|name servers); pass the addresses") as caught:
         await Producer("G", namesrv=brokers).start()
     assert caught.value.permanent
     async with Producer("G", namesrv=[*brokers, each_cluster.namesrv]) as producer:

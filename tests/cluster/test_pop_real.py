@@ -222,7 +222,7 @@ async def test_pop_modes_that_disagree_are_named(feature_cluster: RealCluster, c
         with caplog.at_level(logging.WARNING):
             async with member(feature_cluster, topic, handle, "pops") as popping:
                 (problem,) = [each for each in popping.health().problems if each.code == "subscription_conflict"]
-                assert "this member has mode='pop', another one mode='pull'" in problem.text
+                assert "this member has mode='pop', another one has mode='pull'" in problem.text
         assert f"group G_{topic} pulls topic {topic} (setConsumeMode)" in caplog.text
 
 

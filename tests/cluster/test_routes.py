@@ -254,7 +254,9 @@ def test_an_unknown_topic_and_an_unreachable_name_server_differ(strict_cluster: 
     async def main() -> None:
         topic = new_topic()
         async with Producer("routes", namesrv=strict_cluster.namesrv) as producer:
-            with pytest.raises(TopicNotFoundError, match=rf"topic {topic} not found.*autoCreateTopicEnable is off") as unknown:
+            with pytest.raises(
+                TopicNotFoundError, match=rf"topic {topic} was not found.*autoCreateTopicEnable is off"
+            ) as unknown:
                 await producer.send(Message(topic, b"x"))
             assert unknown.value.address == strict_cluster.namesrv
             assert not unknown.value.maybe_stored

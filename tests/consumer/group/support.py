@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from rmq_async import Admin, Consumer, Message, MessageExt, Producer
+from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer
 from rmq_async.testing.simulation import Machine, Simulation
+from rmq_async.testing.simulation.servers import BrokerMachine
 
 from ...support.waiting import limit
 
@@ -97,3 +98,13 @@ async def send_until(s: Simulation, end: float, every: float) -> int:
             sent += 1
             await asyncio.sleep(every)
     return sent
+
+
+def committed_at(broker: BrokerMachine, group: str, queue: MessageQueue) -> int:
+    """Returns the offset that the running process of a broker keeps for a group, 0 for none."""
+    return max(broker.broker.state.offsets.find(group, queue.topic, queue.queue_id), 0)
+
+
+def is_locked_at(broker: BrokerMachine, group: str, queue: MessageQueue) -> bool:
+    """Returns whether a client has the lock of a group's queue, by the broker's clock."""
+    return broker.broker.state.locks.holding(group, queue, broker.monotonic()) is not None

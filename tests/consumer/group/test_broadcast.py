@@ -308,7 +308,7 @@ async def test_group_in_both_modes_is_a_conflict() -> None:
         await create(server.namesrv)
         async with member("g", server.namesrv, "one", Seen()):
             other = member("g", server.namesrv, "two", Seen(), broadcast=True, on_conflict="raise")
-            with pytest.raises(SubscriptionConflictError, match="this member is BROADCASTING, another one CLUSTERING"):
+            with pytest.raises(SubscriptionConflictError, match="this member is BROADCASTING, another one is CLUSTERING"):
                 await other.start()
 
 

@@ -14,7 +14,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
 
-from .support import Seen, create, member, send, taken, until
+from .support import Seen, committed_at, create, member, send, taken, until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -259,7 +259,7 @@ def test_stop_waits_for_a_broker_that_is_away(away: float, caplog: pytest.LogCap
         await consumer.stop()
         took = machine.monotonic() - began
         await asyncio.sleep(away + 5.0)
-        return took, s.brokers[0].committed("g", Q0)
+        return took, committed_at(s.brokers[0], "g", Q0)
 
     took, committed = Simulation(3, brokers=1, faults=None).run(main)
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR" and "T" in each.getMessage()]

@@ -20,7 +20,7 @@ from rmq_async.reading.read_marks import ReadMarks
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
 
-from .support import Seen, create, member, reader, send, taken, until
+from .support import Seen, committed_at, create, member, reader, send, taken, until
 from .test_broadcast import Store
 
 pytestmark = pytest.mark.virtual_time
@@ -98,7 +98,7 @@ def test_live_member_handles_all_messages_that_are_stored_after_a_loss(mode: str
             await consumer.wait_idle()
             await consumer.commit()
             if mode != "broadcast":
-                assert s.brokers[0].committed("g", Q0) == 20 + new
+                assert committed_at(s.brokers[0], "g", Q0) == 20 + new
             if mode != "tags":
                 assert 9 <= consumer.stats().lost <= 10
                 assert "messages_skipped" in codes(consumer)
@@ -141,7 +141,7 @@ def test_last_commit_of_an_unread_queue_is_never_above_its_end() -> None:
             broker.broker.lose_master()
             broker.broker.elect_master()
             await asyncio.sleep(1)
-        assert broker.committed("g", Q0) == 20
+        assert committed_at(broker, "g", Q0) == 20
 
     Simulation(1, brokers=1, faults=None).run(main)
 
@@ -239,11 +239,11 @@ def test_member_that_stops_right_after_a_loss_hands_on_what_is_there(how: str, n
                 await send(s.namesrv, *bodies("new", new))
             if how == "round":
                 await asyncio.sleep(45)
-                assert s.brokers[0].committed("g", Q0) <= 20
+                assert committed_at(s.brokers[0], "g", Q0) <= 20
         if how == "at once":
             await send(s.namesrv, *bodies("new", new))
         if how != "broadcast":
-            assert s.brokers[0].committed("g", Q0) <= 20
+            assert committed_at(s.brokers[0], "g", Q0) <= 20
         async with member("g", s.namesrv, "two", later := Seen(), **options):
             await until(lambda: len(handled(seen, "new") | handled(later, "new")) == new, 60.0)
 
@@ -268,12 +268,12 @@ def test_message_in_a_call_is_not_handed_out_again() -> None:
             await send(s.namesrv, *bodies("new", 9))
             await until(lambda: len(handled(seen, "new")) == 9, 30.0)
             await asyncio.sleep(2)
-            assert s.brokers[0].committed("g", Q0) == 4, "a message in a call is open"
+            assert committed_at(s.brokers[0], "g", Q0) == 4, "a message in a call is open"
             assert sum(body == b"old 4" for body, _ in seen.attempts) == 1
             gate.set()
             await consumer.wait_idle()
             await consumer.commit()
-            assert s.brokers[0].committed("g", Q0) == 15
+            assert committed_at(s.brokers[0], "g", Q0) == 15
 
     Simulation(1, brokers=1, faults=None).run(main)
 

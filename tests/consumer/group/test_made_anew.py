@@ -15,7 +15,7 @@ from rmq_async.reading.read_marks import REACH, ReadMarks
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode, ResponseCode
 
-from .support import Seen, create, member, send, until
+from .support import Seen, committed_at, create, member, send, until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -44,7 +44,7 @@ def test_topic_made_anew_is_read_from_its_first_message(before: int, after: int,
             assert seen.twice == 0
             await consumer.commit()
             (broker,) = s.brokers
-            assert broker.committed("g", MessageQueue("T", "broker-a", 0)) == after
+            assert committed_at(broker, "g", MessageQueue("T", "broker-a", 0)) == after
 
     Simulation(1, brokers=1, faults=None).run(main)
 

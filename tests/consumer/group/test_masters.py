@@ -11,7 +11,7 @@ from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.testing.simulation import Simulation
 from rmq_protocol.constants import RequestCode
 
-from .support import Seen, create, member, send, serving, until
+from .support import Seen, committed_at, create, is_locked_at, member, send, serving, until
 
 Q0 = MessageQueue("T", "broker-a", 0)
 BACKLOG = 300
@@ -33,14 +33,14 @@ def test_member_reads_from_a_replica_for_as_long_as_there_is_no_master(order: st
             await asyncio.sleep(130.0)
             assert len(seen.bodies) > 250
             assert consumer.health().live
-            committed = broker.committed("g", Q0)
+            committed = committed_at(broker, "g", Q0)
             assert committed < 20, "a replica is no place for commits"
             broker.elect_master()
-            await until(lambda: broker.committed("g", Q0) > 250, 5.0)
-            await until(lambda: broker.lock_of("g" if order else "%RETRY%g", Q0) is not None, 2.0)
+            await until(lambda: committed_at(broker, "g", Q0) > 250, 5.0)
+            await until(lambda: is_locked_at(broker, "g" if order else "%RETRY%g", Q0), 2.0)
             await until(lambda: len(seen.bodies) == BACKLOG, 60.0)
         assert seen.twice == 0
-        assert broker.committed("g", Q0) == BACKLOG
+        assert committed_at(broker, "g", Q0) == BACKLOG
 
     Simulation(5, brokers=1, faults=None).run(main)
 
