@@ -138,8 +138,10 @@ def broker(loop: Loop) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session", autouse=True)
 def classes() -> Iterator[None]:
-    """Lets each JVM of Spark use the classes that an earlier one has loaded."""
+    """Lets each JVM of Spark use the classes that an earlier one has loaded, and its Python workers pyspark with bytecode."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(Path(__file__).with_name("workers")), prepend=os.pathsep)
         for name, value in submit_options().items():
             patch.setenv(name, value)
         yield
