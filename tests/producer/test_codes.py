@@ -65,8 +65,8 @@ def codes(cell: str) -> range:
 
 
 LISTED = [
-    Listed(code, name, remark, kind, *[flag in ("yes", "it is") for flag in flags])
-    for cell, name, remark, kind, *flags in rows("answer")
+    Listed(code, name, remark, kind, *[flag == "yes" for flag in flags])
+    for cell, name, remark, kind, *flags in rows("response")
     for code in codes(cell)
 ]
 
