@@ -192,7 +192,7 @@ def test_types_and_defaults_of_options_are_those_of_the_code(config: type[Any]) 
         assert shown[1].replace(r"\|", "|") == field.type, field.name
         assert ("float" in str(field.type)) == (shown[2] == "s"), field.name
         assert meaning, field.name
-        if default == "drawn once per process":
+        if default == "random, once per process":
             continue
         name = default.strip("`")
         assert (by_name[name] if name in by_name else ast.literal_eval(name)) == getattr(made, field.name), field.name
