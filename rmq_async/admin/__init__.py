@@ -1,6 +1,7 @@
 """Administration of topics, offsets, messages, clients and groups, for operators and tests.
 
-``__all__`` has the public names; the Spark source also imports ``cluster_info``, the command line ``is_wanted``.
+``__all__`` lists the public names. In addition, the Spark source imports ``cluster_info``, and the command line imports
+``is_wanted``.
 """
 
 from .admin import Admin

@@ -46,26 +46,29 @@ _PERMISSIONS: Final = (Perm.WRITE, Perm.READ, Perm.READ | Perm.WRITE)
 _MAX_FOUND: Final = 65535
 _MAX_ID_LENGTH: Final = 1024
 _MEMBER_TIME: Final = 11.0
-"""Seconds for an answer of a member: brokers wait 10 s for it."""
+"""Minimum timeout, in seconds, of a request that a group member answers: brokers wait up to 10 s for the member."""
 
 
 @lists_options(ClientConfig)
 class Admin(ClientUser):
     """A client that manages topics, groups and messages of a cluster.
 
-    No request takes longer than ``request_timeout`` seconds, except where a method says so; a call may make several. Calls before
-    ``start()`` and after ``stop()`` raise ClientStateError, on another loop WrongLoopError, in a forked child ForkedError;
-    ``stop()`` ends each call at once, with ClientStateError. Besides the errors that its docstring names, each method may raise
-    InvalidMessageError for an invalid topic name, InvalidGroupError for an invalid group name, ConfigError for another invalid
-    argument; TopicNotFoundError, BrokerNotFoundError or ConfigError for a ``queue`` that its topic does not have;
-    BrokerNotFoundError where no name server names a master; NameServerError; the errors of a request to a broker: ConnectError,
-    ConnectionLostError, RequestTimeoutError, BrokerError; and RemoteProtocolError for an answer that cannot be read.
+    No request takes longer than ``request_timeout`` seconds, unless the method's docstring says otherwise. One call may make
+    several requests. Calls before ``start()`` and after ``stop()`` raise ClientStateError, calls on another loop raise
+    WrongLoopError, and calls in a forked child raise ForkedError. ``stop()`` ends each running call at once with
+    ClientStateError.
+
+    In addition to the errors that its docstring names, each method may raise InvalidMessageError for an invalid topic name,
+    InvalidGroupError for an invalid group name, and ConfigError for another invalid argument. It may raise TopicNotFoundError,
+    BrokerNotFoundError or ConfigError for a ``queue`` that the topic does not have, and BrokerNotFoundError if no name server
+    lists a master. It may also raise NameServerError, the errors of a request to a broker (ConnectError, ConnectionLostError,
+    RequestTimeoutError, BrokerError), and RemoteProtocolError for a response that cannot be read.
 
     Args:
-        client: Default ``ClientConfig()``.
-        namesrv: Name servers, in place of the name servers of ``client``.
-        **options: Fields of ClientConfig, which replace those of ``client``. An unknown option is a TypeError, an invalid value
-            a ConfigError.
+        client: The settings of the client. The default is ``ClientConfig()``.
+        namesrv: Name servers that replace the name servers of ``client``.
+        **options: Fields of ClientConfig, which replace the values in ``client``. An unknown option raises TypeError, and an
+            invalid value raises ConfigError.
     """
 
     def __init__(
@@ -94,28 +97,30 @@ class Admin(ClientUser):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> None:
-        """Create ``topic``, or change its settings, and wait until a name server shows it, so that it can be used at once.
+        """Create ``topic``, or change its settings. Wait until a name server shows the topic, so that it can be used at once.
 
         Args:
             queues: Number of queues to write to, on each broker.
-            read_queues: Number of queues to read from, default the same; both from 1 to 65535. Where fewer are read than before
-                and messages are left in the others, a WARNING says so.
-            perm: 2 write, 4 read, 6 both.
-            order: True keeps the queues unchanged while brokers join and leave: the name servers record them, and use the
+            read_queues: Number of queues to read from. The default is ``queues``. Both numbers can be from 1 to 65535. If the
+                number decreases and messages are left in queues that are no longer read, the admin logs a WARNING.
+            perm: 2 to allow writing, 4 to allow reading, 6 to allow both.
+            order: True keeps the queues unchanged while brokers join and leave: the name servers record the queues, and use the
                 record if they run with ``orderMessageEnable``.
-            topic_sys_flag: Flags of unit mode, 1 for a topic of a unit, 2 for one that units subscribe to (Java's
-                ``TopicSysFlag``).
-            attributes: Such as {"message.type": "FIFO"}.
-            cluster: Name of the cluster whose brokers get the topic; default: all brokers, provided they form one cluster.
+            topic_sys_flag: Flags of unit mode: 1 for a topic that belongs to a unit, 2 for a topic that units subscribe to
+                (Java's ``TopicSysFlag``).
+            attributes: Attributes of the topic, such as {"message.type": "FIFO"}.
+            cluster: Name of the cluster whose brokers get the topic. By default, all brokers get it, if they form one cluster.
             broker: Name of the only broker that gets the topic.
 
         Raises:
-            InvalidMessageError: For an invalid name and for one of the system.
-            ConfigError: For invalid settings and without ``cluster`` or ``broker`` where there are several clusters.
+            InvalidMessageError: For an invalid name and for the name of a system topic.
+            ConfigError: For invalid settings. Also if there are several clusters and neither ``cluster`` nor ``broker`` is
+                given.
             BrokerNotFoundError: When there is no such broker or cluster.
             BrokerError: When a broker refuses.
-            RequestTimeoutError: When the topic was created but no name server shows it in time, or when brokers do not answer
-                in time: it names the brokers on which the topic was created, and the brokers of which that is not known.
+            RequestTimeoutError: When the topic was created but no name server shows it in time, or when brokers do not respond
+                in time. The error names the brokers on which the topic was created, and the brokers on which it may have been
+                created.
         """
         async with self._call() as instance:
             topic_settings.check_new_topic(topic)
@@ -132,7 +137,8 @@ class Admin(ClientUser):
             await topic_settings.create(instance, header, cluster, broker, self._deadline())
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete ``topic``, its messages and its route: on the brokers of ``cluster`` (default: all) and the name servers.
+        """Delete ``topic``, its messages and its route on the brokers of ``cluster`` (default: on all brokers) and on the name
+        servers.
 
         Raises:
             TopicNotFoundError: For an unknown topic.
@@ -146,24 +152,24 @@ class Admin(ClientUser):
     ) -> tuple[SyncedTopic, ...]:
         """Give ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
 
-        It is for a broker that was added to a cluster: running producers and consumers use it once they refresh their routes,
-        within their ``route_poll_interval`` (default 30 s).
+        Use it for a broker that was added to a cluster. Running producers and consumers use the new broker after they have
+        refreshed their routes, which they do within ``route_poll_interval`` (default 30 s).
 
         Args:
             topics: One case-sensitive pattern or several, such as "orders*". System, retry and dead-letter topics are left out,
-                because brokers create them themselves; so are static topics, because their queues are mapped to brokers. A
-                topic that exists with other settings gets those of ``from_broker``.
+                because brokers create them themselves. Static topics are left out, because their queues are mapped to brokers.
+                A topic that exists with other settings gets the settings of ``from_broker``.
             dry_run: True changes nothing.
 
         Returns:
-            The change of each topic; each may take ``request_timeout``.
+            The change of each topic. Each change may take ``request_timeout``.
 
         Raises:
             BrokerNotFoundError: For an unknown broker.
-            ConfigError: If both are the same.
+            ConfigError: If ``from_broker`` and ``to_broker`` are the same.
             TopicNotFoundError: When ``from_broker`` has no such topic.
-            BrokerError: When ``to_broker`` refuses one.
-            RequestTimeoutError: When one was created or changed but no name server shows it in time.
+            BrokerError: When ``to_broker`` refuses a topic.
+            RequestTimeoutError: When a topic was created or changed but no name server shows it in time.
         """
         patterns = _patterns_of("topics", topics)
         check_flag("dry_run", dry_run)
@@ -175,7 +181,7 @@ class Admin(ClientUser):
     async def topics(self) -> tuple[str, ...]:
         """Return the names of all topics that the name servers know, sorted.
 
-        With ``namespace``, topics in it and topics of the system.
+        With ``namespace``, return the topics in the namespace and the system topics.
         """
         command = RemotingCommand(code=RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 
@@ -191,7 +197,7 @@ class Admin(ClientUser):
             return await instance.name_servers.fullest(command, timeout, read, len, lambda found: not found)
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """Return the current route of ``topic``, the fullest that a name server has.
+        """Return the current route of ``topic``. If the name servers have different routes, return the most complete one.
 
         Raises:
             TopicNotFoundError: For an unknown topic.
@@ -217,15 +223,16 @@ class Admin(ClientUser):
     async def overview(
         self, *, topics: str | Sequence[str] = "*", groups: str | Sequence[str] = "*", system: bool = False
     ) -> Overview:
-        """Return brokers, topics and groups with their offsets and members at this moment, from the brokers that respond.
+        """Return the brokers, topics and groups, with their current offsets and members, as reported by the brokers that
+        respond.
 
-        A broker that does not respond is no error: the result gives the reason (``BrokerOverview.problem``).
+        A broker that does not respond causes no error. The result gives the reason (``BrokerOverview.problem``).
 
         Args:
             topics: One case-sensitive pattern or several, such as "orders*".
             groups: One case-sensitive pattern or several.
-            system: True includes topics and groups of the system, except topics of retries and dead letters. Each broker gets a
-                request for each topic and two for each group, 8 at a time; for each group with a lag up to two messages are
+            system: True includes system topics and groups, except retry and dead-letter topics. Each broker gets one request
+                for each topic and two requests for each group, 8 at a time. For each group with a lag, up to two messages are
                 read.
 
         Raises:
@@ -244,34 +251,39 @@ class Admin(ClientUser):
             return await max_offset(instance, await known_queue(instance, queue))
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """Return the offset of the first message that is not deleted; the end of the queue if there is none."""
+        """Return the offset of the first message that is not deleted. Return the end of the queue if there is no such
+        message.
+        """
         async with self._call() as instance:
             return await min_offset(instance, await known_queue(instance, queue))
 
     async def search_offset(self, queue: MessageQueue, when: float | datetime, *, upper: bool = False) -> int:
-        """Return the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later, or the end
-        of the queue if there is none. With ``upper`` it returns the offset of the last message stored at ``when`` or before, or
-        that of the first message if there is none.
+        """Return the offset of the first message stored at ``when`` (epoch seconds or an aware datetime) or later. Return the
+        end of the queue if there is no such message.
+
+        With ``upper``, return the offset of the last message stored at ``when`` or before. Return the offset of the first
+        message if there is no such message.
         """
         check_flag("upper", upper)
         async with self._call() as instance:
             return await search_offset(instance, await known_queue(instance, queue), when, upper=upper)
 
     async def earliest_store_time_ms(self, queue: MessageQueue) -> int:
-        """Return the store time of the queue's first message in epoch ms; -1 for an empty queue."""
+        """Return the store time of the queue's first message in epoch ms. Return -1 for an empty queue."""
         async with self._call() as instance:
             return await earliest_store_time_ms(instance, await known_queue(instance, queue))
 
     # -- messages
 
     async def view_message(self, topic: str, msg_id: str) -> MessageExt:
-        """Return one message of ``topic`` by the offset id that a broker gave, or by the unique id that its sender gave (of
-        several messages with that unique id the one stored first).
+        """Return one message of ``topic`` by the offset id that a broker gave, or by the unique id that its sender gave. If
+        several messages have that unique id, return the message that was stored first.
 
-        A damaged message raises CorruptMessageError where ``msg_id`` is its offset id; else it is logged and left out.
+        A damaged message raises CorruptMessageError if ``msg_id`` is its offset id. Otherwise, the damaged message is logged
+        and left out.
 
         Raises:
-            QueryNotFoundError: When there is none.
+            QueryNotFoundError: When there is no such message.
             TopicNotFoundError: For an unknown topic.
         """
         async with self._call() as instance:
@@ -289,12 +301,12 @@ class Admin(ClientUser):
         begin: float | datetime | None = None,
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
-        """Return the messages of ``topic`` with ``key`` among their keys, stored from ``begin`` to ``end`` (inclusive, epoch
-        seconds or aware datetimes; None: no limit), by store time; of more than ``max_num`` (1 to 65535) the last. A stock
-        broker returns 64 at most (``maxMsgsNumBatch``).
+        """Return the messages of ``topic`` with ``key`` among their keys, sorted by store time. The messages were stored from
+        ``begin`` to ``end`` (inclusive; epoch seconds or aware datetimes; None: no limit). If there are more than ``max_num``
+        (1 to 65535), return the last ones. A broker with default settings returns at most 64 (``maxMsgsNumBatch``).
 
-        Wait until each broker has indexed the messages that it acknowledged before the call, up to ``request_timeout``. Return
-        an empty tuple if there is no message; log damaged ones and leave them out.
+        Wait up to ``request_timeout`` until each broker has indexed the messages that it acknowledged before the call. Return
+        an empty tuple if there is no message. Log damaged messages and leave them out.
 
         Raises:
             TopicNotFoundError: For an unknown topic.
@@ -317,8 +329,8 @@ class Admin(ClientUser):
     async def producer_connections(self, group: str) -> tuple[ClientConnection, ...]:
         """Return the clients that produce as ``group``, once for each broker they are connected to.
 
-        A broker knows a producer from its first heartbeat on, which the producer sends when it has connected to the broker, for
-        its first message there at the latest.
+        A broker knows a producer from the producer's first heartbeat on. The producer sends that heartbeat after it has
+        connected to the broker, at the latest when it sends its first message there.
 
         Raises:
             GroupNotOnlineError: When no broker knows one.
@@ -336,10 +348,10 @@ class Admin(ClientUser):
             return await clients.consumers(instance, self._wire_group(group), self._deadline())
 
     async def groups(self) -> tuple[str, ...]:
-        """Return the sorted names of all consumer groups that the brokers have settings of, groups of the system included.
+        """Return the sorted names of all consumer groups for which the brokers have settings, including system groups.
 
-        With ``namespace``, only groups in it. A broker creates a group at its first heartbeat or pull, if the broker's
-        ``autoCreateSubscriptionGroup`` is on.
+        With ``namespace``, return only the groups in the namespace. If ``autoCreateSubscriptionGroup`` is on, a broker creates
+        a group at the group's first heartbeat or pull.
         """
         async with self._call() as instance:
             return await group_settings.list_groups(instance, self._deadline())
@@ -352,20 +364,22 @@ class Admin(ClientUser):
         broker: str | None = None,
         **settings: Unpack[group_settings.GroupSettings],
     ) -> None:
-        """Create a consumer group, or replace its settings: missing ones get their defaults.
+        """Create a consumer group, or replace its settings. Settings that are not given get their defaults.
 
-        Brokers keep its attributes, and only apply the changes in ``attributes`` (Java's SubscriptionGroupManager).
+        Brokers keep the attributes of an existing group and apply only the changes in ``attributes`` (Java's
+        SubscriptionGroupManager).
 
         Args:
             cluster: Name of the cluster whose brokers get the group; it may be left out if there is only one.
             broker: Name of the only broker that gets the group.
             **settings: Settings such as ``retry_max_times`` (16), the attempts after the first before a message is
-                dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all of them.
-                ``retry_queue_nums`` (1): the group's retry topic, where it exists, first gets as many queues.
+                dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all settings.
+                If the group's retry topic exists and has fewer queues than ``retry_queue_nums`` (1), it first gets that many
+                queues.
 
         Raises:
             TypeError: For an unknown setting and for a value of another type or out of range.
-            ConfigError: Without ``cluster`` or ``broker`` where there are several clusters.
+            ConfigError: If there are several clusters and neither ``cluster`` nor ``broker`` is given.
             BrokerNotFoundError: When there is no such broker or cluster.
             BrokerError: When a broker refuses.
         """
@@ -376,17 +390,17 @@ class Admin(ClientUser):
     async def delete_group(self, group: str) -> None:
         """Delete a consumer group on all brokers: its settings, its offsets, its retry topics and **its dead letters**.
 
-        A retry topic of pops stays if its name may also be that of a retry topic of another group.
+        A retry topic for popped messages is kept if its name can also be the name of another group's retry topic.
 
         Raises:
-            ClientStateError: While it has members, whose next heartbeats would create it again.
+            ClientStateError: While the group has members, because their next heartbeats would create the group again.
             SubscriptionGroupNotExistError: When there is nothing to delete.
         """
         async with self._call() as instance:
             await group_settings.delete(instance, self._wire_group(group), self._deadline())
 
     async def group_members(self, group: str) -> tuple[GroupMember, ...]:
-        """Return the clients that consume as ``group``, by client id.
+        """Return the clients that consume as ``group``, sorted by client id.
 
         Raises:
             GroupNotOnlineError: When no broker knows one.
@@ -395,13 +409,15 @@ class Admin(ClientUser):
             return await group_settings.members(instance, self._wire_group(group), self._deadline())
 
     async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
-        """Return the offsets and the lag of ``group`` in each queue of ``topic``, or of all topics that it has offsets for
-        (while members are connected, of the topics they subscribe to), and in its retry topics, as ``mqadmin consumerProgress``
-        shows them, and besides in topics that members may not read, and in retry queues that the retry topic lacks.
+        """Return the offsets and the lag of ``group`` in each queue of ``topic`` and of the group's retry topics.
+
+        Without ``topic``, return them for all topics for which the group has offsets; while members are connected, for the
+        topics to which they subscribe. The result has the queues that ``mqadmin consumerProgress`` shows, and also the queues
+        of topics that members may not read, and the retry queues that the retry topic lacks.
 
         Raises:
-            SubscriptionGroupNotExistError: For a group that does not exist, without ``topic`` also for one without any offset,
-                and with it for a topic that does not exist or that the connected members do not subscribe to.
+            SubscriptionGroupNotExistError: For a group that does not exist. Without ``topic``, also for a group without any
+                offset. With ``topic``, also for a topic that does not exist or to which the connected members do not subscribe.
         """
         async with self._call() as instance:
             wire = None if topic is None else self._wire(topic)
@@ -410,17 +426,18 @@ class Admin(ClientUser):
     async def reset_offsets(
         self, group: str, topic: str, to: group_offsets.Target, *, dry_run: bool = False
     ) -> tuple[OffsetChange, ...]:
-        """Move the offsets of ``group`` in ``topic``, whether it has members or not; return the changes, by queue.
+        """Move the offsets of ``group`` in ``topic``, whether the group has members or not. Return the changes, sorted by
+        queue.
 
         Args:
-            to: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or
-                offsets by queue; an offset outside of a queue is replaced by the queue's first or next offset.
-            dry_run: True only returns the changes. Members continue at the new offsets within some 20 s. They may still commit
-                offsets of messages that they hold, over the new ones, so the offsets are read again, for up to 15 s while there
-                are members: see ``OffsetChange.verified``.
+            to: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or a
+                mapping from queue to offset. An offset outside of a queue is replaced by the queue's first or next offset.
+            dry_run: True only returns the changes. After a reset, members continue at the new offsets within about 20 s. Until
+                then they may overwrite the new offsets with commits for messages that they hold. Therefore the admin reads the
+                offsets again, for up to 15 s while there are members; see ``OffsetChange.verified``.
 
         Raises:
-            ConfigError: For another ``to`` and for an offset below 0.
+            ConfigError: For any other value of ``to``, and for an offset below 0.
             TopicNotFoundError: For an unknown topic.
             SubscriptionGroupNotExistError: When the group does not exist.
             ClientStateError: If ``to`` gives offsets, the group has members, and a broker resets by time only (before 5.2.0, or
@@ -432,7 +449,7 @@ class Admin(ClientUser):
             return await group_offsets.reset(instance, *wire, to, self.config.request_timeout, dry_run=dry_run)
 
     async def clone_offsets(self, source: str, target: str, topic: str) -> tuple[OffsetChange, ...]:
-        """Give ``target`` the offsets that ``source`` has in ``topic``; return the changes, by queue.
+        """Give ``target`` the offsets that ``source`` has in ``topic``. Return the changes, sorted by queue.
 
         Raises:
             ClientStateError: While ``target`` has members.
@@ -444,8 +461,8 @@ class Admin(ClientUser):
             return await group_offsets.clone(instance, *names, self.config.request_timeout)
 
     async def dead_letters(self, group: str, *, limit: int = 1000) -> tuple[MessageExt, ...]:
-        """Return the dead letters of ``group`` that ``resend_dead_letters`` has not sent or passed over, ``limit`` (1 to 65535)
-        at most, by queue and offset. An empty tuple for a group without any.
+        """Return the dead letters of ``group`` that ``resend_dead_letters`` has neither sent nor skipped, sorted by queue and
+        offset. Return at most ``limit`` (1 to 65535) letters. Return an empty tuple if the group has no dead letters.
 
         Raises:
             CorruptMessageError: For a damaged letter.
@@ -459,19 +476,20 @@ class Admin(ClientUser):
         self, group: str, *, limit: int | None = None, skip_topics: str | Sequence[str] = (), skip_damaged: bool = False
     ) -> int:
         """Send the dead letters of ``group`` to the topics that they were first sent to, with their ids, tags, keys and
-        properties. Return their number, at most ``limit`` (1 to 2^31 - 1; None: all). Letters of the last second may be
-        missing; call again.
+        properties. Send at most ``limit`` letters (1 to 2^31 - 1; None: all) and return the number of letters sent. Letters
+        that were stored in the last second may be missing; call the method again for them.
 
-        All groups of these topics get them, not only ``group``. The brokers keep the number of letters that were sent again,
-        and the next call continues after them; a letter that was sent just before a call failed may be sent twice.
+        All groups that consume these topics get the letters, not only ``group``. The brokers record the position up to which
+        letters were sent, and the next call continues there. A letter that was sent just before a call failed may be sent
+        twice.
 
         Raise the error of the first failed request; if a send failed or a letter is damaged, a note of the error
-        (``__notes__``) says how many were sent before it, and which letter is the next.
+        (``__notes__``) says how many letters were sent before it, and which letter is next.
 
         Args:
-            skip_topics: Topics, such as deleted ones, whose letters are passed over for good: they stay in ``%DLQ%<group>``,
-                but no later call sends them.
-            skip_damaged: True skips damaged letters in the same way, and logs the place of each.
+            skip_topics: Topics, such as deleted topics, whose letters are skipped permanently. These letters stay in
+                ``%DLQ%<group>``, but no later call sends them.
+            skip_damaged: True skips damaged letters in the same way, and logs the queue and offset of each.
 
         Raises:
             TopicNotFoundError: For a letter whose topic does not exist any more or cannot be written to.
@@ -486,11 +504,12 @@ class Admin(ClientUser):
             return await dead_letters.resend(instance, self._wire_group(group), limit, skipped, self.config.request_timeout)
 
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Let a member of ``group`` handle a message now, beside all others; its outcome changes no offset and no retry.
+        """Let a member of ``group`` handle a message now, independently of its other messages. The outcome changes neither
+        offsets nor retries.
 
         Args:
             message: A message that a method of this class has returned. Brokers wait 10 s for the member
-                (``Broker2Client.callClient``), so the call has 11 s at least.
+                (``Broker2Client.callClient``), so the timeout of the call is at least 11 s.
 
         Raises:
             BrokerError: If there is no such member.
@@ -507,7 +526,7 @@ class Admin(ClientUser):
         """Return the status that a member of ``group`` reports: its queues with their offsets and buffers, subscriptions and
         rates.
 
-        The call has 11 s at least, as that of ``consume_directly``.
+        The timeout of the call is at least 11 s, as for ``consume_directly``.
 
         Raises:
             GroupNotOnlineError: If there is no such member.
@@ -548,10 +567,10 @@ def _patterns_of(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _texts_of(given: object, rule: str, *, least: int = 0) -> tuple[str, ...]:
-    """Return one text or several as a tuple.
+    """Return a string, or several strings, as a tuple.
 
     Raises:
-        ConfigError: With ``rule`` for fewer than ``least``, and for other values.
+        ConfigError: For fewer than ``least`` strings, and for values that are not strings. The message contains ``rule``.
     """
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ("",)
     if len(texts) < least or not all(isinstance(text, str) and text for text in texts):

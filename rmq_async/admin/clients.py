@@ -1,4 +1,4 @@
-"""Adds up the responses of brokers: the queues of a topic, and the clients of a group."""
+"""Combines the responses of several brokers: the queues of a topic, and the clients of a group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ async def stats(instance: ClientInstance, topic: str, deadline: float) -> TopicS
 
 
 async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: float) -> QueueStats:
-    """Return the offsets of a queue that is only read from; brokers of 4.x leave it out of GET_TOPIC_STATS_INFO."""
+    """Return the offsets of a queue that is readable but not writable. Brokers of 4.x leave such queues out of
+    GET_TOPIC_STATS_INFO.
+    """
     low = await min_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
     high = await max_offset(instance, queue, timeout=max(deadline - machine.monotonic(), 0.0))
     last_ms = (
@@ -54,7 +56,7 @@ async def _stats_of(instance: ClientInstance, queue: MessageQueue, deadline: flo
 
 
 def lags_in(body: bytes) -> dict[MessageQueue, QueueLag]:
-    """Return a group's progress in the queues that an answer to GET_CONSUME_STATS names."""
+    """Return a group's progress in the queues that a response to GET_CONSUME_STATS names."""
     return {
         queue: QueueLag(
             each.consumer_offset, each.broker_offset, max(each.pull_offset - each.consumer_offset, 0), each.last_timestamp

@@ -1,7 +1,7 @@
 """Reads the dead letters of a group from its ``%DLQ%`` topic, and sends them to their topics again.
 
-The offset of the group TOOLS_CONSUMER in the ``%DLQ%`` topic records which of them were sent again or passed over; every broker has
-this group for tools.
+The offset of the group TOOLS_CONSUMER in the ``%DLQ%`` topic records which dead letters were sent again or skipped. Every
+broker has this group, for use by tools.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 PULL_SIZE: Final = 32
 _ANY_QUEUE: Final = -1
-"""The broker chooses one."""
+"""The queue id that lets the broker choose a queue."""
 _PULLED: Final = frozenset(
     {
         ResponseCode.SUCCESS,
@@ -60,7 +60,9 @@ async def read(instance: client.ClientInstance, group: str, limit: int, timeout:
 
 
 class Skipped(NamedTuple):
-    """The letters to pass over: letters of ``topics`` (names on the wire), and with ``damaged`` unreadable ones."""
+    """The letters to skip: letters of ``topics`` (names on the wire) and, if ``damaged`` is True, letters that cannot
+    be read.
+    """
 
     topics: Collection[str]
     damaged: bool
@@ -80,8 +82,10 @@ async def resend(instance: client.ClientInstance, group: str, limit: int | None,
 
 
 async def forget(instance: client.ClientInstance, group: str, brokers: Collection[str], deadline: float) -> None:
-    """Begin again with the first letter, on these brokers, before the topic is deleted: brokers before 5.0 keep the offsets of
-    a deleted topic, and the first letters of a new group of this name would count as sent.
+    """Reset the position on these brokers to the first letter, before the topic is deleted.
+
+    Brokers before 5.0 keep the offsets of a deleted topic. Without the reset, the first letters of a new group with the same
+    name would count as sent.
     """
     for queue in await _queues(instance, group, deadline):
         if queue.broker_name in brokers and await client.committed_offset(instance, client.TOOLS_GROUP, queue):
@@ -105,13 +109,14 @@ class _Resend:
         self._skipped = skipped
         self._timeout = timeout
         self._passed: Counter[str] = Counter()
-        """Number of letters that were passed over, by the option that says so."""
+        """Number of letters that were skipped, by the option that caused it."""
         self.sent = 0
 
     async def queue(self, queue: MessageQueue) -> None:
         offset: int | None = await _begin(self._instance, queue)
-        end = await client.max_offset(self._instance, queue)  # what fails again meanwhile is left to the next call
-        alone = 0  # below this offset each letter is pulled alone: a damaged one may hide the letters around it
+        # messages that fail again during this call are left to the next call
+        end = await client.max_offset(self._instance, queue)
+        alone = 0  # below this offset, letters are pulled one by one, because a damaged letter may hide the letters around it
         while offset is not None and offset < end and (self._limit is None or self.sent < self._limit):
             size = min(end - offset, PULL_SIZE if self._limit is None else min(self._limit - self.sent, PULL_SIZE))
             if offset < alone:
@@ -142,7 +147,7 @@ class _Resend:
             self.sent += 1
 
     async def _damaged(self, queue: MessageQueue, offset: int, after: int, error: CorruptMessageError) -> int:
-        """Pass over the damaged letter at ``offset``, and return ``after``. Raise ``error`` without ``skip_damaged``."""
+        """Skip the damaged letter at ``offset`` and return ``after``. Raise ``error`` if ``skip_damaged`` is not set."""
         place = f"offset {offset} of queue {queue.queue_id} on broker {printable(queue.broker_name)}"
         if not self._skipped.damaged:
             error.add_note(
@@ -162,7 +167,7 @@ class _Resend:
             logger.warning(text, self._shown, count, option)
 
     def _stuck(self, message: MessageExt, error: RocketMQError) -> str:
-        """Return the note of an error that has ended a call."""
+        """Return the note for an error that has ended a call."""
         text = f"{self.sent} dead letters were sent before {printable(message.msg_id)}, which the next call begins with"
         if not isinstance(error, TopicNotFoundError):
             return text
@@ -171,7 +176,7 @@ class _Resend:
 
 
 async def _queues(instance: client.ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
-    """Return the queues of the dead-letter topic; none if the group has no dead letters yet."""
+    """Return the queues of the dead-letter topic. Return an empty list if the group has no dead letters yet."""
     try:
         route = await instance.routes.fetch(DLQ_TOPIC_PREFIX + group, max(deadline - machine.monotonic(), 0.0))
     except TopicNotFoundError:
@@ -181,10 +186,12 @@ async def _queues(instance: client.ClientInstance, group: str, deadline: float) 
 
 
 async def _begin(instance: client.ClientInstance, queue: MessageQueue) -> int:
-    """Return the offset after the dead letters that were sent again or passed over, or the first offset if that is higher.
+    """Return the offset after the dead letters that were sent again or skipped, or the first offset of the queue if that is
+    higher.
 
-    Where the queue ends below, letters have other offsets than the sent ones, and it begins with the first one. A broker
-    that starts shows its queues late, and a replica may be behind: such an end is not believed.
+    If the queue ends below that offset, the topic was created again and its letters have new offsets, so return the first
+    offset. The end is not trusted while the broker starts, because its queues appear late, or if a replica gave it, because
+    replicas may lag.
     """
     first = await client.min_offset(instance, queue)
     sent = await client.committed_offset(instance, client.TOOLS_GROUP, queue) or 0
@@ -207,7 +214,8 @@ class _Pulled(NamedTuple):
 
     Attributes:
         damaged: The error of a letter that cannot be read.
-        after: The offset to continue at; None if the queue ends, or the broker names none above the offset that was asked for.
+        after: The offset to continue at; None at the end of the queue, or if the broker does not return an offset above the
+            requested one.
     """
 
     messages: tuple[MessageExt, ...]
@@ -237,9 +245,9 @@ async def _pull(instance: client.ClientInstance, queue: MessageQueue, offset: in
 async def _answer(
     instance: client.ClientInstance, queue: MessageQueue, offset: int, size: int, deadline: float
 ) -> tuple[RemotingCommand, str]:
-    """Pull up to ``size`` letters, and half as many while the answer is above ``max_frame_size``.
+    """Pull up to ``size`` letters. Halve the number while the response exceeds ``max_frame_size``.
 
-    Return the answer and the broker's address.
+    Return the response and the broker's address.
     """
     sizes = instance.pull_sizes
     while True:
@@ -261,7 +269,7 @@ async def _answer(
 async def _send(instance: client.ClientInstance, group: str, received: MessageExt, deadline: float) -> None:
     """Send a copy to the topic that the message was first sent to, with its id.
 
-    A sharding key chooses the queue, as it does in producers; else the broker chooses it.
+    The sharding key determines the queue, as in producers. Without a sharding key, the broker chooses the queue.
     """
     message = Message.from_received(received)
     route = await instance.routes.fetch(message.topic, max(deadline - machine.monotonic(), 0.0))
@@ -272,11 +280,11 @@ async def _send(instance: client.ClientInstance, group: str, received: MessageEx
         )
     if message.sharding_key is not None:
         queues = route.publish_queues
-        queue = queues[abs(java_hash(message.sharding_key)) % len(queues)]  # beside the other messages of the key
+        queue = queues[abs(java_hash(message.sharding_key)) % len(queues)]  # the queue that has the other messages of the key
         queue_id = queue.queue_id
     else:
         queue = next((each for each in usable if route.broker_of(each) == received.queue.broker_name), usable[0])
-        queue_id = queue.queue_id if route.holders else _ANY_QUEUE  # a static topic's brokers want the number of its own
+        queue_id = queue.queue_id if route.holders else _ANY_QUEUE  # brokers of a static topic require an explicit queue id
     holder, broker = route.broker_of(queue), queue.broker_name
     properties = message_properties(message, received.unique_id or received.offset_msg_id)
     body, sys_flag = await client.body_as_stored(instance, received, deadline)

@@ -1,8 +1,8 @@
 """Offsets of consumer groups: their values, and resets by time, by offset, or to the offsets of another group.
 
-A broker resets offsets in one of two ways. From 5.2.0 on, unless ``useServerSideResetOffset`` is off, it keeps the new offsets
-until a member pulls. Older ones send them to the connected members, by time only, and answer 206 if there are none: the admin
-then commits the new offsets, as mqadmin does.
+A broker resets offsets in one of two ways. A broker from 5.2.0 on, unless ``useServerSideResetOffset`` is off, keeps the new
+offsets until a member pulls. An older broker resets by time only, and sends the new offsets to the connected members. If no
+member is connected, it responds with code 206, and the admin commits the new offsets, as mqadmin does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BY_SERVER_FROM: Final = 453
 """``MQVersion.V5_2_0``."""
 _BY_SERVER: Final = re.compile(r"^\s*useServerSideResetOffset\s*=\s*true\s*$", re.MULTILINE)
 _NO_OFFSET: Final = "not exist"
-"""In the remark of a broker before 5.2 for a group without an offset in a queue."""
+"""Part of the remark with which a broker before 5.2 reports that a group has no offset in a queue."""
 _MEMBERS_TIME: Final = 15.0
 _FIRST_LOOK: Final = 0.05
 _LOOK_EVERY: Final = 1.0
@@ -59,13 +59,13 @@ async def lag(instance: client.ClientInstance, group: str, topic: str | None, de
     if members is not None:
         asked += await _unreadable_topics(instance, members, deadline)
     found = await _consume_stats(instance, group, asked, brokers, deadline)
-    if not any(topic in (None, queue.topic) for queue in found):  # retry topics alone say nothing of a topic that is misspelled
+    if not any(topic in (None, queue.topic) for queue in found):  # if only retry topics were found, the topic may be misspelled
         if topic is not None:
             members = await _members(instance, group, deadline)
         of_topic = "" if topic is None else f" for topic {instance.names.display_name(topic)}"
         what = f"group {instance.names.display_name(group)} has no offsets{of_topic} on {', '.join(brokers)}"
         raise SubscriptionGroupNotExistError(f"{what}{_why_none(members, topic)}", request=RequestCode.GET_CONSUME_STATS.name)
-    if not any(each.committed for each in found.values()):  # brokers answer 0 for the topics of a name that no group has, too
+    if not any(each.committed for each in found.values()):  # brokers also return 0 if no group has this name
         await check_exists(instance, group, deadline)
     await _warn_above_end(instance, group, found)
     found |= await _closed_retry_queues(instance, group, found, deadline)
@@ -78,9 +78,11 @@ async def lag(instance: client.ClientInstance, group: str, topic: str | None, de
 
 
 async def _warn_above_end(instance: client.ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag]) -> None:
-    """Log the queues that end below the group's offset: their lag is 0, also with messages that the group did not get."""
+    """Log the queues that end below the group's offset. Their lag is 0 even if they have messages that the group did
+    not get.
+    """
     for queue, each in found.items():
-        if each.committed > each.end:  # or a member has committed while the broker read both
+        if each.committed > each.end:  # can also happen if a member commits while the broker reads both values
             end = await client.max_offset(instance, queue, any_replica=False)
             if each.committed > end:
                 logger.warning(
@@ -94,10 +96,10 @@ async def _warn_above_end(instance: client.ClientInstance, group: str, found: Ma
 async def _consume_stats(
     instance: client.ClientInstance, group: str, asked: Sequence[str | None], brokers: Mapping[str, str], deadline: float
 ) -> dict[MessageQueue, QueueLag]:
-    """Return what brokers say of a group's progress.
+    """Return the progress of a group, as the brokers report it.
 
     Args:
-        asked: Topics on the wire; None: all in which it has offsets.
+        asked: Names of topics on the wire. None stands for all topics for which the group has offsets.
     """
     found: dict[MessageQueue, QueueLag] = {}
     for each in asked:
@@ -108,7 +110,9 @@ async def _consume_stats(
 
 
 async def _members(instance: client.ClientInstance, group: str, deadline: float) -> ConsumerConnections | None:
-    """Return the members of a group; None if it has none, or if the user, who may see offsets, may not see members."""
+    """Return the members of a group. Return None if the group has no members, or if the user may see offsets but not
+    members.
+    """
     try:
         return await consumers(instance, group, deadline)
     except RocketMQError:
@@ -116,7 +120,7 @@ async def _members(instance: client.ClientInstance, group: str, deadline: float)
 
 
 async def _unreadable_topics(instance: client.ClientInstance, members: ConsumerConnections, deadline: float) -> list[str]:
-    """Return the topics that members subscribe to and may not read on some broker.
+    """Return the topics to which members subscribe and that they may not read on at least one broker.
 
     A group may have no offsets there, and brokers leave such a topic out unless they are asked for it.
     """
@@ -134,8 +138,10 @@ async def _unreadable_topics(instance: client.ClientInstance, members: ConsumerC
 async def _closed_retry_queues(
     instance: client.ClientInstance, group: str, found: Mapping[MessageQueue, QueueLag], deadline: float
 ) -> dict[MessageQueue, QueueLag]:
-    """Return the queues that brokers put failed messages into and that the group's retry topic does not have: the group's
-    settings have more retry queues than the topic, so that no member reads them. Empty ones are left out.
+    """Return the retry queues that hold failed messages but are missing from the group's retry topic.
+
+    They exist if the group's settings have more retry queues than the retry topic. No member reads them. Empty queues are left
+    out.
     """
     topic = RETRY_TOPIC_PREFIX + group
     numbers: dict[str, int] = {}
@@ -152,14 +158,15 @@ async def _closed_retry_queues(
 
 
 async def _retry_queues(instance: client.ClientInstance, group: str, broker: str, topic: str, deadline: float) -> int:
-    """Return ``retryQueueNums`` of a group at a broker; 0 if the broker does not return it."""
+    """Return a group's ``retryQueueNums`` on a broker. Return 0 if the broker does not return it."""
     command = headers.request_of(headers.GetSubscriptionGroupConfigRequestHeader(group=group))
     response, _ = await instance.ask_broker(broker, topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code == ResponseCode.SUCCESS:
         return decode_body(SubscriptionGroupConfig, response.body).retry_queue_nums
-    if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # as for a user without the right
+    if response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:  # such as the code for a user without permission
         return 0
-    command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)  # brokers before 5.0 return all
+    # brokers before 5.0 can only return the settings of all groups
+    command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     response, _ = await instance.ask_broker(broker, topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code != ResponseCode.SUCCESS:
         return 0
@@ -168,7 +175,7 @@ async def _retry_queues(instance: client.ClientInstance, group: str, broker: str
 
 
 def _why_none(found: ConsumerConnections | None, topic: str | None) -> str:
-    """Return the end of an error's text: why a group has no offsets, by what its members say, and what to do."""
+    """Return the end of an error message: why the group has no offsets, according to its members, and what to do."""
     if found is None:
         return "; check the names, and start a consumer: brokers do not know a member before its topic exists"
     ids = sorted({each.client_id for each in found.connections})
@@ -185,7 +192,9 @@ def _why_none(found: ConsumerConnections | None, topic: str | None) -> str:
 
 
 def _of_pops(topic: str, group: str) -> tuple[str, str]:
-    """Return the two names that the group's retry topic of pops from ``topic`` may have, by ``enableRetryTopicV2`` of a broker."""
+    """Return the two possible names of the group's retry topic for messages popped from ``topic``. A broker's
+    ``enableRetryTopicV2`` decides which of the two names it uses.
+    """
     return pop_retry_topic_v1(topic, group), pop_retry_topic(topic, group)
 
 
@@ -206,7 +215,7 @@ async def reset(
     after = await for_each(queues, lambda queue: _target(instance, queue, to), at_once=_AT_ONCE)
     before = await for_each(queues, lambda queue: client.committed_offset(instance, group, queue), at_once=_AT_ONCE)
     changes = [OffsetChange(queue, before[queue], after[queue]) for queue in queues]
-    if not any(each is not None for each in before.values()):  # 4.x brokers take offsets of any name
+    if not any(each is not None for each in before.values()):  # 4.x brokers accept offsets of unknown groups and topics
         await check_exists(instance, group, machine.monotonic() + timeout)
     if not dry_run:
         changes = await _Reset(instance, group, topic, to, timeout).apply(changes)
@@ -229,7 +238,7 @@ async def _queues(instance: client.ClientInstance, topic: str, to: Target, timeo
 
 
 async def _target(instance: client.ClientInstance, queue: MessageQueue, to: Target) -> int:
-    """Return the new offset of a queue, from its first to its next offset."""
+    """Return the new offset of a queue. It is not below the queue's first offset and not above its next offset."""
     if isinstance(to, datetime):
         return await client.search_offset(instance, queue, client.epoch_ms(to) / 1000)
     low, high = await client.min_offset(instance, queue), await client.max_offset(instance, queue)
@@ -290,13 +299,13 @@ class _Reset:
         await client.commit_offset(self._instance, self._group, change.queue, change.after)
 
     async def reset_by_offset(self, changes: Sequence[OffsetChange], broker: str, address: str) -> bool:
-        """Set one offset for each queue.
+        """Set the new offset of each queue.
 
         Returns:
-            False, and sets none, where the broker resets by time only and the group has no members.
+            False if the broker resets by time only and the group has no members. No offset is set in that case.
 
         Raises:
-            ClientStateError: Where the broker resets by time only and the group has members.
+            ClientStateError: If the broker resets by time only and the group has members.
         """
         if not await _resets_by_server(self._instance, broker, address, self._deadline()):
             why = f"broker {broker} sends members new offsets by time only: stop them first, or give a time"
@@ -312,7 +321,7 @@ class _Reset:
         """Send a reset to a broker.
 
         Returns:
-            False where the broker knows no member to send the offsets to, or no offset of the group.
+            False if the broker knows no member to which it can send the offsets, or knows no offset of the group.
         """
         header = headers.ResetOffsetRequestHeader(
             group=self._group, topic=self._topic, queueId=queue_id, offset=offset, timestamp=timestamp, isForce=True
@@ -327,8 +336,8 @@ class _Reset:
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
         """Return, by queue, whether the broker shows the new offset.
 
-        Read again while the group has members, for up to 15 s: members need up to ten seconds to commit offsets that they
-        receive.
+        Repeat the read while the group has members, for up to 15 s, because members need up to ten seconds to commit offsets
+        that they receive.
         """
         until = machine.monotonic() + _MEMBERS_TIME
         pauses = look_pauses()
@@ -343,7 +352,9 @@ class _Reset:
 
 
 def look_pauses() -> Iterator[float]:
-    """Yield the seconds between two reads: ``_FIRST_LOOK``, then each time twice as many, up to ``_LOOK_EVERY``."""
+    """Yield the seconds between two reads: first ``_FIRST_LOOK``, then twice the previous number each time, up to
+    ``_LOOK_EVERY``.
+    """
     pause = _FIRST_LOOK
     while True:
         yield pause
@@ -353,7 +364,8 @@ def look_pauses() -> Iterator[float]:
 def _shows(change: OffsetChange, offset: int | None) -> bool:
     """Return whether a group's offset proves that a reset has taken effect.
 
-    After a move back, an offset not below the former one proves nothing, because members may have gone on from that.
+    After a move back, an offset that is not below the former offset proves nothing, because members may have continued from the
+    former offset.
     """
     if offset is None:
         return False
@@ -363,17 +375,19 @@ def _shows(change: OffsetChange, offset: int | None) -> bool:
 
 
 def _timestamp_of(to: Target) -> int | None:
-    """Return the time of a reset as brokers take it, ms since the epoch or -1 for "latest"; None for a reset by offset."""
+    """Return the time of a reset in the form that brokers accept: ms since the epoch, or -1 for "latest". Return None for a
+    reset by offset.
+    """
     if isinstance(to, datetime):
         return max(
             client.epoch_ms(to), 0
-        )  # a negative time is the end of a queue to brokers, and no message is older than 1970
+        )  # brokers treat a negative time as the end of the queue, and no message is older than 1970
     return {"earliest": 0, "latest": -1}.get(plain(to)) if isinstance(to, str) else None
 
 
 async def _resets_by_server(instance: client.ClientInstance, broker: str, address: str, deadline: float) -> bool:
-    """Return whether the broker resets offsets itself (5.2.0 or later, with ``useServerSideResetOffset``): it keeps the new
-    offsets until a member pulls, and accepts an offset for a single queue.
+    """Return whether the broker resets offsets itself (5.2.0 or later, with ``useServerSideResetOffset``). Such a broker keeps
+    the new offsets until a member pulls, and accepts an offset for a single queue.
     """
     command = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
     response = await ask(instance, broker, address, command, deadline)
@@ -400,11 +414,11 @@ async def clone(
         if offset is None:
             continue
         before = await client.committed_offset(instance, target, queue)
-        if before is None and not changes:  # 4.x brokers take offsets of any name
+        if before is None and not changes:  # 4.x brokers accept offsets of unknown groups and topics
             await check_exists(instance, target, machine.monotonic() + timeout)
         await client.commit_offset(instance, target, queue, offset)
         verified = await client.committed_offset(instance, target, queue) == offset
-        if not verified:  # a reset waits for members, and until then the broker ignores commits
+        if not verified:  # a pending reset makes the broker ignore commits until members pull
             offset = await _target(instance, queue, offset)
             broker = instance.routes.broker_of(queue)
             of_target = _Reset(instance, target, topic, offset, timeout)

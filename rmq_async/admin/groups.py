@@ -25,7 +25,7 @@ from .results import GroupMember
 
 
 class GroupSettings(TypedDict, total=False):
-    """Settings of a consumer group; their meanings and defaults are those of SubscriptionGroupConfig."""
+    """Settings of a consumer group; SubscriptionGroupConfig describes their meanings and defaults."""
 
     consume_enable: bool
     consume_from_min_enable: bool
@@ -50,7 +50,7 @@ async def list_groups(instance: ClientInstance, deadline: float) -> tuple[str, .
 
 
 async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline: float) -> set[str]:
-    """Return the groups that the brokers have settings of, by their names on the wire."""
+    """Return the groups for which the brokers have settings, by their names on the wire."""
     found: set[str] = set()
     command = RemotingCommand(code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     for response in (await everywhere(instance, brokers, command, deadline)).values():
@@ -59,9 +59,9 @@ async def _known(instance: ClientInstance, brokers: Mapping[str, str], deadline:
 
 
 async def check_exists(instance: ClientInstance, group: str, deadline: float) -> None:
-    """Raise SubscriptionGroupNotExistError where no broker has settings of the group.
+    """Raise SubscriptionGroupNotExistError if no broker has settings for the group.
 
-    Do nothing for a user who may not list groups: the request that follows needs rights of its own.
+    Do nothing if the user may not list groups, because the request that follows needs different permissions.
     """
     brokers = masters_of(await cluster_info(instance, deadline))
     try:
@@ -82,7 +82,7 @@ def group_config(group: str, settings: GroupSettings) -> bodies.SubscriptionGrou
     """Return the settings of a group.
 
     Raises:
-        TypeError: For an unknown setting, and for a value of another type than its setting has or out of range.
+        TypeError: For an unknown setting, and for a value that has the wrong type or is out of range.
     """
     unknown = sorted(settings.keys() - GroupSettings.__annotations__.keys())
     if unknown:
@@ -99,8 +99,9 @@ def group_config(group: str, settings: GroupSettings) -> bodies.SubscriptionGrou
 
 
 _LEAST: Final = {"retry_queue_nums": 1, "retry_max_times": 0, "broker_id": 0, "which_broker_when_consume_slowly": 0}
-"""The lowest values of settings. Brokers take lower ones: without a retry queue they drop the messages that failed, and answer
-that these are stored."""
+"""The lowest values of settings. Brokers accept lower values, but without a retry queue, a broker drops failed messages and
+responds that it has stored them.
+"""
 
 
 async def create(
@@ -111,16 +112,17 @@ async def create(
     command = RemotingCommand(code=RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
     await _grow_retry_topic(instance, config, brokers, deadline)
     await everywhere(instance, brokers, command, deadline)
-    await _grow_retry_topic(instance, config, brokers, deadline)  # a member may have made the topic meanwhile
+    await _grow_retry_topic(instance, config, brokers, deadline)  # a member may have created the topic in the meantime
 
 
 async def _grow_retry_topic(
     instance: ClientInstance, config: bodies.SubscriptionGroupConfig, brokers: Mapping[str, str], deadline: float
 ) -> None:
-    """Give the group's retry topic at least as many queues as the group's new settings have, on each broker that has the topic.
+    """Give the group's retry topic at least as many queues as the group's new settings require, on each broker that has the
+    topic.
 
-    A broker puts messages into any of that many queues, and creates the topic with them, but does not change one that exists:
-    no member could read the other queues.
+    A broker stores failed messages in any of that many queues. It creates the topic with that many queues but does not change
+    an existing topic, so members could not read the additional queues.
     """
     wanted = config.retry_queue_nums
     if wanted <= 1:
@@ -138,10 +140,10 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
     brokers = masters_of(await cluster_info(instance, deadline))
     known = await _known(instance, brokers, deadline)
     of_pops = await _pop_retries(instance, group, known - {group}, brokers, deadline)
-    for topic in of_pops:  # before the offsets, by which a second call would find them
+    for topic in of_pops:  # before the offsets, because a second call finds these topics by their offsets
         await topic_settings.delete_at(instance, topic, brokers, deadline)
     header = headers.DeleteSubscriptionGroupRequestHeader(groupName=group, cleanOffset=True)
-    fields: dict[str, str | None] = {**headers.to_ext(header), "removeOffset": "true"}  # the name of cleanOffset in 4.9
+    fields: dict[str, str | None] = {**headers.to_ext(header), "removeOffset": "true"}  # 4.9 uses this name for cleanOffset
     command = RemotingCommand(code=RequestCode.DELETE_SUBSCRIPTIONGROUP, ext_fields=fields)
     await everywhere(instance, brokers, command, deadline)
     there = group in known or bool(of_pops)
@@ -150,7 +152,7 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
         try:
             await topic_settings.delete(instance, prefix + group, None, deadline)
         except errors.TopicNotFoundError:
-            continue  # no message of the group has failed
+            continue  # the topic does not exist, because no message of the group has failed
         there = True
     if not there:
         raise _not_there(instance, group, brokers)
@@ -159,14 +161,14 @@ async def delete(instance: ClientInstance, group: str, deadline: float) -> None:
 async def _pop_retries(
     instance: ClientInstance, group: str, others: Collection[str], brokers: Mapping[str, str], deadline: float
 ) -> list[str]:
-    """Return the retry topics of the group's pops, as far as the brokers can list its topics.
+    """Return the group's retry topics for popped messages, as far as the brokers can list the group's topics.
 
-    A new group of its name would begin with their messages.
+    They must be deleted too, because a new group with the same name would first receive their messages.
 
-    A name that ends in "a_b_c" may be that of group "a" and topic "b_c", or of "a_b" and "c": names that may be those of another
-    group are left out.
+    Such a name is ambiguous: if it ends in "a_b_c", it may stand for group "a" and topic "b_c", or for group "a_b" and topic
+    "c". Leave out names that may belong to another group.
     """
-    # to brokers, because name servers need not list these topics
+    # sent to brokers, because name servers may not list these topics
     command = RemotingCommand(code=RequestCode.QUERY_TOPICS_BY_CONSUMER, ext_fields={"group": group})
     unknown = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ""
     names: set[str] = set()
@@ -198,10 +200,10 @@ async def members(instance: ClientInstance, group: str, deadline: float) -> tupl
 
 
 async def check_offline(instance: ClientInstance, group: str, why: str, deadline: float) -> None:
-    """Raise ClientStateError where the group has members.
+    """Raise ClientStateError if the group has members.
 
     Args:
-        why: The reason and what to do, the end of the error's text.
+        why: The end of the error message: why the group must have no members, and what to do.
     """
     try:
         found = await members(instance, group, deadline)
@@ -253,7 +255,7 @@ async def _broker_of_member(instance: ClientInstance, group: str, client_id: str
     """Return name and address of a broker that the member is connected to.
 
     Raises:
-        GroupNotOnlineError: Without one.
+        GroupNotOnlineError: If the member is connected to no broker.
     """
     masters = masters_of(await cluster_info(instance, deadline))
     for each in await members(instance, group, deadline):

@@ -1,10 +1,10 @@
-"""Finds messages: by offset id, by unique id, by key.
+"""Finds messages by offset id, by unique id or by key.
 
-An *offset id*, given by a broker, names the broker's address and a place in its commit log. The request goes only to an address
-that a name server lists: an id is text from outside and must not choose the peer of a connection. An id that names no such
-address is taken as a *unique id*, given by a client, and is looked up in the index of every broker that has the topic. Brokers
-build that index a moment after they acknowledge a message; a call waits until messages that were acknowledged before it are
-indexed (``until_readable``), for an id only if the index does not have it yet.
+A broker assigns an *offset id*, which contains the broker's address and a position in its commit log. The request goes only to
+an address that a name server lists, because an id is untrusted input and must not determine the peer of a connection. Any other
+id is treated as a *unique id*, which a client assigns, and is looked up in the index of every broker that has the topic.
+Brokers build that index a moment after they acknowledge a message. Therefore, a call waits until the messages that were
+acknowledged before it are indexed (``until_readable``). A search by id waits only if the index does not contain the id yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .requests import ask_at, brokers_of, cluster_info
 logger = logging.getLogger(__name__)
 
 DECODE_IN_THREAD: Final = 64 * 1024
-"""Minimum size, in bytes, of an answer that a thread decodes."""
+"""Minimum size, in bytes, of a response that is decoded in a thread."""
 FOR_EVER: Final = 2**63 - 1
 INDEX_STEP_MS: Final = 1000
 """Brokers index times in whole seconds, rounded down."""
@@ -102,8 +102,8 @@ async def by_key(
 
 
 async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str, str] | None:
-    """Return name and listed address of a broker whose address is ``host`` ("ip:port") or resolves to it; None if none is
-    found.
+    """Return the name and the listed address of a broker whose address is ``host`` ("ip:port") or resolves to it. Return None
+    if there is no such broker.
     """
     ip, _, port = host.rpartition(":")
     for name, data in sorted(info.broker_addr_table.items()):
@@ -112,7 +112,7 @@ async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str
             if address == host:
                 return name, address
             if listed_port == port and not is_ip(listed.strip("[]")):
-                with suppress(OSError, UnicodeError):  # no such host, no host name at all, no answer in time
+                with suppress(OSError, UnicodeError):  # the host does not exist, the name is invalid, or the look-up timed out
                     async with asyncio.timeout(max(deadline - machine.monotonic(), 0.0)):
                         resolved = await look_up(listed, int(port))
                     if ip.strip("[]") in {entry[4][0] for entry in resolved}:
@@ -128,7 +128,7 @@ async def _at(
     not_found = partial(QueryNotFoundError, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
     if response.code != ResponseCode.SUCCESS:
         error = broker_error(response.code, response.remark, request="VIEW_MESSAGE_BY_ID", broker=broker, address=address)
-        if type(error) is BrokerSystemError:  # "can not find message by the offset", or no record begins there
+        if type(error) is BrokerSystemError:  # "can not find message by the offset", or no record begins at that position
             raise not_found(
                 f"message {printable(msg_id)} was not found: {printable(response.remark or 'the broker gives no reason')}; "
                 "check the id, and that the message is not deleted"
@@ -160,12 +160,12 @@ async def _query(
     *,
     is_one: bool = False,
 ) -> list[MessageExt]:
-    """Return the messages of the query's topic that the brokers' indexes find and that are ``wanted``, by store time.
+    """Return the messages of the query's topic that the brokers' indexes find and that are ``wanted``, sorted by store time.
 
-    Log damaged ones. An index also finds messages that have only the hash of their key in common with the query.
+    Log damaged messages. An index also finds messages whose keys only have the same hash as the query's key.
 
     Args:
-        is_one: True raises the error of one broker only where no other has found a message.
+        is_one: True raises the error of a broker only if no other broker has found a message.
     """
     found: list[MessageExt] = []
     failures: list[RocketMQError] = []
@@ -185,16 +185,16 @@ async def _query(
         try:
             raise failures[0]
         finally:
-            failures.clear()  # else this frame, which the error keeps, would keep the error
+            failures.clear()  # otherwise the error, whose traceback holds this frame, would be in a reference cycle
     return sorted(found, key=lambda message: (message.store_time_ms, message.queue, message.queue_offset))
 
 
 async def _query_at(
     instance: ClientInstance, broker: str, address: str, query: QueryMessageRequestHeader, deadline: float
 ) -> list[MessageExt]:
-    """Return the messages that one broker's index finds, the newest ones.
+    """Return the newest messages that one broker's index finds.
 
-    While the answer is above ``max_frame_size``, asks for half as many at a time, from the newest to the oldest.
+    While the response exceeds ``max_frame_size``, request half as many messages at a time, from the newest to the oldest.
     """
     found: dict[int, MessageExt] = {}
     number, end = query.maxNum, query.endTimestamp
@@ -212,7 +212,8 @@ async def _query_at(
         if number == query.maxNum or len(messages) < number or len(found) >= query.maxNum:
             return [*found.values()]
         end = min(message.store_time_ms for message in messages)
-        if len(found) == before:  # more than ``number`` of one second, which is the index's unit of time
+        # more than ``number`` messages are from the same second, and the index has no finer unit of time
+        if len(found) == before:
             text = "%s has more messages with key %s than the %d found: answers for more are above max_frame_size"
             logger.warning(text, broker, printable(query.key), before)
             return [*found.values()]
@@ -235,10 +236,10 @@ async def _part(
 
 
 async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: float) -> DecodedMessages:
-    """Return the messages in an answer.
+    """Return the messages in a response.
 
     Raises:
-        RequestTimeoutError: If a thread has not decoded a large one by ``deadline``.
+        RequestTimeoutError: If a thread has not decoded a large response by ``deadline``.
     """
     limit = instance.config.max_decompressed_size
     decode = partial(decode_messages, body, topic_queue_broker=broker, max_decompressed_size=limit)

@@ -1,9 +1,9 @@
-"""An overview of brokers, topics and groups at one moment, from those brokers that respond.
+"""Builds an overview of brokers, topics and groups at one moment, from the brokers that respond.
 
-All brokers are asked at the same time, each for its state, its topics and their offsets, its groups, their progress and their
-members. Of a broker that fails the overview has the reason and what a name server knows of it. If a broker refuses one topic's
-offsets or one group's progress, the overview lacks those of this broker; if it refuses a group's members, they count as
-unknown.
+All brokers are queried at the same time for their state, topics, offsets of topics, groups, and the progress and members of
+these groups. For a broker that fails, the overview contains the reason and what a name server knows about the broker. If a
+broker refuses one topic's offsets or one group's progress, the overview lacks this broker's figures for the topic or group. If
+a broker refuses a group's members, they count as unknown.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from .topics import is_wanted, settings_of
 T = TypeVar("T")
 
 AT_ONCE: Final = 8
-"""Maximum number of requests under way at one broker."""
+"""Maximum number of concurrent requests to one broker."""
 MOST_LOOKS: Final = 2
 """Maximum number of messages that are read to find the oldest one that a group has not committed."""
 NO_MASTER: Final = "no name server knows its master"
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The scope of an overview: names by pattern (``*``, ``?``), and whether it includes names of the system."""
+    """The scope of an overview: patterns (``*``, ``?``) for the names to include, and whether to include system topics and
+    groups.
+    """
 
     topics: tuple[str, ...]
     groups: tuple[str, ...]
@@ -50,13 +52,13 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class _Found(msgspec.Struct):
-    """The answers of one broker."""
+    """The responses of one broker."""
 
     broker: BrokerOverview
     topics: dict[str, dict[MessageQueue, QueueStats] | None] = {}
     lags: dict[str, dict[MessageQueue, QueueLag] | None] = {}
     members: dict[str, tuple[str, ...] | None] = {}
-    """Keys are topics or groups; a value is None where the broker refused to answer."""
+    """Keys are topics or groups. A value is None if the broker refused the request."""
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
@@ -78,7 +80,7 @@ async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> 
 def _together(
     said: Iterable[tuple[str, dict[str, dict[MessageQueue, T] | None]]],
 ) -> tuple[dict[str, dict[MessageQueue, T]], dict[str, tuple[str, ...]]]:
-    """Return the queues of all brokers by topic or group, and the brokers that refused to answer."""
+    """Return the queues of all brokers by topic or group, and the brokers that refused the request."""
     found: dict[str, dict[MessageQueue, T]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
     for broker, names in said:
@@ -114,9 +116,10 @@ async def _groups(instance: ClientInstance, found: Collection[_Found], timeout: 
 async def _oldest(
     instance: ClientInstance, queues: dict[MessageQueue, QueueLag], timeout: float
 ) -> tuple[int | None, float | None]:
-    """Return the store time, in epoch ms, and the age of the oldest uncommitted message that was found; None if none was found.
+    """Return the store time, in epoch ms, and the age of the oldest uncommitted message that was found. Return None if no
+    message was found.
 
-    At most MOST_LOOKS queues are read, whose last committed messages are the oldest, and no retry topics.
+    Read at most MOST_LOOKS queues: those whose last committed messages are the oldest. Read no retry topics.
     """
     behind = [queue for queue, each in queues.items() if each.messages and not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
     ages = {queue: instance.clocks.age(queue.broker_name, queues[queue].last_store_time_ms) for queue in behind}
@@ -147,7 +150,9 @@ class _Asked:
         self._address = ""
 
     async def ask(self, info: ClusterInfo) -> _Found:
-        """Return the answers of the broker; only its ``problem`` if it has no known master or an error ended the requests."""
+        """Return the responses of the broker. If it has no known master or an error ended the requests, return only its
+        ``problem``.
+        """
         addresses = info.broker_addr_table[self._name].broker_addrs
         replicas = len(addresses) - (MASTER_ID in addresses)
         self._address = addresses.get(MASTER_ID, "")
@@ -186,14 +191,14 @@ class _Asked:
         return facts
 
     async def _topics(self) -> list[str]:
-        """Return the names of the broker's topics that match, without those of retries and dead letters."""
+        """Return the names of the broker's topics that match, without retry and dead-letter topics."""
         deadline = machine.monotonic() + self._timeout
         table = (await settings_of(self._instance, self._name, self._address, deadline)).topic_config_table
         if self._wanted.system:
             return self._chosen(
                 [name for name in table if not name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))], self._wanted.topics
             )
-        own = {self._name, self._cluster}  # every broker has topics of these names
+        own = {self._name, self._cluster}  # every broker has topics with these names
         names = self._instance.names
         return sorted(
             name for name in table if names.owns(name) and is_wanted(name, names.shown(name), self._wanted.topics, own)
@@ -210,8 +215,8 @@ class _Asked:
         return sorted(name for name in names if owns(name) and any(fnmatchcase(shown(name), each) for each in patterns))
 
     async def _stats(self, topic: str) -> dict[MessageQueue, QueueStats] | None:
-        """Return the offsets of a topic's queues, an empty dict for a topic that was deleted in the meantime; None if the
-        broker refuses.
+        """Return the offsets of a topic's queues. Return an empty dict if the topic was deleted in the meantime, and None if
+        the broker refuses the request.
         """
         try:
             body = (await self._get(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})).body
@@ -224,7 +229,9 @@ class _Asked:
         }
 
     async def _lag(self, group: str) -> dict[MessageQueue, QueueLag] | None:
-        """Return the offsets of a group by queue, an empty dict for a deleted group; None if the broker refuses."""
+        """Return the offsets of a group by queue. Return an empty dict if the group was deleted, and None if the broker refuses
+        the request.
+        """
         header = GetConsumeStatsRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUME_STATS, to_ext(header))).body
@@ -233,7 +240,7 @@ class _Asked:
         return lags_in(body)
 
     async def _members(self, group: str) -> tuple[str, ...] | None:
-        """Return the client ids of a group's members; None if the broker refuses."""
+        """Return the client ids of a group's members. Return None if the broker refuses the request."""
         header = GetConsumerListByGroupRequestHeader(consumerGroup=group)
         try:
             body = (await self._get(RequestCode.GET_CONSUMER_LIST_BY_GROUP, to_ext(header))).body

@@ -1,4 +1,4 @@
-"""Requests of an admin: to brokers, found by name through the name servers, and to the name servers themselves."""
+"""Sends the requests of an admin to brokers, whose addresses the name servers provide, and to the name servers themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..errors import BrokerNotFoundError, ConfigError, RocketMQError
 async def cluster_info(instance: ClientInstance, deadline: float) -> ClusterInfo:
     """Return the clusters and brokers that the name servers know.
 
-    A client that may start without a cluster waits for one first.
+    If the client may start without a cluster, first wait for a cluster.
     """
     if instance.config.start_without_cluster:
         await instance.cluster_probe.wait(deadline)
@@ -38,12 +38,13 @@ def _checked_name(option: str, given: str | None) -> str | None:
 def masters_of(
     info: ClusterInfo, cluster: str | None = None, broker: str | None = None, *, any_cluster: bool = True
 ) -> dict[str, str]:
-    """Return broker name -> address of the master: of one broker, of a cluster's brokers, or of all.
+    """Return a mapping from broker name to the address of the master, for one broker, for the brokers of a cluster, or for all
+    brokers.
 
     Raises:
-        BrokerNotFoundError: If there is none.
-        ConfigError: For a name that is not a text, and with ``any_cluster=False`` also where both names are left out and there
-            are several clusters.
+        BrokerNotFoundError: If there is no master.
+        ConfigError: For a name that is not a string. With ``any_cluster=False``, also if both names are left out and there are
+            several clusters.
     """
     cluster, broker = _checked_name("cluster", cluster), _checked_name("broker", broker)
     if cluster is None and broker is None and len(info.cluster_addr_table) > 1 and not any_cluster:
@@ -67,7 +68,7 @@ def masters_of(
 
 
 def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) -> set[str]:
-    """Return the names of the brokers to ask.
+    """Return the names of the brokers to which the request goes.
 
     Raises:
         BrokerNotFoundError: For a cluster that does not exist or does not have the broker.
@@ -86,8 +87,8 @@ def _broker_names(info: ClusterInfo, cluster: str | None, broker: str | None) ->
 
 
 def brokers_of(route: TopicRouteData) -> dict[str, str]:
-    """Return broker name -> address for the brokers that have the topic: the address of the master, else of the replica with
-    the lowest id.
+    """Return a mapping from broker name to address for the brokers that have the topic. The address is the address of the
+    master or, without a master, of the replica with the lowest id.
     """
     names = {data.broker_name for data in route.queue_datas}
     return {
@@ -100,7 +101,7 @@ def brokers_of(route: TopicRouteData) -> dict[str, str]:
 async def ask_at(
     instance: ClientInstance, broker: str, address: str, command: RemotingCommand, deadline: float
 ) -> RemotingCommand:
-    """Send one request and return the response, of any code. Errors name the broker."""
+    """Send one request and return the response, whatever its code. Errors name the broker."""
     try:
         return await instance.pool.request(address, command, max(deadline - machine.monotonic(), 0.0))
     except RocketMQError as error:
@@ -112,7 +113,7 @@ async def ask_at(
 async def ask(
     instance: ClientInstance, broker: str, address: str, command: RemotingCommand, deadline: float
 ) -> RemotingCommand:
-    """Send one request and return the response. Raise the error of a response that is not success."""
+    """Send one request and return the response. Raise an error if the response code is not success."""
     response = await ask_at(instance, broker, address, command, deadline)
     check(response, command, broker, address)
     return response
@@ -128,10 +129,11 @@ async def everywhere(
 ) -> dict[str, RemotingCommand]:
     """Send one request to all brokers concurrently and return broker name -> response.
 
-    Wait for all before raising the error of a request, else that of a response, of the first broker that has one.
+    Wait for all brokers before raising an error. An error of a request takes precedence over an error in a response; among
+    several errors of one kind, raise the first broker's error.
 
     Args:
-        absent: Code, and part of the remark, of a response that says that the broker has nothing; it is left out.
+        absent: Code, and part of the remark, of a response which says that the broker has nothing. Such a response is left out.
     """
     answers: dict[str, RemotingCommand] = {}
     for name, outcome in (await outcomes(instance, brokers, command, deadline)).items():
@@ -150,7 +152,9 @@ async def everywhere(
 async def outcomes(
     instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
 ) -> dict[str, RemotingCommand | BaseException]:
-    """Send one request to all brokers concurrently and return broker name -> response or error, when all have one."""
+    """Send one request to all brokers concurrently. Wait for all brokers, and return a mapping from broker name to response or
+    error.
+    """
     calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
     return dict(zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True))
 
@@ -159,8 +163,8 @@ async def ask_every_name_server(instance: ClientInstance, command: RemotingComma
     """Send the request to all name servers.
 
     Raises:
-        NameServerError: Unless all of them respond.
-        BrokerError: For a response other than success.
+        NameServerError: Unless all name servers respond.
+        BrokerError: For a response whose code is not success.
     """
     answers = await instance.name_servers.each(command, max(deadline - machine.monotonic(), 0.0))
     for address, response in answers.items():
@@ -168,7 +172,7 @@ async def ask_every_name_server(instance: ClientInstance, command: RemotingComma
 
 
 def check(response: RemotingCommand, command: RemotingCommand, broker: str | None, address: str | None) -> None:
-    """Raise the error of a response to ``command`` that is not success."""
+    """Raise an error if the code of the response to ``command`` is not success."""
     if response.code != ResponseCode.SUCCESS:
         name = RequestCode(command.code).name
         raise broker_error(response.code, response.remark, request=name, broker=broker, address=address)

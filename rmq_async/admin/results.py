@@ -17,9 +17,9 @@ class QueueStats(msgspec.Struct, frozen=True):
 
     Attributes:
         min_offset: Offset of the first message.
-        max_offset: Offset after the last one.
-        last_store_time_ms: Store time of the last message, epoch ms; 0 or -1 if the queue has none or its broker cannot read
-            it.
+        max_offset: Offset after the last message.
+        last_store_time_ms: Store time of the last message, epoch ms. It is 0 or -1 if the queue has no message or its broker
+            cannot read the message.
     """
 
     min_offset: int
@@ -32,8 +32,8 @@ class TopicStats(msgspec.Struct, frozen=True):
 
     Attributes:
         queues: Sorted by broker name, then queue id.
-        put_tps: Messages stored a second over the last minute, the sum over the brokers that report it (5.5.0 does, 4.9.7 does
-            not).
+        put_tps: Messages stored per second over the last minute, summed over the brokers that report the rate (5.5.0 does,
+            4.9.7 does not).
     """
 
     queues: Mapping[MessageQueue, QueueStats]
@@ -41,11 +41,11 @@ class TopicStats(msgspec.Struct, frozen=True):
 
 
 class ClientConnection(msgspec.Struct, frozen=True):
-    """One client as one broker sees it.
+    """A client, as one broker sees it.
 
     Attributes:
-        address: The remote address of its connection, "ip:port".
-        version: The number of the RocketMQ version that it reports, such as 513 for 5.5.0.
+        address: The remote address of the client's connection, "ip:port".
+        version: The number of the RocketMQ version that the client reports, such as 513 for 5.5.0.
     """
 
     broker: str
@@ -62,7 +62,7 @@ class ConsumerConnections(msgspec.Struct, frozen=True):
         subscriptions: Subscriptions by topic.
         consume_type: CONSUME_ACTIVELY (pull), CONSUME_PASSIVELY (push) or CONSUME_POP.
         message_model: CLUSTERING or BROADCASTING.
-        consume_from_where: Such as CONSUME_FROM_LAST_OFFSET.
+        consume_from_where: The start position of a new group, such as CONSUME_FROM_LAST_OFFSET.
     """
 
     connections: tuple[ClientConnection, ...]
@@ -73,11 +73,12 @@ class ConsumerConnections(msgspec.Struct, frozen=True):
 
 
 class SyncedTopic(msgspec.Struct, frozen=True):
-    """One topic of ``Admin.sync_topics``.
+    """The result of ``Admin.sync_topics`` for one topic.
 
     Attributes:
-        action: "create", "update" if its settings differed, or "same"; nothing is done in a dry run.
-        config: Its settings on ``from_broker``, which ``to_broker`` has too after a call that is not a dry run.
+        action: "create", "update" if the settings differed, or "same". A dry run does not carry out the action.
+        config: The topic's settings on ``from_broker``. After a call that is not a dry run, ``to_broker`` has the same
+            settings.
     """
 
     topic: str
@@ -89,7 +90,7 @@ class GroupMember(msgspec.Struct, frozen=True):
     """A client that consumes as a group.
 
     Attributes:
-        address: "ip:port" of one of its connections.
+        address: The address of one of its connections, "ip:port".
         brokers: Names of the brokers that it is connected to.
         version: Number of the client's version, as in ClientConnection.
     """
@@ -105,10 +106,12 @@ class QueueLag(msgspec.Struct, frozen=True):
     """The progress of a group in one queue.
 
     Attributes:
-        committed: The group's offset, 0 if there is none.
+        committed: The group's offset, or 0 if the group has no offset.
         end: Offset after the last message.
-        inflight: Messages that were pulled and are not committed, 0 if the broker does not count them (before 5.0).
-        last_store_time_ms: Store time of the last committed message, epoch ms; 0 if there is none or its broker cannot read it.
+        inflight: Number of messages that were pulled and are not committed, or 0 if the broker does not count them (before
+            5.0).
+        last_store_time_ms: Store time of the last committed message, epoch ms. It is 0 if there is no such message or its
+            broker cannot read it.
     """
 
     committed: int
@@ -118,7 +121,7 @@ class QueueLag(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """Number of messages that are not committed; filtered and deleted ones count too."""
+        """Number of messages that are not committed, including filtered and deleted messages."""
         return max(self.end - self.committed, 0)
 
 
@@ -126,8 +129,8 @@ class GroupLag(msgspec.Struct, frozen=True):
     """The progress of a group.
 
     Attributes:
-        queues: The queues of its topics.
-        retry_queues: Queues of its retry topics, which hold messages that failed before.
+        queues: The queues of the group's topics.
+        retry_queues: The queues of the group's retry topics, which hold messages that have failed.
     """
 
     queues: Mapping[MessageQueue, QueueLag]
@@ -140,8 +143,8 @@ class GroupLag(msgspec.Struct, frozen=True):
 
     @property
     def retries(self) -> int:
-        """Number of messages of the retry topics that are not committed; messages whose delay has not passed do not count
-        yet.
+        """Number of messages in the retry topics that are not committed. Messages whose delay has not passed are not
+        counted.
         """
         return sum(each.messages for each in self.retry_queues.values())
 
@@ -151,9 +154,9 @@ class OffsetChange(msgspec.Struct, frozen=True):
 
     Attributes:
         before: The former offset; None if the group had none.
-        verified: Whether the broker, asked afterwards, showed ``after`` or a later commit of a member. False in a dry run, and
-            if members went back and passed the former offset again before the admin read it; ``Admin.group_lag`` then shows
-            their progress.
+        verified: Whether a read after the change returned ``after`` or a later commit of a member. It is False in a dry run. It
+            is also False if members went back and had passed the former offset again before the admin read the offset; in that
+            case, ``Admin.group_lag`` shows their progress.
     """
 
     queue: MessageQueue
@@ -166,11 +169,11 @@ class BrokerOverview(msgspec.Struct, frozen=True):
     """A broker that a name server knows.
 
     Attributes:
-        address: "host:port" of its master, "" if none is known.
+        address: The address of its master, "host:port", or "" if no master is known.
         replicas: Number of its replicas.
-        version: Such as "V5_5_0".
-        disk_used: Used share of the commit log's disk, from 0 to 1; None if the broker does not report it.
-        problem: The reason why its topics and groups are not known; None if it responds.
+        version: The version that it reports, such as "V5_5_0".
+        disk_used: The used share of the disk that holds the commit log, from 0 to 1. None if the broker does not report it.
+        problem: The reason why its topics and groups are unknown. None if the broker responds.
     """
 
     name: str
@@ -186,12 +189,13 @@ class GroupOverview(msgspec.Struct, frozen=True):
     """A consumer group.
 
     Attributes:
-        members: Client ids of the connected members; None if a broker refused the request, as a busy one does.
-        oldest_store_time_ms: Store time of the oldest message that is not committed, epoch ms, retries left out; None if there
-            is none or it could not be read. It is read from two queues at most, whose last committed messages are the
-            oldest.
-        oldest_age: Seconds since then by the clock of its broker, or by this machine's where the broker does not say its time.
-        lag_unknown: Brokers that refused the group's offsets; ``lag`` does not include them.
+        members: Client ids of the connected members. None if a broker refused the request, as a busy broker does.
+        oldest_store_time_ms: Store time of the oldest message that is not committed, epoch ms, without retries. None if there
+            is no such message or it could not be read. The admin reads at most two queues for it: those whose last committed
+            messages are the oldest.
+        oldest_age: Seconds since ``oldest_store_time_ms`` by the clock of the message's broker, or by this machine's clock if
+            the broker does not report its time.
+        lag_unknown: Brokers that refused the group's offsets. ``lag`` does not include their queues.
     """
 
     lag: GroupLag
@@ -205,8 +209,8 @@ class Overview(msgspec.Struct, frozen=True):
     """Brokers that a name server knows, and the topics and groups of the brokers that respond, by name.
 
     Attributes:
-        topics_unknown: Topic -> brokers that refused its offsets, as busy brokers do; its queues on them are not in
-            ``topics``.
+        topics_unknown: For each topic, the brokers that refused its offsets, as busy brokers do. The topic's queues on these
+            brokers are not in ``topics``.
     """
 
     brokers: Mapping[str, BrokerOverview]

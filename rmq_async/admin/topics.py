@@ -1,4 +1,4 @@
-"""Creates, copies and deletes topics: brokers hold the settings, name servers the order of ordered topics."""
+"""Creates, copies and deletes topics. Brokers hold the settings, and name servers hold the order of ordered topics."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ logger = logging.getLogger(__name__)
 SHOWN_EVERY: Final = 0.05
 """Seconds between two requests for the route of a new topic; a broker registers the topic within milliseconds."""
 SENT_AGAIN: Final = 5.0
-"""Seconds without the topic after which the brokers are asked for it again. A name server ignores a registration that has the
-version of the topics that it knows (``RouteInfoManager.isBrokerTopicConfigChanged``): one that was lost before it comes with the
-next change only."""
+"""Seconds after which the brokers are asked again to create a topic that no name server shows. A name server ignores a
+registration whose version of the topics it already knows (``RouteInfoManager.isBrokerTopicConfigChanged``). Therefore, a lost
+registration is only repeated with the next change.
+"""
 
 AT_ONCE: Final = 8
 _OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
@@ -49,8 +50,7 @@ def attribute_changes(attributes: Mapping[str, str] | None) -> str:
     """Return ``+key=value,...``, the form that AttributeParser reads.
 
     Raises:
-        ConfigError: Unless ``attributes`` is None or a mapping of texts that are not empty and contain none of these
-            separators.
+        ConfigError: Unless ``attributes`` is None or a mapping of non-empty strings that contain none of these separators.
     """
     if attributes is not None and not isinstance(attributes, Mapping):
         raise ConfigError(f'attributes must be a mapping such as {{"message.type": "FIFO"}}, not {shown(attributes)}')
@@ -104,7 +104,7 @@ async def create(
 
 
 async def _name_left(instance: ClientInstance, topic: str, broker: str, numbers: range) -> None:
-    """Log the number of messages in queues that a topic had and does not have any more: no member reads them."""
+    """Log the number of messages in queues that a topic no longer has, because no member reads these messages."""
     left = 0
     try:
         for number in numbers:
@@ -123,7 +123,9 @@ async def _name_left(instance: ClientInstance, topic: str, broker: str, numbers:
 
 
 async def grow(instance: ClientInstance, config: TopicConfig, queues: int, brokers: Mapping[str, str], deadline: float) -> None:
-    """Give a topic that exists at least ``queues`` queues to read and to write, and wait until a name server shows them."""
+    """Give an existing topic at least ``queues`` queues to read from and to write to, and wait until a name server
+    shows them.
+    """
     read, write = max(config.read_queue_nums, queues), max(config.write_queue_nums, queues)
     header = creation_header(msgspec.structs.replace(config, read_queue_nums=read, write_queue_nums=write), "")
     creation = _Creation(instance, header, brokers, deadline)
@@ -156,10 +158,10 @@ async def delete_at(
 
 @dataclass(frozen=True)
 class _Creation:
-    """A topic that is created or changed on brokers.
+    """The creation or change of a topic on brokers.
 
     Attributes:
-        masters: Broker name -> address of the master.
+        masters: The address of the master, by broker name.
     """
 
     instance: ClientInstance
@@ -171,7 +173,7 @@ class _Creation:
         """Create or change the topic, and wait until a name server shows it.
 
         Args:
-            merge: True keeps what the name servers have of the order of its queues on other brokers.
+            merge: True keeps the entries for other brokers in the order that the name servers hold.
         """
         await self.create()
         if self.header.order:
@@ -181,7 +183,8 @@ class _Creation:
     async def create(self) -> None:
         """Create the topic on these brokers.
 
-        Raises RequestTimeoutError, which names the brokers without an answer at ``deadline``, unless a broker has another error.
+        Raise RequestTimeoutError, which names the brokers that have not responded by ``deadline``. If a broker has another
+        error, raise that error instead.
         """
         command = headers.request_of(self.header)
         silent = []
@@ -212,7 +215,7 @@ class _Creation:
             merge: True keeps the entries of other brokers.
 
         Raises:
-            NameServerError, RequestTimeoutError: At ``deadline``, that says that the topic was created.
+            NameServerError, RequestTimeoutError: At ``deadline``. The message says that the topic was created.
         """
         try:
             await self._put_order(merge=merge)
@@ -257,13 +260,13 @@ class _Creation:
         while (left := self.deadline - machine.monotonic()) > 0:
             if machine.monotonic() >= again:
                 again += SENT_AGAIN
-                with suppress(RocketMQError):  # the brokers have accepted it before
+                with suppress(RocketMQError):  # the brokers have already accepted the topic once
                     await self.create()
             try:
                 route = await self.instance.routes.fetch(topic, left)
             except TopicNotFoundError:
                 why = ""
-            except NameServerError as error:  # the topic exists all the same, and the name servers may come back
+            except NameServerError as error:  # the topic exists nevertheless, and the name servers may come back
                 why = f" ({printable(error, 1000)})"
                 if machine.monotonic() >= self.deadline:
                     break
@@ -289,7 +292,9 @@ class _Creation:
 
 
 class _Settings(TopicConfigSerializeWrapper, frozen=True, rename="camel"):
-    """Settings of a broker's topics, and by name its static topics, whose queues are mapped to brokers and cannot be copied."""
+    """The settings of a broker's topics, and its static topics by name. The queues of static topics are mapped to brokers and
+    cannot be copied.
+    """
 
     topic_queue_mapping_detail_map: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -344,7 +349,8 @@ async def sync(
 async def settings_of(instance: ClientInstance, broker: str, address: str, deadline: float) -> _Settings:
     command = RemotingCommand(code=RequestCode.GET_ALL_TOPIC_CONFIG)
     response = await ask(instance, broker, address, command, deadline)
-    if len(response.body) > MAX_JSON_BODY_SIZE:  # beyond 20,000 topics; standard JSON of any size is read in no time
+    # reached with more than 20,000 topics; standard JSON is parsed quickly at any size
+    if len(response.body) > MAX_JSON_BODY_SIZE:
         with suppress(msgspec.MsgspecError, ValueError, RecursionError):
             return msgspec.json.decode(response.body, type=_Settings)
     return decode_body(_Settings, response.body)
@@ -354,7 +360,7 @@ async def _copy(
     instance: ClientInstance, config: TopicConfig, old: TopicConfig | None, broker: str, address: str, timeout: float
 ) -> None:
     had = _plain(old).attributes if old is not None else {}
-    new = sorted(config.attributes.items() - had.items())  # some cannot be set again, not even to the same value
+    new = sorted(config.attributes.items() - had.items())  # some attributes cannot be set again, not even to the same value
     changes = [f"+{name}={value}" for name, value in new] + [
         f"-{name}" for name in sorted(had.keys() - config.attributes.keys())
     ]
@@ -365,13 +371,13 @@ async def _copy(
 
 
 def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection[str]) -> bool:
-    """Return whether a topic is one of users and matches a pattern.
+    """Return whether a topic belongs to users and matches a pattern.
 
-    False for topics of the system and topics that brokers create.
+    Return False for system topics and for topics that brokers create.
 
     Args:
-        shown: Its name for users, to which the patterns apply.
-        own: Names of brokers and clusters, for each of which brokers make topics.
+        shown: The topic's name without the namespace, to which the patterns apply.
+        own: Names of brokers and clusters. Brokers create topics with these names.
     """
     if is_system_topic(topic) or topic in own or (topic.endswith(_REPLY_SUFFIX) and topic.removesuffix(_REPLY_SUFFIX) in own):
         return False
@@ -379,6 +385,6 @@ def is_wanted(topic: str, shown: str, patterns: Collection[str], own: Collection
 
 
 def _plain(config: TopicConfig) -> TopicConfig:
-    """Return the settings, with the names of attributes without the "+" that a broker may keep them with."""
+    """Return the settings without the "+" with which a broker may store the names of attributes."""
     attributes = {name.removeprefix("+"): value for name, value in config.attributes.items()}
     return msgspec.structs.replace(config, attributes=attributes)
