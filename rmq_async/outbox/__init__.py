@@ -5,8 +5,8 @@
         session.add(order)
         await outbox.add(session, Message("OrderTopic", b"order 17"))
 
-Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg). The names in ``__all__`` are public; ``rmq outbox`` uses the
-others.
+Needs the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg). The names in ``__all__`` are public. The other names are for
+``rmq outbox``.
 """
 
 try:

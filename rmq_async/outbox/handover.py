@@ -1,7 +1,8 @@
-"""Hands rows from a user's session to the sender, after the commit of their transaction.
+"""Hands rows from a user's session to the sender after the commit of their transaction.
 
-SQLAlchemy's events report commits and rollbacks, those of savepoints included. An event only shows when to look: before a row
-is sent, a query confirms that the database has it. The events of rollbacks only drop rows sooner than that query would.
+SQLAlchemy's events report commits and rollbacks, including commits and rollbacks of savepoints. An event only triggers the
+check: before a row is sent, a query confirms that the database has the row. The events for rollbacks only drop rows earlier
+than that query would.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Additions:
         """Add a row.
 
         Args:
-            then: Called after the commit, once, with all rows of the transaction that have the same ``then``.
+            then: Called once after the commit, with all rows of the transaction that were added with the same ``then``.
         """
         self._added.append((then, row, session.get_nested_transaction() or session.get_transaction()))
 
     def _committed(self, session: Session) -> None:
-        if not self._added or session.in_nested_transaction():  # the release of a savepoint is no commit
+        if not self._added or session.in_nested_transaction():  # the release of a savepoint does not commit
             return
         added, self._added = self._added, []
         by_outbox: dict[Callable[[list[Held]], None], list[Held]] = {}
@@ -62,7 +63,7 @@ class Additions:
             self._added = [each for each in self._added if not _inside(each[2], rolled_back)]
 
     def _ended(self, session: Session, ended: SessionTransaction) -> None:
-        if ended.parent is None:  # closed without a commit, which is no rollback to SQLAlchemy
+        if ended.parent is None:  # closed without a commit; SQLAlchemy does not report that as a rollback
             self._added.clear()
 
 

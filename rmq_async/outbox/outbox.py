@@ -34,7 +34,8 @@ from .table import outbox_table
 
 
 class Outbox(Startable):
-    """Sends messages after the commit of the transaction in which they were added; none whose transaction is rolled back.
+    """Sends messages after the commit of the transaction in which they were added. If the transaction is rolled back, they are
+    not sent.
 
         outbox = Outbox(engine, producer)
         async with outbox:
@@ -45,26 +46,28 @@ class Outbox(Startable):
     A message is stuck if it was added more than ``stuck_after`` seconds ago and is not sent, has failed ``stuck_attempts``
     times (1 to 2^31), or is FAILED.
 
-    The methods also pass on the errors of the database: SQLAlchemyError, and OSError or an error of the driver if it cannot be
-    reached.
+    The methods also raise the errors of the database: SQLAlchemyError, and OSError or an error of the driver if the database
+    cannot be reached.
 
     Args:
         engine: An AsyncEngine for PostgreSQL (asyncpg) or a SQLite file (aiosqlite); it may be the service's own.
-        producer: If it is not started, ``start`` starts it in the background, with repetitions until that succeeds, and
-            ``stop`` stops it. If several outboxes share it, the ``stop`` of the last one stops it.
+        producer: If the producer is not started, ``start`` starts it in the background and repeats the attempt until it
+            succeeds, and ``stop`` stops the producer. If several outboxes share the producer, the ``stop`` of the last outbox
+            stops it.
         table: Name of the table, at most 40 bytes in UTF-8, or "schema.name".
-        lease: Seconds for which a claimed row is reserved for its process; after that another process may send it. One send
-            takes at most half a lease.
-        poll_interval: Seconds between queries for due rows, more if a query is slow; also the pause after a row's first
-            failure, which doubles with each further one, up to 15 s, and is up to a fifth shorter at random.
-        batch_size: Rows read at a time, 1 to 10,000; about four times as many are held in memory.
-        on_stuck: Called on the loop for each stuck message, once in ``stuck_period`` seconds, by one of the running outboxes of
-            the table; None: a warning is logged instead.
-        on_status: Called every ``status_interval`` seconds, for metrics; None: no calls. Numbers of seconds are above 0 and
-            below 10^9.
+        lease: Seconds for which a claimed row is reserved for the process that claimed it. After that, another process may send
+            the row. One send takes at most half a lease.
+        poll_interval: Seconds between queries for due rows; the interval is longer if a query is slow. It is also the pause
+            after a row's first failure. The pause doubles with each further failure, up to 15 s, and is randomly shortened by
+            up to a fifth.
+        batch_size: Number of rows that are read at a time, 1 to 10,000. About four times as many rows are held in memory.
+        on_stuck: Called on the loop for each stuck message, once every ``stuck_period`` seconds, by one of the running outboxes
+            of the table. If None, a warning is logged instead.
+        on_status: Called every ``status_interval`` seconds, for metrics. If None, there are no such calls. All numbers of
+            seconds must be above 0 and below 10^9.
 
     Raises:
-        ConfigError: For invalid settings, and for another database than PostgreSQL or a SQLite file.
+        ConfigError: For invalid settings, and for a database other than PostgreSQL or a SQLite file.
         TypeError: For a callback that does not take one argument.
     """
 
@@ -99,7 +102,7 @@ class Outbox(Startable):
             status_interval=status_interval,
         )
         self.metadata = MetaData()
-        """Holds the table only: for Alembic's ``target_metadata``."""
+        """Holds only the table of the outbox, for use as Alembic's ``target_metadata``."""
         self._table = outbox_table(self.metadata, table)
         self._producer = producer
         self._on_stuck = on_stuck
@@ -117,7 +120,7 @@ class Outbox(Startable):
     # -- the table
 
     async def create_table(self) -> None:
-        """Create the table and its indexes if there is no table of that name; an existing table stays as it is."""
+        """Create the table and its indexes if there is no table with that name. An existing table is not changed."""
         await self._store.create_table()
 
     # -- adding
@@ -125,11 +128,13 @@ class Outbox(Startable):
     async def add(self, session: AsyncSession | async_scoped_session[Any] | AsyncConnection, message: Message) -> int:
         """Add the message to the session's transaction and return the id of its row.
 
-        If this outbox is running, it sends the message of an AsyncSession right after the commit. A relay's next query finds
-        the others: messages of an AsyncConnection, and those added on another loop, while the outbox or its producer does not run,
-        or while the outbox holds as many rows as it may or cannot reach the topic. ``delay`` counts from now. A message with a
-        sharding key is sent after the earlier messages of its key and topic. All copies of the message have one ``unique_id``:
-        its own, or a new one.
+        If this outbox is running, it sends a message that was added through an AsyncSession right after the commit. In the
+        following cases, the next query of a relay finds the message: it was added through an AsyncConnection, on another loop,
+        or while the outbox or its producer was not running; or the outbox holds the maximum number of rows or cannot reach the
+        topic.
+
+        ``delay`` counts from the call. A message with a sharding key is sent after the earlier messages with the same key and
+        topic. All copies of the message have the same ``unique_id``: the message's own ``unique_id``, or a new one.
 
         Raises:
             InvalidMessageError: For a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255 characters,
@@ -164,12 +169,12 @@ class Outbox(Startable):
     async def start(self) -> None:
         """Start the relay.
 
-        It has no effect on a running outbox.
+        The call has no effect if the outbox is running.
 
         Raises:
             ConfigError: For a table that is missing or lacks a column.
             WrongLoopError: If the outbox or its producer runs on another loop.
-            ForkedError: If one of them was started in the parent process.
+            ForkedError: If the outbox or its producer was started in the parent process.
         """
         async with self._turn():
             if self._relay is not None and self._relay.is_here():
@@ -188,14 +193,14 @@ class Outbox(Startable):
             self._relay = relay
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Take no more rows, and wait up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for sends in flight.
+        """Stop taking rows, and wait up to ``timeout`` seconds (default: the producer's ``stop_timeout``) for sends in flight.
 
-        Rows whose send has not begun are released; rows still in flight after the timeout are sent again when their lease
-        expires, so they may be stored twice. ``add`` still works: other relays, or this one after another start, send the
-        messages.
+        Rows whose send has not begun are released. Rows that are still in flight after the timeout are sent again when their
+        lease expires, so their messages may be stored twice. ``add`` still works: other relays send the messages, or this
+        outbox sends them after its next start.
 
         Raises:
-            ConfigError: For a timeout that is negative, no number of seconds, or 10^9 s and more.
+            ConfigError: For a timeout that is negative, is not a number of seconds, or is 10^9 s or more.
             WrongLoopError: If the outbox runs on another loop.
             ForkedError: If it was started in the parent process.
         """
@@ -215,7 +220,7 @@ class Outbox(Startable):
     aclose = stop
 
     def _turn(self) -> asyncio.Lock:
-        """Return the lock that lets starts and stops run one at a time. Raises as ``Relay.is_here`` does."""
+        """Return the lock under which starts and stops run one at a time. Raise the errors of ``Relay.is_here``."""
         if self._relay is not None:
             self._relay.is_here()
         return self._changing.here()
@@ -224,8 +229,8 @@ class Outbox(Startable):
 
     @property
     def sent_here(self) -> int:
-        """Number of messages that brokers have stored, with status SEND_OK, for this outbox object, without messages of other
-        relays of the table.
+        """Number of messages from this outbox object that brokers have stored with status SEND_OK. Messages that other relays
+        of the table sent are not counted.
         """
         relay = self._relay
         return self._sent_before + (0 if relay is None else relay.sending.sent)
@@ -233,11 +238,11 @@ class Outbox(Startable):
     async def relay_once(self) -> int:
         """Send up to ``batch_size`` due rows and return the number of messages that brokers have stored with status SEND_OK.
 
-        It needs a running producer; the outbox need not run.
+        The producer must be running. The outbox does not have to be running.
 
         Raises:
             ClientStateError: If the producer does not run.
-            WrongLoopError: If it runs on another loop.
+            WrongLoopError: If the producer runs on another loop.
             ForkedError: If it was started in the parent process.
         """
         if self._producer.state is not ProducerState.RUNNING:
@@ -250,17 +255,18 @@ class Outbox(Startable):
         return sent
 
     async def status(self) -> OutboxStatus:
-        """Return the numbers of rows by state, including sent rows that are not purged yet."""
+        """Return the number of rows in each state, including sent rows that are not purged yet."""
         return await self._store.status()
 
     async def retry(self, ids: Iterable[int] | None = None) -> int:
-        """Make rows due now, with ``attempts`` 0; return their number.
+        """Make rows due now, set their ``attempts`` to 0, and return the number of these rows.
 
         Args:
-            ids: Ids of rows; rows that are neither FAILED nor waiting for an attempt stay as they are. None: all FAILED rows.
+            ids: Ids of rows. Rows that are neither FAILED nor waiting for an attempt are not changed. None stands for all
+                FAILED rows.
 
         Raises:
-            TypeError: For an id that is not a whole number.
+            TypeError: For an id that is not an integer.
         """
         chosen = None if ids is None else _checked_ids(ids)
         count = await self._store.retry(chosen)
@@ -269,13 +275,15 @@ class Outbox(Startable):
         return count
 
     async def purge(self, older_than: float, *, failed: bool = False) -> int:
-        """Delete rows that were sent more than ``older_than`` seconds ago, a thousand in a transaction; return their number.
+        """Delete rows that were sent more than ``older_than`` seconds ago, and return their number. Each transaction deletes up
+        to a thousand rows.
 
         Args:
-            failed: Deletes the rows that have been FAILED for as long instead; their messages are lost.
+            failed: True instead deletes the rows that have been FAILED for more than ``older_than`` seconds. Their messages are
+                lost.
 
         Raises:
-            ConfigError: For a time that is negative, no number of seconds, or 10^9 s and more.
+            ConfigError: For a time that is negative, is not a number of seconds, or is 10^9 s or more.
         """
         check_seconds("older_than", older_than, zero=True)
         check_flag("failed", failed)
@@ -283,11 +291,13 @@ class Outbox(Startable):
 
 
 class _Ids(threading.local):
-    """The ids of messages, in each thread its own: loops of several threads may add messages at the same time."""
+    """The generator of unique ids, one for each thread, because the loops of several threads may add messages at the
+    same time.
+    """
 
     def __init__(self) -> None:
-        # The producer's ids begin with an address that is known once it is connected. These have 24 random bits in that place, of
-        # the network of loopback addresses, beside the process id and the 32 random bits that every such id has.
+        # The ids of a producer begin with an address that is known only after it has connected. The ids made here begin with a
+        # loopback address that has 24 random bits instead. The process id and 32 random bits follow, as in every unique id.
         self.of_thread = UniqueIds(b"\x7f" + machine.entropy.randbytes(3))
 
 

@@ -1,4 +1,4 @@
-"""Decides about rows after a failed send. It reads no clock and sends no query."""
+"""Decides what happens to rows after a failed send. This module reads no clock and sends no query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORGOTTEN_AFTER: Final = 300.0
 """Seconds without a failure after which a failed topic is forgotten."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
-"""Number of topics above which their last successes are forgotten."""
+"""Number of topics above which the times of the last successes are forgotten."""
 
 
 def given_up(error: BaseException) -> bool:
@@ -34,7 +34,7 @@ def pause_before(attempt: int, poll_interval: float, luck: float) -> float:
     """Return the seconds before attempt number ``attempt`` (2 is the first one after a failure).
 
     Args:
-        luck: As for ``pause_after``.
+        luck: A random number, as for ``pause_after``.
     """
     return pause_after(attempt - 1, max(poll_interval, 0.01), LONGEST_PAUSE, luck)
 
@@ -47,8 +47,8 @@ def error_text(error: BaseException) -> str:
 class FailedTopics:
     """The topics whose last sends failed.
 
-    The usual claims leave them out, so that other topics do not wait behind them; trials claim a few rows of such a topic at
-    intervals. A success removes a topic. Times are monotonic seconds.
+    Normal claims leave these topics out, so that other topics do not wait behind them. At intervals, a trial claims a few rows
+    of such a topic. A successful send removes the topic from the set. Times are monotonic seconds.
     """
 
     def __init__(self, poll_interval: float) -> None:
@@ -64,7 +64,8 @@ class FailedTopics:
 
     def failed(self, topic: str, began: float, now: float) -> None:
         """Record a failed send that began at ``began``, unless a send to the topic has succeeded since."""
-        # after a success the cause is one broker of several, or one message. Sends that fail together lengthen the pause once
+        # A success in the meantime shows that the cause is a single broker or message. Several sends that fail together
+        # lengthen the pause only once.
         if self._succeeded.get(topic, -1.0) >= began:
             return
         trouble = self._troubles.setdefault(topic, _Trouble())
@@ -80,7 +81,7 @@ class FailedTopics:
         self._troubles.pop(topic, None)
 
     def due(self, now: float) -> list[str]:
-        """Return the topics whose trial is due, and plans the next one.
+        """Return the topics whose trial is due, and plan the next trial of each of them.
 
         Remove topics without a failure for FORGOTTEN_AFTER seconds.
         """

@@ -2,8 +2,8 @@
 
 They send committed rows and due rows, write outcomes, and report stuck messages and the status.
 
-Each loop survives errors: while the database is away it waits. Together they hold about ``window`` rows in memory, however long
-the table is.
+Each loop continues after errors. While the database is unavailable, the loops wait. Together they hold about ``window`` rows in
+memory, however many rows the table has.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ LONGEST_PAUSE: Final = 10.0
 _LONGEST_STATUS: Final = 60.0
 _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
-"""Seconds to write the last outcomes after a stop whose time the sends have used up."""
+"""Seconds to write the last outcomes if the sends have used up the time of a stop."""
 _SHARE: Final = 10
-"""The shortest pause after queries that found less than ``batch_size`` rows, as a multiple of their time, unless a trial is due."""
+"""The minimum pause after queries that found fewer than ``batch_size`` rows, as a multiple of their duration, unless a trial is
+due.
+"""
 
 Step = Callable[[], Coroutine[Any, Any, bool]]
 
 _owners: WeakKeyDictionary[Producer, int] = WeakKeyDictionary()
-"""Producer that relays have started -> number of these relays that run; the last one that stops also stops the producer."""
+"""The number of running relays that have started each producer. The last of these relays to stop also stops the producer."""
 
 
 def is_owned(producer: Producer) -> bool:
-    """Return whether a running outbox has started the producer, or is about to."""
+    """Return whether a running outbox has started the producer or is about to start it."""
     return _owners.get(producer, 0) > 0
 
 
@@ -56,7 +58,7 @@ class Relay:
     """One run of an outbox, from ``start`` to ``stop``, on one loop.
 
     Args:
-        own_producer: Whether it starts the producer and stops it at the end.
+        own_producer: Whether the relay starts the producer and stops it at the end.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Relay:
     # -- life
 
     def is_here(self) -> bool:
-        """Return True on the loop of the start, and False if that loop was closed.
+        """Return True on the loop on which the relay was started. Return False if that loop was closed.
 
         Raises:
             WrongLoopError: On another loop while the first one is open.
@@ -112,10 +114,10 @@ class Relay:
             self._starter = [self._begin("start its producer", self._start_producer)]
 
     async def stop(self, timeout: float) -> None:
-        """Take no more rows; wait up to ``timeout`` seconds for sends in flight; release the other rows.
+        """Stop taking rows, wait up to ``timeout`` seconds for sends in flight, and release the other rows.
 
-        The loops have that time to end by themselves: one that is cancelled during a claim leaves its rows reserved until their
-        lease expires.
+        The loops have the same time to end by themselves, because a loop that is cancelled during a claim leaves the claimed
+        rows reserved until their lease expires.
         """
         self._open = False
         self.sending.close()
@@ -144,11 +146,11 @@ class Relay:
             try:
                 await _ended([*self._tasks, *self._recorder], 0.0)
                 await self.sending.finished(0.0)
-            finally:  # also if the stop is cancelled while the loops wait for the database
+            finally:  # this must also happen if the stop is cancelled while the loops wait for the database
                 await self._leave_producer(deadline)
 
     async def _leave_producer(self, deadline: float) -> None:
-        """Stop the producer if this was the last of the running relays that have started it."""
+        """Stop the producer if this was the last running relay of those that started it."""
         if self._own_producer:
             _owners[self._producer] -= 1
             if not _owners[self._producer]:
@@ -159,7 +161,8 @@ class Relay:
     def takes(self, topic: str, session: AsyncSession) -> bool:
         """Return whether this process sends a message of the session right after the commit.
 
-        The rows that the transaction has added before count as held: there may be more of them than fit into memory.
+        The rows that the transaction has already added count as held, because a transaction may add more rows than fit into
+        memory.
         """
         sending, added = self.sending, Additions.waiting(session.sync_session)
         return (
@@ -171,7 +174,7 @@ class Relay:
         )
 
     def hand_over(self, rows: list[Held]) -> None:
-        """Take the rows of a committed transaction; release them after the beginning of a stop."""
+        """Take the rows of a committed transaction. If a stop has begun, release them."""
         if self._open:
             self._handed.extend(rows)
             self._something_handed.set()
@@ -191,7 +194,7 @@ class Relay:
     async def _for_ever(self, name: str, step: Step, *, after_stop: bool) -> None:
         """Repeat ``step`` until it returns False or the relay stops.
 
-        With ``after_stop``, until it returns False or is cancelled.
+        With ``after_stop``, repeat it until it returns False or is cancelled.
         """
         failures = 0
         while self._open or after_stop:
@@ -243,7 +246,8 @@ class Relay:
             probe = sending.failed_topics.next_due()
             if probe is not None:
                 pause = min(pause, max(0.01, probe - machine.monotonic()))
-            rest = _SHARE * (machine.monotonic() - began)  # ``look`` does not end it: a row may be found again and again
+            # ``look`` does not shorten this pause, because the same row may be found repeatedly
+            rest = _SHARE * (machine.monotonic() - began)
             await _within(min(rest, pause), self._closing)
             await _within(max(0.0, pause - rest), self._look)
         return True
@@ -255,7 +259,7 @@ class Relay:
         return True
 
     async def _write(self, outcomes: Outcomes) -> None:
-        """Write outcomes, and repeats that while the database is away: they are kept nowhere else."""
+        """Write outcomes. Repeat that while the database is unavailable, because the outcomes are stored nowhere else."""
         failures = 0
         while True:
             try:
@@ -268,7 +272,7 @@ class Relay:
                         len(outcomes.rows), failures, reason_of(error),
                     )  # fmt: skip
                 await asyncio.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
-            except Exception:  # a bug: the rows stay reserved until their lease expires
+            except Exception:  # a bug; the rows stay reserved until their lease expires
                 self.sending.recorded(outcomes)
                 raise
             else:
@@ -315,7 +319,7 @@ class Relay:
         return True
 
     async def _start_producer(self) -> bool:
-        """Start the producer in the background: the name servers may be away when a service starts."""
+        """Start the producer in the background, because the name servers may be unavailable when a service starts."""
         failures = 0
         while True:
             try:
@@ -345,7 +349,7 @@ async def send_due(store: Store, sending: Sending, limit: int, topics: list[str]
     Args:
         limit: Maximum number of rows.
         topics: Topics to which ``only`` refers.
-        only: True sends rows of ``topics``, False rows of all other topics.
+        only: True sends rows of ``topics``. False sends rows of all other topics.
     """
     breaks = sending.orders.breaks
     rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.orders.in_hand())
@@ -385,7 +389,7 @@ async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of
 
 
 async def relay_once(store: Store, producer: Producer, settings: Settings) -> int:
-    """Claim rows once, send them, and write the outcomes; return the number of stored messages."""
+    """Claim rows once, send them, write the outcomes, and return the number of stored messages."""
     sending = new_sending(store, producer, settings)
     try:
         await send_due(store, sending, settings.batch_size, [], only=False)
@@ -406,7 +410,7 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
 
 
 async def _ended(tasks: list[asyncio.Task[None]], timeout: float) -> None:
-    """Wait up to ``timeout`` seconds for the tasks, then cancel the others and wait for their end."""
+    """Wait up to ``timeout`` seconds for the tasks, then cancel the remaining tasks and wait until they have ended."""
     if tasks and timeout:
         await asyncio.wait(tasks, timeout=timeout)
     left = [task for task in tasks if not task.done()]

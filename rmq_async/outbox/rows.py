@@ -17,9 +17,11 @@ from .._text import type_name
 
 LONGEST_ID: Final = 255
 SMALL_BODY: Final = 64 * 1024
-"""Maximum number of bytes of a body that is held with its row; a larger one is read when it is sent."""
+"""Maximum number of bytes of a body that is held with its row. A larger body is read when its row is sent."""
 _LONGEST_KEY: Final = 2000
-"""Bytes of the largest sharding key: with the topic it must fit into an index entry of PostgreSQL, which holds 2704."""
+"""Maximum number of bytes of a sharding key. The key and the topic must fit into an index entry of PostgreSQL, which holds 2704
+bytes.
+"""
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
@@ -28,9 +30,9 @@ class StuckMessage(msgspec.Struct, frozen=True):
 
     Attributes:
         id: Id of the row.
-        age: Seconds since it was added.
-        attempts: Number of failed sends, since ``retry`` if that was called for the row.
-        last_error: Type and text of the last failure, None if there is none.
+        age: Seconds since the message was added.
+        attempts: Number of failed sends. If ``retry`` was called for the row, only sends after that call count.
+        last_error: Type and message of the last error. None if no send has failed.
         state: "PENDING", "SENDING" or "FAILED".
         unique_id: The id that all copies of the message have.
     """
@@ -49,10 +51,10 @@ class Held(msgspec.Struct, gc=False):
     """A row that is reserved for this process.
 
     Attributes:
-        size: Bytes of the body.
-        whole: False if ``message`` is still without its body, because that is large.
+        size: Size of the body in bytes.
+        whole: False if ``message`` does not have its body yet, because the body is large.
         attempts: Number of failed sends.
-        until: Monotonic time at which the lease expires; after that another process may have the row.
+        until: Monotonic time at which the lease expires. After that, another process may own the row.
     """
 
     id: int
@@ -64,23 +66,25 @@ class Held(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """Topic and sharding key: rows with equal ones are sent one after the other. None without a sharding key."""
+        """Topic and sharding key. Rows with the same topic and key are sent one after the other. None if there is no sharding
+        key.
+        """
         sharding_key = self.message.sharding_key
         return None if sharding_key is None else (self.message.topic, sharding_key)
 
 
 def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[str, Any]:
-    """Return the columns of a message.
+    """Return the values of the columns for a message.
 
     Args:
         now: Epoch seconds, from which ``delay`` counts.
-        max_size: Limit of the body in bytes.
+        max_size: Maximum size of the body in bytes.
 
     Raises:
         InvalidMessageError: For a message that ``Producer.send`` refuses, and for values that a column cannot hold: a
             ``unique_id`` of more than 255 characters, a sharding key of more than 2000 bytes, a delivery outside the years 1970
             to 9999.
-        TypeError: For another object than a Message.
+        TypeError: For an object that is not a Message.
     """
     if not isinstance(message, Message):
         raise TypeError(f"message must be a Message, not {type_name(message)}")
@@ -92,7 +96,7 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
         )
     if message.sharding_key is not None and (length := len(message.sharding_key.encode())) > _LONGEST_KEY:
         raise InvalidMessageError(f"sharding_key has {length} bytes, the limit of an outbox is {_LONGEST_KEY}; shorten it")
-    message_properties(message, unique_id)  # raises for properties that are too large
+    message_properties(message, unique_id)  # raises an error if the properties are too large
     return {
         "topic": message.topic,
         "tags": message.tags or None,
@@ -121,7 +125,7 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
 
 
 def as_added(row: int, message: Message, columns: Mapping[str, Any], until: float) -> Held:
-    """Return the row of a message for the process that added it.
+    """Return the row of a message for the process that has just added it.
 
     Args:
         columns: The result of ``row_of``.
@@ -138,7 +142,9 @@ def as_added(row: int, message: Message, columns: Mapping[str, Any], until: floa
 
 
 def message_of(row: Mapping[str, Any], body: bytes) -> Message:
-    """Return the message of a row, as it was added, with its ``unique_id``, and with ``deliver_at`` in place of ``delay``."""
+    """Return the message of a row. It equals the message that was added, but has its ``unique_id``, and ``deliver_at`` in place
+    of ``delay``.
+    """
     return Message(
         row["topic"],
         body,

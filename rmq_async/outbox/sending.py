@@ -1,4 +1,4 @@
-"""Sends rows, with a task for each batch and each sharding key; outcomes are collected and written together.
+"""Sends rows with one task for each batch and each sharding key, and collects their outcomes, which are written together.
 
 A send begins only if the lease lasts longer than the send may take, so that no other process sends the row meanwhile.
 """
@@ -24,17 +24,18 @@ from .policy import FailedTopics, error_text, given_up, pause_before
 from .rows import Held
 from .store import DATABASE_ERRORS, Failure, Sent, Store, reason_of
 
-# Decides which rows may be sent now: rows of one sharding key one after the other, small rows without a key in batches.
+# Decides which rows may be sent now: rows with the same sharding key are sent one after the other, and small rows without a key
+# are sent in batches.
 #
-# A key order holds the rows of one key that this process has taken. It breaks when a row is not sent: the rows behind it go back
-# to the table, and so do rows that are added until the outcomes are written, because only the table knows which row comes first
-# after a failure. A row stays in hand until its outcome is written. ``KeyOrders.breaks`` is the number of breaks: a query whose
-# result arrives after another break is stale.
+# A key order holds the rows of one key that this process has taken. It breaks when a row is not sent: the rows behind that row
+# go back to the table. Rows that are added before the outcomes are written go back too, because after a failure only the table
+# knows which row comes first. A row stays in hand until its outcome is written. ``KeyOrders.breaks`` is the number of breaks.
+# The result of a query is stale if the number has changed since the query began.
 
 Key = tuple[str, str]
 
 _OVERHEAD: Final = 512
-"""Number of bytes that a message counts in a batch beside body and texts."""
+"""Number of bytes that a message takes in a batch in addition to its body and strings."""
 
 
 class KeyOrder:
@@ -43,8 +44,8 @@ class KeyOrder:
     Attributes:
         waiting: Rows behind the row in flight.
         in_hand: Ids of all rows whose outcome is not written yet.
-        busy: Whether a task sends its rows.
-        broken: Whether it takes no more rows.
+        busy: Whether a task is sending its rows.
+        broken: Whether the order has broken and takes no more rows.
     """
 
     def __init__(self, key: Key) -> None:
@@ -60,14 +61,16 @@ class KeyOrders:
         self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Return the ids of the rows in hand of these keys (None: of all keys), without rows of broken orders, which go back to
-        the table.
+        """Return the ids of the rows in hand with these keys (None: with any key), without rows of broken orders, which go back
+        to the table.
         """
         orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
         return [row for order in orders if not order.broken for row in order.in_hand]
 
     def add(self, key: Key, row: Held) -> KeyOrder | None:
-        """Add a row to the order of its key and return the order; None for a broken order, which takes no row."""
+        """Add a row to the order of its key and return the order. Return None if the order is broken, because it takes
+        no rows.
+        """
         order = self._orders.get(key)
         if order is None:
             order = self._orders[key] = KeyOrder(key)
@@ -78,7 +81,7 @@ class KeyOrders:
         return order
 
     def break_off(self, order: KeyOrder) -> list[Held]:
-        """Break the order after a row was not sent; return the waiting rows."""
+        """Break the order after a row was not sent, and return the waiting rows."""
         order.broken = True
         self.breaks += 1
         back = list(order.waiting)
@@ -86,7 +89,7 @@ class KeyOrders:
         return back
 
     def recorded(self, key: Key, row: int) -> None:
-        """Remove a row whose outcome is written."""
+        """Remove a row whose outcome was written."""
         order = self._orders.get(key)
         if order is not None:
             order.in_hand.discard(row)
@@ -95,9 +98,11 @@ class KeyOrders:
 
 
 def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> Iterator[list[Held]]:
-    """Group rows without a key: small ones form batches of one topic and one ``wait_store``, of up to ``max_rows`` rows and, if
-    there is more than one, up to ``max_bytes`` bytes. Alone are rows whose body is not held or has ``small`` bytes or more,
-    rows with a delay, rows of retry topics, and rows that failed before.
+    """Group rows without a key into batches.
+
+    Small rows with the same topic and ``wait_store`` form batches of up to ``max_rows`` rows. A batch of more than one row has
+    at most ``max_bytes`` bytes. The following rows are sent alone: rows whose body is not held or has ``small`` bytes or more,
+    rows with a delay, rows for retry topics, and rows that have failed before.
     """
     open_ones: dict[tuple[str, bool], tuple[list[Held], int]] = {}
     for row in rows:
@@ -136,9 +141,13 @@ logger = logging.getLogger("rmq_async.outbox")
 
 _BATCH_ROWS: Final = 256
 _LARGE_AT_ONCE: Final = 4
-"""Maximum number of rows with large bodies that are sent at a time: each body is read on a database connection of its own."""
+"""Maximum number of rows with large bodies that are sent concurrently, because each body is read on a separate database
+connection.
+"""
 _WINDOW: Final = 4
-"""Number of batches of ``batch_size`` rows in hand: one that is read, one or two in flight, one whose outcome is written."""
+"""Number of batches of ``batch_size`` rows in hand: one is being read, one or two are in flight, and the outcomes of one are
+being written.
+"""
 
 T = TypeVar("T")
 
@@ -153,8 +162,8 @@ class Outcomes(msgspec.Struct):
     """All rows with an outcome, and all rows that stay reserved until their lease expires."""
 
     def given_back(self, now: float) -> list[int]:
-        """Return the ids of ``released`` rows whose lease still runs: after its end a row is due anyway, and may belong to
-        another process.
+        """Return the ids of the ``released`` rows whose lease has not expired. A row with an expired lease is due anyway, and
+        may belong to another process.
         """
         return [row.id for row in self.released if row.until > now]
 
@@ -163,11 +172,11 @@ class Sending:
     """Sends claimed rows.
 
     Args:
-        batch_size: Rows of one claim.
+        batch_size: Maximum number of rows in one claim.
         timeout: Seconds that one send may take.
 
     Attributes:
-        window: Rows that may be in hand; ``room`` is set while another claim fits in.
+        window: Number of rows that may be in hand. ``room`` is set while another claim fits into the window.
         outcome: Set while outcomes are to be written.
         nothing_left: Set while no row is in hand.
     """
@@ -179,7 +188,7 @@ class Sending:
         self._ids: set[int] = set()
         """Rows that were passed to ``send`` or ``release`` and whose outcome is not written yet."""
         self.sent = self.failures = 0
-        """Messages stored, and failed sends, since the start."""
+        """Number of stored messages and number of failed sends since the start."""
         self.outcome = asyncio.Event()
         self.room = asyncio.Event()
         self.room.set()
@@ -202,7 +211,7 @@ class Sending:
     # -- in
 
     def send(self, rows: Iterable[Held]) -> None:
-        """Begin to send the rows, rows of one key in their order."""
+        """Begin to send the rows. Rows with the same key are sent in their order."""
         loose: list[Held] = []
         for row in self._new(rows):
             if (key := row.key) is None:
@@ -245,7 +254,7 @@ class Sending:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Prevent further sends: rows whose send has not begun are released."""
+        """Prevent further sends. Rows whose send has not begun are released."""
         self._closed = True
 
     # -- out
@@ -268,17 +277,17 @@ class Sending:
             self.nothing_left.set()
 
     async def finished(self, timeout: float | None) -> bool:
-        """Wait for the sends in flight; after ``timeout`` seconds (None: no limit) abandons them and release the other rows.
+        """Wait for the sends in flight. After ``timeout`` seconds (None: no limit), abandon them and release the other rows.
 
         No send begins afterwards.
 
         Returns:
-            Whether none was abandoned.
+            Whether all sends ended in time, so that none was abandoned.
         """
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
         self.close()
-        await asyncio.sleep(0)  # a task that is cancelled before its first step would release nothing
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would not release its rows
         left = list(self._tasks)
         for task in left:
             task.cancel()
@@ -339,7 +348,7 @@ class Sending:
             return
         result = await self._attempt(self._producer.send_batch([row.message for row in rows], timeout=self._timeout), rows)
         if isinstance(result, Exception):
-            if given_up(result):  # one message was refused, and the error does not say which
+            if given_up(result):  # one message was refused, and the error does not say which one
                 await self._send_each(rows)
                 return
             for row in rows:
@@ -362,7 +371,9 @@ class Sending:
                 self._release(row)
 
     async def _send_one(self, row: Held) -> bool:
-        """Send one row; return whether a broker has stored its message and confirmed the flush and replication asked for."""
+        """Send one row. Return whether a broker has stored its message and has confirmed the requested flush and
+        replication.
+        """
         if row.whole:
             return await self._send_message(row, row.message)
         try:
@@ -379,7 +390,7 @@ class Sending:
         """Send one message, as ``_send_one`` does.
 
         Args:
-            message: None if its body was not read, so that the row is released.
+            message: None if the body could not be read. The row is then released.
         """
         began = machine.monotonic()
         if message is None or self._closed or row.until - machine.monotonic() < self._timeout:
@@ -415,7 +426,7 @@ class Sending:
         except RocketMQError as error:
             return error
         except asyncio.CancelledError:
-            for row in rows:  # they may be stored: they stay reserved until their lease expires
+            for row in rows:  # their messages may be stored, so the rows stay reserved until their lease expires
                 self._ended(row)
             raise
         except Exception as error:  # noqa: BLE001 - a bug of a hook or ours: logged, and the row is tried again

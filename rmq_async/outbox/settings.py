@@ -1,4 +1,4 @@
-"""The settings of an outbox, which are checked when the object is made."""
+"""The settings of an outbox, which are checked when the object is created."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_BATCH = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The numeric arguments of ``Outbox``, which documents them."""
+    """The numeric arguments of ``Outbox``, whose docstring explains them."""
 
     lease: float
     poll_interval: float

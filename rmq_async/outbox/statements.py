@@ -1,13 +1,14 @@
-"""SQL statements, built once for each outbox with bound parameters.
+"""The SQL statements of an outbox, which are built once with bound parameters.
 
-PostgreSQL: rows are claimed with FOR UPDATE SKIP LOCKED. Lists of rows are arrays, so the text of a statement, and with it the
-server's prepared plan, is the same for any number of rows. SQLite: it has one writer at a time, so an UPDATE with a condition
-on the state that it changes is a compare-and-set. Many rows are written by ``executemany`` in one transaction, and lists are
-JSON texts.
+In PostgreSQL, rows are claimed with FOR UPDATE SKIP LOCKED. Lists of rows are passed as arrays, so the text of a statement, and
+therefore the server's prepared plan, is the same for any number of rows. SQLite has one writer at a time, so an UPDATE with a
+condition on the state that it changes is a compare-and-set. In SQLite, many rows are written by ``executemany`` in one
+transaction, and lists are passed as JSON strings.
 
-A row is *due* when ``next_attempt`` has passed: it is PENDING, or its sender's lease has expired. A row with a sharding key
-waits for all earlier rows of that key and topic that are neither SENT nor due. Of two concurrent claims one may skip the first
-row of a key, which the other has locked, and get the second row: so ``blocked`` checks again after a claim.
+A row is *due* when ``next_attempt`` has passed: either the row is PENDING, or its sender's lease has expired. A row with a
+sharding key waits for all earlier rows with that key and topic that are neither SENT nor due. If two claims run concurrently,
+one of them may skip the first row of a key, because the other has locked it, and may get the second row. Therefore, ``blocked``
+checks again after a claim.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ _ME: Final = sa.bindparam("me", type_=sa.String)
 
 
 def _ago(name: str) -> sa.ColumnElement[Any]:
-    """Return the expression for the time that is ``name`` (a parameter, in seconds) before now.
+    """Return the expression for the current time minus the parameter ``name`` (in seconds).
 
-    It is evaluated once, because an index needs a constant.
+    The database evaluates it once, because it can use an index only with a constant.
     """
     return sa.select(seconds_from_now(-sa.bindparam(name, type_=sa.Float))).scalar_subquery()
 
 
 def _listed(name: str) -> sa.Select[Any]:
-    """Return the query for the values of a list in SQLite.
+    """Return the query that yields the values of a list in SQLite.
 
-    The list is one parameter, a JSON text, because the number of parameters is limited.
+    The list is passed as one parameter, a JSON string, because the number of parameters is limited.
     """
     return sa.select(sa.func.json_each(sa.bindparam(name, type_=_JsonList)).table_valued("value").c.value)
 
@@ -55,7 +56,7 @@ class _JsonList(sa.TypeDecorator[list[Any]]):
 
 
 def _type_of(table: sa.Table, name: str) -> TypeEngine[Any]:
-    """Return the type of a column's values in statements: UtcDateTime for a time."""
+    """Return the type of a column's values in statements. For a time, that is UtcDateTime."""
     return UtcDateTime() if isinstance(table.c[name].type, sa.DateTime) else table.c[name].type
 
 
@@ -104,7 +105,9 @@ class Statements:
     # -- rows are taken
 
     def claim(self, *, only: bool) -> sa.Update:
-        """Return the statement that claims up to ``limit`` due rows: of the topics in ``topics`` (``only``), or of all others."""
+        """Return the statement that claims up to ``limit`` due rows. With ``only``, it claims rows of the topics in ``topics``;
+        otherwise, it claims rows of all other topics.
+        """
         table, wanted = self._table, self._table.c.topic
         first = table.alias("first")
         waits = self._is_behind(first, sa.or_(first.c.state == literal(FAILED), first.c.next_attempt > _now()))
@@ -130,15 +133,16 @@ class Statements:
         return taken.returning(table.c.id, table.c.attempts, size.label("size"), body.label("body"), *columns)
 
     def _owned(self) -> sa.Select[Any]:
-        """Return the query for the rows of ``ids`` that are committed and owned by ``me``, with the unique ids of their
-        messages: SQLite reuses the id of a row that was rolled back.
+        """Return the query for the rows of ``ids`` that are committed and owned by ``me``.
+
+        It also returns the unique ids of their messages, because SQLite reuses the id of a row that was rolled back.
         """
         table = self._table
         return sa.select(table.c.id, table.c.unique_id).where(self._among(table.c.id, "ids", sa.BigInteger()), self._is_mine())
 
     def _blocked(self) -> sa.Select[Any]:
-        """Return the query for the rows of ``ids`` that are behind an unsent row of their key, where ``in_hand`` does not
-        contain the unsent row.
+        """Return the query for the rows of ``ids`` that are behind an unsent row with the same key, if that row is not in
+        ``in_hand``.
         """
         table = self._table
         first = table.alias("first")
@@ -151,7 +155,7 @@ class Statements:
     # -- outcomes
 
     def _sent(self) -> sa.Update:
-        """Return the statement that marks rows as SENT, whichever process owns them: their messages are stored."""
+        """Return the statement that marks rows as SENT, whichever process owns them, because their messages are stored."""
         table = self._table
         values = ("offset_message_id", sa.String(LONGEST_ID)), ("queue", sa.String(255)), ("queue_offset", sa.BigInteger())
         row, given = self._many("sent", values)
@@ -163,7 +167,7 @@ class Statements:
     def _failed(self) -> sa.Update:
         """Return the statement that writes failures of rows that ``me`` still owns.
 
-        ``delay``: seconds until a row is due again.
+        The parameter ``delay`` is the number of seconds until a row is due again.
         """
         table = self._table
         values = ("delay", sa.Float()), ("last_error", sa.Text()), ("given_up", sa.Boolean())
@@ -180,7 +184,7 @@ class Statements:
         )
 
     def _released(self) -> sa.Update:
-        """Return the statement by which claimed rows whose send has not begun become due again."""
+        """Return the statement that makes claimed rows due again if their send has not begun."""
         table = self._table
         chosen = sa.update(table).where(self._among(table.c.id, "ids", sa.BigInteger()), self._is_mine())
         return chosen.values(state=PENDING, owner=None, lease=None, next_attempt=_now(), updated=_now())
@@ -188,8 +192,8 @@ class Statements:
     # -- supervision
 
     def _stuck(self) -> sa.Update:
-        """Return the statement that marks up to ``limit`` stuck rows with ids above ``after`` as reported, and return these
-        rows.
+        """Return the statement that marks up to ``limit`` stuck rows with ids above ``after`` as reported, and that returns
+        these rows.
         """
         table = self._table
         again = seconds_from_now(-sa.bindparam("period", type_=sa.Float))
@@ -213,8 +217,8 @@ class Statements:
         return marked.returning(*(table.c[name] for name in names), seconds_since(table.c.created).label("age"))
 
     def _totals(self) -> sa.Select[*tuple[Any, ...]]:
-        """Return one query for all counts: in separate statements, a row that is sent between two statements would be counted
-        twice.
+        """Return a single query for all counts. With separate statements, a row that is sent between two of them would be
+        counted twice.
         """
         table = self._table
         sent = table.alias("sent")
@@ -227,7 +231,9 @@ class Statements:
         ).where(table.c.state != literal(SENT))
 
     def _left(self) -> tuple[sa.Select[*tuple[Any, ...]], sa.Select[*tuple[Any, ...]]]:
-        """Return two statements: whether a row can be sent, and the number of rows that wait behind a FAILED row of their key."""
+        """Return two statements. The first one tells whether any row can be sent, and the second one counts the rows that wait
+        behind a FAILED row with the same key.
+        """
         table = self._table
         first = table.alias("first")
         behind = self._is_behind(first, first.c.state == literal(FAILED))
@@ -253,7 +259,8 @@ class Statements:
         if state == SENT:
             old = old.order_by(table.c.updated)
         else:
-            old = old.where(table.c.state != literal(SENT))  # SQLite does not infer it, and needs it for the index
+            # SQLite does not infer this condition, but needs it to use the index
+            old = old.where(table.c.state != literal(SENT))
         old = old.limit(sa.bindparam("limit", type_=sa.BigInteger))
         if self._arrays:
             old = old.with_for_update(skip_locked=True)
@@ -271,13 +278,13 @@ class Statements:
             first.c.sharding_key == table.c.sharding_key,
             first.c.topic == table.c.topic,
             first.c.id < table.c.id,
-            first.c.state != literal(SENT),  # also where it is redundant: it makes the planner use the index
+            first.c.state != literal(SENT),  # even where this condition is redundant, it makes the planner use the index
             condition,
         )
         return sa.exists(sa.select(sa.literal(1)).select_from(first).where(*before).correlate(table))
 
     def _is_one_of(self, found: sa.Select[Any], name: str) -> sa.ColumnElement[bool]:
-        """Return the condition that a query finds the row; PostgreSQL passes over rows that others have locked."""
+        """Return the condition that a query finds the row. PostgreSQL skips rows that other transactions have locked."""
         row = self._table.c.id
         return row == found.with_for_update(skip_locked=True).cte(name).c.id if self._arrays else row.in_(found)
 

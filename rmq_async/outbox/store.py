@@ -1,9 +1,9 @@
 """The queries of an outbox.
 
-Each method has transactions of its own.
+Each method runs in separate transactions.
 
-Errors of the database (``DATABASE_ERRORS``) are passed on, but ``probe`` raises ConfigError for a missing table or column. Methods
-of a relay raise TimeoutError after ``patience`` seconds.
+The methods raise the errors of the database (``DATABASE_ERRORS``), but ``probe`` raises ConfigError for a missing table or
+column. The methods that a relay uses raise TimeoutError after ``patience`` seconds.
 """
 
 from __future__ import annotations
@@ -33,32 +33,35 @@ from .statements import Statements
 
 try:
     from asyncpg import InterfaceError, PostgresError
-except ImportError:  # SQLite alone, or another driver
+except ImportError:  # only SQLite, or another driver, is installed
     _DRIVER_ERRORS: tuple[type[Exception], ...] = ()
 else:
-    _DRIVER_ERRORS = (InterfaceError, PostgresError)  # SQLAlchemy 2.0 passes on what asyncpg raises while it connects
+    # SQLAlchemy 2.0 does not wrap the errors that asyncpg raises while it connects
+    _DRIVER_ERRORS = (InterfaceError, PostgresError)
 
 logger = logging.getLogger("rmq_async.outbox")
 
 DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (
     SQLAlchemyError, OSError, TimeoutError, NoThreadError, *_DRIVER_ERRORS,
 )  # fmt: skip
-"""The errors that a statement may raise, because the database is away or busy, or refuses it, or its driver gets no thread."""
+"""The errors that a statement may raise because the database is unavailable or busy, refuses the statement, or its driver
+cannot start a thread.
+"""
 
 _LARGEST: Final = 2**63 - 1
 _LEAST_PATIENCE: Final = 10.0
 _AT_ONCE: Final = 1000
-"""Maximum number of rows that one statement deletes, and of ids in one statement."""
+"""Maximum number of rows that one statement deletes, and maximum number of ids in one statement."""
 
 
 class OutboxStatus(msgspec.Struct, frozen=True):
     """The state of an outbox.
 
     Attributes:
-        pending: Number of messages that are neither sent nor FAILED, messages in flight included.
-        oldest_age: Seconds since the oldest of them was added, 0.0 if there is none.
+        pending: Number of messages that are neither sent nor FAILED. This includes messages in flight.
+        oldest_age: Seconds since the oldest pending message was added, or 0.0 if there is none.
         sent: Number of sent messages whose rows are not purged yet.
-        failed: Number of messages that are FAILED: they are sent only after ``retry``.
+        failed: Number of messages that are FAILED. They are sent only after a call of ``retry``.
     """
 
     pending: int
@@ -77,15 +80,17 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def at(cls, row: int, offset_message_id: str, queue: str, queue_offset: int) -> Sent:
-        """Return the outcome with the broker's texts cut to what a column can hold, and -1 for an offset that it cannot hold: a
-        refused value would prevent the write of all others.
+        """Return the outcome with values that the columns can hold.
+
+        The broker's strings are cut to the length of their column, and an offset out of range becomes -1, because a refused
+        value would prevent the write of all other outcomes.
         """
         offset = queue_offset if -_LARGEST <= queue_offset <= _LARGEST else -1
         return cls(row, printable(offset_message_id)[:LONGEST_ID], printable(queue)[:LONGEST_ID], offset)
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """A row whose message could not be sent: due again in ``delay`` seconds, or FAILED (``given_up``)."""
+    """A row whose message could not be sent. It is due again in ``delay`` seconds or, with ``given_up``, it is FAILED."""
 
     row: int
     delay: float
@@ -97,14 +102,14 @@ class Store:
     """The queries of one table for one process.
 
     Args:
-        me: The name that it claims rows under.
+        me: The name under which this process claims rows.
         lease: Seconds for which a claimed row is reserved.
     """
 
     def __init__(self, engine: AsyncEngine, table: Table, me: str, lease: float) -> None:
         self.dialect = checked_dialect(engine)
         self._arrays = self.dialect == "postgresql"
-        if self._arrays:  # at a stricter level of the service, claims that skip each other's rows would fail
+        if self._arrays:  # with a stricter isolation level of the service, concurrent claims would fail
             engine = engine.execution_options(isolation_level="READ COMMITTED")
         self._engine = engine
         self._table = table
@@ -114,11 +119,13 @@ class Store:
         self.me = me
         self.lease = lease
         self.patience = max(lease, _LEAST_PATIENCE)
-        """Maximum seconds of a transaction: a lost connection to the database may stay silent for hours."""
+        """Maximum duration of a transaction in seconds. It is needed because a lost connection to the database may go unnoticed
+        for hours.
+        """
 
     @asynccontextmanager
     async def _begin(self, timeout: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection in a transaction, for ``timeout`` seconds at most."""
+        """Provide a connection in a transaction for at most ``timeout`` seconds."""
         async with asyncio.timeout(timeout):
             with naming_refusals():
                 async with self._engine.begin() as connection:
@@ -126,7 +133,7 @@ class Store:
 
     @asynccontextmanager
     async def _connect(self, timeout: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """Provide a connection to read by, for ``timeout`` seconds at most."""
+        """Provide a connection for reading for at most ``timeout`` seconds."""
         async with asyncio.timeout(timeout):
             with naming_refusals():
                 async with self._engine.connect() as connection:
@@ -148,7 +155,8 @@ class Store:
     def check_is_there(self, error: ProgrammingError | OperationalError) -> None:
         """Raise ConfigError if ``error`` says that the table is missing or lacks a column.
 
-        Return for an error about another table: the session may have flushed changes of the user before the statement.
+        Return without an error if ``error`` is about another table, because the session may have flushed the user's changes
+        before the statement.
         """
         reason, name = reason_of(error), self._table.fullname
         if self._names_table.search(reason) and (
@@ -167,11 +175,11 @@ class Store:
     ) -> tuple[list[Held], list[int]]:
         """Claim up to ``limit`` due rows.
 
-        Return them in the order of their ids, and the ids of the rows that are out of turn and must be released.
+        Return the rows in the order of their ids, and the ids of the rows that are out of turn and must be released.
 
         Args:
-            only: True claims rows of ``topics``, False rows of all other topics.
-            in_hand: Rows that this process is sending: they do not keep later rows of their keys out of turn.
+            only: True claims rows of ``topics``. False claims rows of all other topics.
+            in_hand: Rows that this process is sending. A later row with the same key does not have to wait for them.
         """
         until = machine.monotonic() + self.lease
         async with self._begin(self.patience) as connection:
@@ -185,8 +193,8 @@ class Store:
         return rows, out_of_turn
 
     async def owned(self, rows: Sequence[Held], in_hand: Collection[int]) -> tuple[list[Held], list[int]]:
-        """Return the rows that are committed and owned by this process, and the ids of the rows that must wait for others of their
-        keys.
+        """Return the rows that are committed and owned by this process, and the ids of the rows that must wait for other rows
+        with the same key.
 
         Args:
             in_hand: As for ``claim``.
@@ -199,7 +207,7 @@ class Store:
             return ours, await self._blocked(connection, keyed, in_hand) if keyed else []
 
     async def blocked(self, rows: Collection[int], in_hand: Collection[int]) -> list[int]:
-        """Return the ids of the rows that must wait for others of their keys.
+        """Return the ids of the rows that must wait for other rows with the same key.
 
         Args:
             in_hand: As for ``claim``.
@@ -212,7 +220,7 @@ class Store:
         return list((await connection.execute(self.statements.blocked, given)).scalars())
 
     async def body(self, row: int) -> bytes | None:
-        """Return the body of a row; None if the row was deleted."""
+        """Return the body of a row. Return None if the row was deleted."""
         async with self._connect(self.patience) as connection:
             found: bytes | None = (await connection.execute(self.statements.body, {"row": row})).scalar()
             return found
@@ -274,22 +282,24 @@ class Store:
         return OutboxStatus(found.pending, max(0.0, found.oldest_age or 0.0), found.sent, found.failed)
 
     async def anything_to_send(self) -> bool:
-        """Return whether an unsent row can be sent, now or by a later attempt: it is neither FAILED nor behind a FAILED one."""
+        """Return whether any unsent row can be sent, now or by a later attempt. Such a row is neither FAILED nor behind a
+        FAILED row.
+        """
         async with self._connect() as connection:
             found: bool = (await connection.execute(self.statements.anything_to_send)).scalar_one()
             return bool(found)
 
     async def behind_failed(self) -> int:
-        """Return the number of rows that wait until a FAILED row of their key is retried or deleted."""
+        """Return the number of rows that wait until a FAILED row with the same key is retried or deleted."""
         async with self._connect() as connection:
             found: int = (await connection.execute(self.statements.behind_failed)).scalar_one()
             return found
 
     async def retry(self, rows: Collection[int] | None) -> int:
-        """Make rows due; return their number.
+        """Make rows due, and return their number.
 
         Args:
-            rows: Ids; None for all FAILED rows.
+            rows: Ids of rows. None stands for all FAILED rows.
         """
         async with self._begin() as connection:
             if rows is None:
@@ -312,7 +322,7 @@ class Store:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error in one line, without the statement and its parameters."""
+    """Return the message of an error on one line, without the statement and its parameters."""
     said = getattr(error, "orig", None) or error
     text = str(said.__cause__ or said).strip() or type(said).__name__
     return printable(text.splitlines()[0], 500)
@@ -322,7 +332,7 @@ def checked_dialect(engine: AsyncEngine) -> str:
     """Return the name of the engine's dialect.
 
     Raises:
-        ConfigError: For an engine that an outbox cannot use.
+        ConfigError: If an outbox cannot use the engine.
     """
     check_engine(engine, "an outbox")
     if isinstance(engine.pool, StaticPool):

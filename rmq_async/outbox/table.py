@@ -1,8 +1,8 @@
 """The table of an outbox.
 
-All times in it except ``deliver_at`` are of the database's clock, so that leases hold between machines whose clocks differ. Two
-partial indexes cover unsent rows, so they stay small while sent rows wait for ``purge``: one by id, the order of sending, one
-by sharding key. A third one is for ``purge``.
+All times in the table except ``deliver_at`` come from the database's clock, so that leases are valid across machines whose
+clocks differ. Two partial indexes cover only unsent rows, so they stay small while sent rows wait for ``purge``. One is sorted
+by id, which is the order of sending, and the other by sharding key. A third index is for ``purge``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy import MetaData, Table  # without a module in the public signature
+from sqlalchemy import MetaData, Table  # imported by name, so that the public signature shows no module
 
 from .._database import split_table_name
 
@@ -22,13 +22,15 @@ STATES: Final = (PENDING, SENDING, SENT, FAILED)
 
 
 def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
-    """Return the table of an outbox as part of ``metadata``, for Alembic or to create it with the tables of a service.
+    """Return the table of an outbox as part of ``metadata``, for use with Alembic or to create it together with a service's
+    tables.
 
     Args:
-        name: Name of at most 40 bytes in UTF-8, or "schema.name".
+        name: Name of the table, at most 40 bytes in UTF-8, or "schema.name".
 
     Raises:
-        ConfigError: For another name, and SQLAlchemy's InvalidRequestError if ``metadata`` has a table of that name already.
+        ConfigError: For an invalid name.
+        InvalidRequestError: If ``metadata`` already has a table with that name (an error of SQLAlchemy).
     """
     schema, table = split_table_name(name)
     time = sa.DateTime(timezone=True)
@@ -60,7 +62,7 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
         sa.Column("created", time, nullable=False),
         sa.Column("updated", time, nullable=False),
         schema=schema,
-        sqlite_autoincrement=True,  # ids grow also after a purge: they are the order of sending
+        sqlite_autoincrement=True,  # ids must keep growing after a purge, because they define the order of sending
     )
     unsent = made.c.state != literal(SENT)
     sa.Index(f"ix_{table}_unsent", made.c.id, postgresql_where=unsent, sqlite_where=unsent)
@@ -72,5 +74,5 @@ def outbox_table(metadata: MetaData, name: str = "rmq_outbox") -> Table:
 
 
 def literal(value: str) -> sa.ColumnElement[str]:
-    """Return a text as an SQL literal: a condition with a bound value matches no partial index."""
+    """Return a string as an SQL literal, because a condition with a bound value does not match a partial index."""
     return sa.literal_column(f"'{value}'", sa.String)
