@@ -16,18 +16,19 @@ _NEEDED: Final = frozenset({"click", "rich"})
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and end the process with its exit code: 0 for success, 1 for a failure, 2 for wrong use, 130 after
-    Ctrl-C, 143 after SIGTERM. A first signal is the regular end, with 0, of ``consume``, ``server`` and ``outbox relay``
-    without --drain.
+    """Run the command and end the process with its exit code.
+
+    The exit code is 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, and 143 after SIGTERM. ``consume``,
+    ``server``, and ``outbox relay`` without --drain run until a first signal, after which they end with 0.
 
     Args:
-        arguments: Arguments after the program's name; default: the arguments of the process.
+        arguments: Arguments after the program's name. The default is the arguments of the process.
     """
     _open_standard_files()
     try:
         from .app import run_command
 
-        if find_spec("rich") is None:  # it is imported late, by what prints tables
+        if find_spec("rich") is None:  # rich is imported late, by the code that prints tables
             raise ModuleNotFoundError(name="rich")
     except ModuleNotFoundError as error:
         missing = missing_package(error)
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """Return the advice about a missing package of the extra ``cli``; None for other modules."""
+    """Return the advice about a missing package of the extra ``cli``. Return None for other modules."""
     if error.name is None or error.name.partition(".")[0] not in _NEEDED:
         return None
     return f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs"
@@ -52,9 +53,9 @@ def _print_error(why: str, code: int) -> int:
 
 
 def _ended(code: int) -> int:
-    """Write the rest of stdout and return the exit code, 1 in place of 0 if writing failed.
+    """Write the rest of stdout and return the exit code. If writing failed, return 1 in place of 0.
 
-    Output that cannot be written is dropped: the interpreter would try again, and end with code 120.
+    Output that cannot be written is dropped, because the interpreter would try again and end with code 120.
     """
     try:
         sys.stdout.flush()
@@ -67,7 +68,7 @@ def _ended(code: int) -> int:
 def _open_standard_files() -> None:
     """Open /dev/null for each closed standard file (``rmq ... >&-``).
 
-    Else the next socket would get the file's number, and the output would be written to it.
+    Otherwise, the next socket would get the number of the closed file, and the output would be written to the socket.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

@@ -1,4 +1,4 @@
-"""Makes commands of functions that get a started admin: ``rmq topic``, ``rmq group`` and ``rmq message``."""
+"""Turns functions that take a started admin into commands: those of ``rmq topic``, ``rmq group`` and ``rmq message``."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ Work = Callable[..., Awaitable[None]]
 
 
 def admin_command(*, asks: str | None = None) -> Callable[[Work], Callable[..., None]]:
-    """Return a decorator that adds the options of a connection to a coroutine function, and makes a command of it.
+    """Return a decorator that turns a coroutine function into a command with the options of a connection.
 
-    The function gets a started admin, the output, and the values of the command's own options and arguments by name.
+    The function gets a started admin, the output, and the values of the command's own options and arguments as keyword
+    arguments.
 
     Args:
-        asks: A question that the user must agree to first, with names of options and arguments in braces; the command gets the
-            option --yes.
+        asks: A question that the user must answer with yes first, with names of options and arguments in braces. The command
+            gets the option --yes.
     """
 
     def decorate(work: Work) -> Callable[..., None]:
         @wraps(work)
         def call(*, namesrv: str | None, timeout: float, as_json: bool, yes: bool = True, **given: Any) -> None:
             config = client_config(namesrv, timeout)
-            if asks is not None:  # without a loop, which would hold Ctrl-C back
+            if asks is not None:  # outside of a loop, because a loop would delay Ctrl-C
                 confirm(asks.format(**given), yes=yes)
             with_admin(config, lambda admin: work(admin, Output(as_json=as_json), **given))
 
@@ -57,7 +58,7 @@ def yes_option(command: Command) -> Command:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on the terminal. Raises click.Abort if the user declines, UsageError if there is no terminal."""
+    """Ask the question on the terminal. Raise click.Abort if the user declines, and UsageError if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Lists the commands, and turns errors into one line on stderr and an exit code."""
+"""Lists the commands, and turns an error into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 COMMANDS: Final = (
     "bench", "consume", "demo", "group", "message", "outbox", "pull", "send", "server", "simulate", "spark", "top", "topic",
 )  # fmt: skip
-"""Each is a module, which has a function of the command's name."""
+"""The commands. Each one is a module that has a function with the command's name."""
 
 
 class Commands(click.Group):
-    """A group that imports the module of a command when it is called, to save the time that the others take."""
+    """A group that imports the module of a command only when the command is called, to save the time for importing the other
+    modules.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -44,9 +46,9 @@ class Commands(click.Group):
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; return its exit code.
+    """Run one command line and return its exit code.
 
-    Print an error as one line on stderr; raise an error that counts as a bug if the variable RMQ_TRACEBACK is set.
+    Print an error as one line on stderr. If the environment variable RMQ_TRACEBACK is set, raise an error that counts as a bug.
     """
     with _logging_to_stderr():
         return _run(arguments)
@@ -77,8 +79,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _about_locale(arguments: Sequence[str] | None, error: Exception) -> str:
-    """Return the reason for an error about text without a UTF-8 form if it came from the command line: Python cannot read
-    characters there that the locale does not have.
+    """Return the reason for an error about text without a UTF-8 form, if the text came from the command line. Python cannot
+    decode characters of the command line that the locale does not have.
     """
     given = [each for each in (sys.argv[1:] if arguments is None else arguments) if _SURROGATE.search(each)]
     if not given or "surrogate" not in str(error):
@@ -94,7 +96,7 @@ def _print_error(message: str, code: int, path: str = "rmq") -> int:
 
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
-    """Print the client's warnings on stderr while a command runs, then restore the logging of the calling program."""
+    """Print the client's warnings on stderr while a command runs. Restore the logging of the calling program afterwards."""
     logger = logging.getLogger("rmq_async")
     before = logger.handlers, logger.level, logger.propagate
     handler = logging.StreamHandler()
@@ -113,7 +115,7 @@ def _logging_to_stderr() -> Iterator[None]:
 def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked or context.resilient_parsing:
         return
-    from importlib import metadata  # a tenth of the start of a command
+    from importlib import metadata  # imported here, because it takes a tenth of the start of a command
 
     try:
         loop = f"uvloop {metadata.version('uvloop')}"

@@ -64,19 +64,20 @@ class ConsumeOptions(ClientOptions):
         return self.start  # type: ignore[return-value]  # MOMENT accepts these words only
 
 
-# Runs the command of ``--exec`` for one message: the body is its input, its exit code the outcome.
+# Runs the command of ``--exec`` for one message. The command reads the body from its standard input, and its exit code is the
+# outcome.
 
 DEAD_LETTER: Final = 65
-"""EX_DATAERR of sysexits.h: the input is wrong, so another attempt would fail too."""
+"""EX_DATAERR of sysexits.h. It means that the input is wrong, so another attempt would also fail."""
 CANNOT_RUN: Final = frozenset({126, 127})
-"""Exit codes with which a shell says that it cannot run the command, or has not found it."""
+"""Exit codes with which a shell reports that it cannot run the command or has not found it."""
 STDERR: Final = 2
 LAST_WORDS: Final = 1.0
 """Seconds from SIGTERM to SIGKILL for a command that is to end."""
 
 
 class Commands:
-    """Runs the command for messages, and ends what still runs.
+    """Runs the command for messages, and ends the commands that are still running.
 
     Args:
         stdout_to_stderr: True sends the command's standard output to stderr, since standard output is for JSON objects only.
@@ -88,14 +89,14 @@ class Commands:
         self._running: set[asyncio.subprocess.Process] = set()
 
     async def run(self, message: MessageExt, delivery: Delivery) -> int:
-        """Run the command by the shell, in a process group of its own, and return its exit code; 128 + N after signal N.
+        """Run the command with the shell, in a separate process group. Return its exit code, or 128 + N if signal N ended it.
 
-        When this call is cancelled it ends the command, as ``end`` does.
+        If this call is cancelled, it ends the command as ``end`` does.
 
         Raises:
-            OSError: Where no process can be started.
+            OSError: If no process can be started.
         """
-        # In a task of its own: a cancelled start may have made a process without an owner.
+        # The start runs in a separate task, because a cancelled start may leave behind a process that no one ends.
         starting = asyncio.ensure_future(self._start(message, delivery))
         try:
             process = await asyncio.shield(starting)
@@ -114,7 +115,7 @@ class Commands:
                 stdin=body,
                 stdout=self._stdout,
                 env={**os.environ, **facts_of(message, delivery)},
-                start_new_session=True,  # Ctrl-C on the terminal lets it end its message
+                start_new_session=True,  # so that Ctrl-C on the terminal does not interrupt the command during a message
             )
         self._running.add(process)
         return process
@@ -137,7 +138,7 @@ class Commands:
 def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
     """Return the environment variables that describe the message.
 
-    A field without a value is an empty text, and U+FFFD replaces NUL, which the environment cannot hold.
+    A field without a value becomes an empty string. U+FFFD replaces NUL, which the environment cannot hold.
     """
     facts = {
         "RMQ_TOPIC": message.topic,
@@ -160,7 +161,7 @@ def facts_of(message: MessageExt, delivery: Delivery) -> Mapping[str, str]:
 def _file_of(body: bytes) -> IO[bytes]:
     """Return a file with the body, in memory or in the temporary directory.
 
-    Unlike a pipe it needs no task to write it, and a command need not read it.
+    Unlike a pipe, a file needs no task that writes it, and the command does not have to read it.
     """
     in_memory = hasattr(os, "memfd_create")
     file = os.fdopen(os.memfd_create("message"), "w+b") if in_memory else tempfile.TemporaryFile()  # noqa: SIM115 - the caller's
@@ -184,16 +185,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-# The member of the group: the calls of its handler, their outcomes, and its end.
+# The member of the group: the calls of its handler, their outcomes, and the end of the command.
 #
-# A message is printed, or its command has ended, before it is settled. At the end the consumer is paused, which drops the
-# messages whose handling has not begun, and stops when no handler runs. A message whose call is cancelled by a second signal, or
-# whose output has no reader, is not settled: it is delivered again, and that counts as no attempt.
+# A message is printed, or its command has ended, before it is settled. At the end, the consumer is paused, which drops the
+# messages whose handling has not begun, and it stops when no handler runs. A message whose call is cancelled by a second
+# signal, or whose output has no reader, is not settled. It is delivered again, and this does not count as an attempt.
 
 SHORTAGES: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC})
-"""Errors of the system where it cannot start any process now: the message waits, without an attempt."""
+"""System errors which mean that no process can be started now. The message waits, and no attempt is counted."""
 OF_MESSAGE: Final = frozenset({errno.E2BIG, errno.EFBIG})
-"""Errors where it cannot start one for this message, which is larger than its environment or a file may be."""
+"""System errors which mean that no process can be started for this message, because it is too large for the environment or for
+a file.
+"""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 LAST_COMMITS: Final = 1.0
@@ -201,7 +204,7 @@ LAST_COMMITS: Final = 1.0
 
 
 async def consume_messages(options: ConsumeOptions, config: ClientConfig) -> int:
-    """Consume until --count, a signal or a failure; return the exit code, or raise the failure."""
+    """Consume until --count is reached, a signal arrives, or a failure occurs. Return the exit code, or raise the failure."""
     loop, work = asyncio.get_running_loop(), _Work(options)
 
     def received(number: int) -> None:
@@ -260,7 +263,7 @@ async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
 
 
 class _FailedError(RetryLater):
-    """The command has failed, or no process could be started (``code`` None); logged without a traceback."""
+    """The command has failed, or no process could be started (``code`` is None). It is logged without a traceback."""
 
     def __init__(self, code: int | None) -> None:
         super().__init__()
@@ -285,13 +288,13 @@ class _Work:
 
     def __init__(self, options: ConsumeOptions) -> None:
         self.over = asyncio.Event()
-        """Set when no further message shall be handled."""
+        """Set when no further message is to be handled."""
         self.cut = asyncio.Event()
-        """Set when the end shall not wait for handlers."""
+        """Set when the end must not wait for handlers."""
         self.leaving = False
         """Whether a call waits for the stop to cancel it."""
         self.aborted: int | None = None
-        """Number of the signal that ended the running calls; None before it."""
+        """Number of the signal that ended the running calls. None until such a signal arrives."""
         self.failure: Exception | None = None
         self.printer = Printer()
         self._options = options
@@ -305,8 +308,8 @@ class _Work:
 
     @property
     def concurrency(self) -> int:
-        """Maximum number of calls at a time, such that none begins beyond --count: a stop cuts such a call off, and leaves its last
-        commits little time.
+        """Maximum number of concurrent calls, such that no call begins beyond --count. A stop would cancel such a call and
+        would leave little time for its last commits.
         """
         most, count = self._options.concurrency, self._options.count
         return most if count is None else max(min(most, self._running + count - self._begun), 1)
@@ -317,7 +320,7 @@ class _Work:
             subscription.concurrency = self.concurrency
 
     def interrupt(self, number: int) -> None:
-        """End the work; end the running calls too if the end of the work has begun already."""
+        """End the work. If the end of the work has already begun, end the running calls too."""
         if self.over.is_set() and self.aborted is None:
             self.aborted = number
             self.cut.set()
@@ -364,7 +367,7 @@ class _Work:
         self.over.set()
 
     def _pause(self) -> None:
-        with suppress(RocketMQError):  # it is starting, when ``handle`` leaves each call, or stopping
+        with suppress(RocketMQError):  # the consumer is starting, in which case ``handle`` leaves each call, or is stopping
             self.consumer.pause()
 
     async def _handle(self, message: MessageExt) -> None:
@@ -386,7 +389,7 @@ class _Work:
         return line + body_bytes(message) + b"\n"
 
     async def _execute(self, message: MessageExt) -> tuple[str, int | None]:
-        """Return the outcome of the message, and the exit code, which is None where no process can be started."""
+        """Return the outcome of the message and the exit code. The exit code is None if no process can be started."""
         assert self._commands is not None
         delivery = current_delivery()
         code: int | None = None
@@ -412,11 +415,12 @@ class _Work:
         return outcome, code
 
     async def _run(self, commands: Commands, message: MessageExt, delivery: Delivery) -> int:
-        """Run the command; while the machine has no room for a process, wait for it.
+        """Run the command. Wait while the machine lacks the resources to start a process.
 
         Raises:
-            OSError: Where the message is too large, and _EndedError at the end of the work, which a machine that lets no
-                process start brings about.
+            OSError: If the message is too large.
+            _EndedError: If the work ends before a process could be started. The work also ends if the machine starts no process
+                at all.
         """
         pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
@@ -446,7 +450,7 @@ class _Work:
             delivery.extend(self._options.exec_timeout)
 
     async def _tell(self, message: MessageExt, delivery: Delivery, ended: dict[str, object]) -> None:
-        """Print the outcome of a command as a JSON object; nothing without --json."""
+        """Print the outcome of a command as a JSON object. Print nothing without --json."""
         if self._options.as_json:
             facts = {"topic": message.topic, "broker": message.queue.broker_name, "queue_id": message.queue.queue_id}
             facts |= {"queue_offset": message.queue_offset, "msg_id": message.msg_id, "attempt": delivery.attempt}
@@ -461,7 +465,7 @@ class _Work:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Wait until the stop cancels the call: its message is not settled."""
+        """Wait until the stop cancels the call, so that its message is not settled."""
         self.leaving = True
         await asyncio.get_running_loop().create_future()
 
@@ -494,20 +498,23 @@ class _Work:
 @client_options
 @pass_options(ConsumeOptions)
 def consume(options: ConsumeOptions) -> int:
-    """Consume TOPIC as a member of a group: print each message as rmq pull does, and commit what was printed.
+    """Consume TOPIC as a member of a group: print each message as rmq pull does, and commit the messages that were printed.
 
-    With --exec a command gets the body as its input and decides by its exit code: 0 the message is done, 65 (EX_DATAERR) it is
-    dead-lettered, any other, such as 75 (EX_TEMPFAIL), it is tried again later, by the group's retries. 126 and 127, with which
-    the shell says that it cannot run the command, end rmq consume too. Messages wait while the machine has no room for a process,
-    and stay if it lets none start, which ends rmq consume. The command finds in its environment RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER,
-    RMQ_QUEUE_ID, RMQ_QUEUE_OFFSET, RMQ_MSG_ID, RMQ_TAGS, RMQ_KEYS (separated by spaces), RMQ_SHARDING_KEY, RMQ_PROPERTIES (JSON),
-    RMQ_ATTEMPT (from 1 on), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json each outcome is an object on stdout, and what
-    commands print goes to stderr.
+    With --exec, a command gets the body of each message as its input, and its exit code decides: with 0 the message is done,
+    with 65 (EX_DATAERR) it is dead-lettered, and with any other code, such as 75 (EX_TEMPFAIL), it is tried again later, by the
+    group's retries. The codes 126 and 127, with which the shell reports that it cannot run the command, also end rmq consume.
+    Messages wait while the machine lacks the resources to start a process. If it cannot start any process, rmq consume ends,
+    and the messages stay in the group. The command finds in its environment RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER, RMQ_QUEUE_ID,
+    RMQ_QUEUE_OFFSET, RMQ_MSG_ID, RMQ_TAGS, RMQ_KEYS (separated by spaces), RMQ_SHARDING_KEY, RMQ_PROPERTIES (JSON), RMQ_ATTEMPT
+    (from 1 on), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json, each outcome is an object on stdout, and the output of the
+    commands goes to stderr.
 
-    The first SIGINT or SIGTERM lets running commands end, and commits; a second one ends them, and their messages are delivered
-    again. A summary goes to stderr. Exit code 0 after --count and after the first signal, 130 or 143 after the second.
+    After the first SIGINT or SIGTERM, running commands may end, and their messages are committed. A second signal ends the
+    commands, and their messages are delivered again. A summary goes to stderr. Exit code 0 after --count and after the first
+    signal, 130 or 143 after the second.
     """
     options.check()
     config = client_config(options.namesrv, options.timeout)
-    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
+    # a command that runs indefinitely must report the failures that it waits out
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)
     return run(consume_messages(options, config))

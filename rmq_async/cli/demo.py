@@ -1,4 +1,6 @@
-"""Defines ``rmq demo``: sends in every mode over real sockets, reads all messages back, and checks that none is missing."""
+"""Defines ``rmq demo``, which sends messages in every mode over real sockets, reads them back, and checks that none is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,19 @@ from .running import run
 from .security import security_given, security_options, security_settings
 
 TIME_LIMIT: Final = 8.5
-"""Seconds for everything except the start of the interpreter and an orderly end."""
+"""Seconds for the whole demo, except for the start of the interpreter and an orderly shutdown."""
 SHARE: Final = 0.1
-"""Share of the time limit after which a mode begins no further message: a distant cluster gets fewer, in the modes after it
-too, since all must be read back."""
+"""Share of the time limit after which a mode sends no further messages. A distant cluster gets fewer messages, also in the
+later modes, because all messages must be read back in time.
+"""
 SETTLE: Final = 2.0
 """Maximum seconds to wait for one-way messages that a broker has received and not stored yet."""
 MAX_MEMORY: Final = 192 << 20
-"""Maximum bytes of all messages: the embedded broker keeps 256 MiB and must drop none of them."""
+"""Maximum size of all messages in bytes. The embedded broker keeps 256 MiB and must not drop any message."""
 RECORD_SIZE: Final = 640
-"""Bytes that a broker adds to a body: record, properties, book-keeping, measured 560 at most."""
+"""Bytes that a broker adds to a body for the record, properties and book-keeping. The measured maximum is 560."""
 IN_FLIGHT: Final = 256
-"""Credits of the producer: what mode async has in flight, and eight batches."""
+"""Credits of the producer. They are the number of messages that mode async has in flight, and suffice for eight batches."""
 AT_ONCE: Final = 64
 BATCH: Final = 32
 BATCHES_AT_ONCE: Final = 8
@@ -43,10 +46,11 @@ BATCHES_AT_ONCE: Final = 8
 
 @dataclass
 class Mode:
-    """One way of sending, and the outcomes of its calls.
+    """One sending mode, and the outcomes of its calls.
 
     Attributes:
-        seconds: Seconds of each successful call: until ``on_success`` in mode async, of each batch in mode batch.
+        seconds: Duration in seconds of each successful call. In mode async, it is the time until ``on_success``; in mode batch,
+            it is the time of each batch.
     """
 
     name: str
@@ -64,14 +68,14 @@ class Mode:
     read: Counter[str] = field(default_factory=Counter)
 
     def take(self, number: int = 1) -> list[Message]:
-        """Return the next messages; none when the time is over or all are sent."""
+        """Return the next messages. Return an empty list when the time is over or all messages are sent."""
         if perf_counter() >= self.until:
             return []
         first, self.sent = self.sent, min(self.sent + number, self.wanted)
         return [self.message(f"{self.name}-{index}") for index in range(first, self.sent)]
 
     def message(self, key: str) -> Message:
-        """Return the message of a key, the same each time, so that what comes back is compared byte by byte."""
+        """Return the message for a key. It is the same each time, so that received messages can be compared byte by byte."""
         body = (f"{self.topic} {key} ".encode() * (self.size // 16 + 1))[: self.size]
         return Message(self.topic, body, tags=self.name, keys=key, properties={"demo": key})
 
@@ -124,7 +128,7 @@ class Mode:
 
 
 async def one_after_another(mode: Mode, producer: Producer) -> None:
-    """Send by ``result = await producer.send(message)``."""
+    """Send with ``result = await producer.send(message)``."""
     while taken := mode.take():
         (message,) = taken
         with mode.timed(1):
@@ -139,7 +143,9 @@ async def awaited(mode: Mode, producer: Producer) -> None:
 
 
 async def deferred(mode: Mode, producer: Producer) -> None:
-    """Send by ``await producer.send_async(message, on_success=..., on_error=...)``, with as many in flight as credits."""
+    """Send with ``await producer.send_async(message, on_success=..., on_error=...)``. As many sends are in flight as there are
+    credits.
+    """
     while taken := mode.take():
         (message,) = taken
         began = perf_counter()
@@ -156,7 +162,9 @@ async def deferred(mode: Mode, producer: Producer) -> None:
 
 
 async def oneway(mode: Mode, producer: Producer) -> None:
-    """Send by ``await producer.send_oneway(message)``, which returns once the frame is handed over; no broker responds."""
+    """Send with ``await producer.send_oneway(message)``, which returns once the frame is handed over. Brokers do not
+    respond.
+    """
     while taken := mode.take():
         (message,) = taken
         with mode.timed(1):
@@ -166,7 +174,7 @@ async def oneway(mode: Mode, producer: Producer) -> None:
 
 
 async def batches(mode: Mode, producer: Producer) -> None:
-    """Send by ``result = await producer.send_batch(messages)``."""
+    """Send with ``result = await producer.send_batch(messages)``."""
 
     async def send() -> None:
         while messages := mode.take(BATCH):
@@ -223,7 +231,7 @@ class _Demo:
                         await self._send(name, send, producer)
                     await self._read(consumer)
         except TimeoutError:
-            if not limit.expired():  # it is of a request
+            if not limit.expired():  # the timeout belongs to a request
                 raise
             self._output.trouble(f"demo: not finished after {TIME_LIMIT:g} s, {self.phase}")
             return 1
@@ -231,7 +239,7 @@ class _Demo:
 
     @asynccontextmanager
     async def _topic_on(self, admin: Admin) -> AsyncIterator[None]:
-        """Provide the topic. On a cluster it is deleted afterwards, unless it is to be kept or a problem was found."""
+        """Provide the topic. On a cluster, delete it afterwards, unless the topic is to be kept or a problem was found."""
         await admin.create_topic(self._topic, queues=8)
         yield
         if self._namesrv is not None and not self._keep_topic and not self._problems():
@@ -263,7 +271,7 @@ class _Demo:
                 mode.read[message.keys[0]] += 1
 
     def _problems(self) -> list[str]:
-        """Return the reasons why the demo fails. A cluster may drop one-way messages, which alone is no failure."""
+        """Return the reasons why the demo fails. A cluster may drop one-way messages; that alone is not a failure."""
         found = []
         for mode in self._modes:
             lost = mode.lost()
@@ -278,7 +286,7 @@ class _Demo:
         return found
 
     def _verdict(self, seconds: float) -> int:
-        """Print the figures and the problems; return the exit code."""
+        """Print the figures and the problems, and return the exit code."""
         output, problems = self._output, self._problems()
         totals = self._print_modes()
         place = {"namesrv": self._namesrv, "topic": self._topic, "seconds": round(seconds, 3), "problems": problems}
@@ -293,7 +301,7 @@ class _Demo:
         return 0
 
     def _print_modes(self) -> dict[str, int]:
-        """Print the figures of each mode, and what they mean; return the sums over the modes."""
+        """Print the figures of each mode and an explanation, and return the sums over the modes."""
         output = self._output
         headings = ("sent", "acked", "stored", "lost", "dupl.", "msg/s", "p50 ms", "p99 ms")
         table = plain_table("mode", **dict.fromkeys(headings, True))
@@ -345,10 +353,11 @@ def _shown(value: object) -> str:
 def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size: int, keep_topic: bool) -> int:
     """Send messages in every mode, read all of them back, and check that none is missing.
 
-    Without --namesrv a broker is started inside this process, in memory; $NAMESRV_ADDR is not looked at. With --namesrv a topic is
-    created on that cluster, and deleted again unless the demo fails.
+    Without --namesrv, a broker is started in memory, inside this process, and $NAMESRV_ADDR is ignored. With --namesrv, a topic
+    is created on that cluster, and is deleted again unless the demo fails.
 
-    Ends within ten seconds. Exit code 1 if an acknowledged message is missing or damaged, or anything else failed.
+    The demo ends within ten seconds. The exit code is 1 if an acknowledged message is missing or damaged, or if anything else
+    failed.
     """
     if namesrv is None and security_given():
         raise click.UsageError("the broker in this process knows neither users nor TLS: give --namesrv too")

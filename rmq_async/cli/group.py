@@ -40,7 +40,7 @@ def group(context: click.Context) -> int:
 @click.option("--system", is_flag=True, help="Include groups of the system.")
 @admin_command()
 async def list_groups(admin: Admin, output: Output, system: bool) -> None:
-    """Print the names of the consumer groups that the brokers have settings of."""
+    """Print the names of the consumer groups for which the brokers have settings."""
     for name in await admin.groups():
         if system or not is_system_group(name):
             output.record({"group": name})
@@ -64,7 +64,9 @@ async def members(admin: Admin, output: Output, name: str) -> None:
 @click.option("--topic", metavar="TOPIC", help="In this topic; default: in all that it has offsets for.")
 @admin_command()
 async def lag(admin: Admin, output: Output, name: str, topic: str | None) -> None:
-    """Print committed offset, end and lag of each queue of GROUP; queues of retries come last and have a sum of their own."""
+    """Print the committed offset, the end and the lag of each queue of GROUP. Retry queues come last and have a
+    separate sum.
+    """
     found = await admin.group_lag(name, topic)
     table = plain_table("topic", "queue", committed=True, end=True, lag=True, inflight=True, last=False)
     for queue, each in {**found.queues, **found.retry_queues}.items():
@@ -101,7 +103,9 @@ async def lag(admin: Admin, output: Output, name: str, topic: str | None) -> Non
 async def create(
     admin: Admin, output: Output, name: str, retries: int, retry_queues: int, cluster: str | None, broker: str | None
 ) -> None:
-    """Create GROUP. A group that exists gets these settings, keeps its attributes, and gets the defaults for all others."""
+    """Create GROUP. An existing group keeps its attributes and gets these settings; all other settings are reset to their
+    defaults.
+    """
     await admin.create_group(name, cluster=cluster, broker=broker, retry_max_times=retries, retry_queue_nums=retry_queues)
     output.record({"group": name, "retries": retries, "retry_queues": retry_queues})
     output.line(f"{name} is created")
@@ -111,7 +115,9 @@ async def create(
 @_NAME
 @admin_command(asks="Delete group {name} with its offsets, retries and dead letters?")
 async def delete(admin: Admin, output: Output, name: str) -> None:
-    """Delete GROUP on all brokers: its settings, offsets, retries and dead letters. Refused while it has members."""
+    """Delete GROUP on all brokers: its settings, offsets, retries and dead letters. The command is refused while GROUP has
+    members.
+    """
     await admin.delete_group(name)
     output.record({"group": name, "deleted": True})
     output.line(f"{name} is deleted")
@@ -137,10 +143,10 @@ class _ResetOptions(ClientOptions):
 def reset(options: _ResetOptions) -> int:
     """Move the offsets of GROUP in TOPIC, with or without members, and print them before and after.
 
-    Members go on from there within some 20 s. "verified" says whether the broker showed the new offset afterwards.
+    Members continue at the new offsets within about 20 s. "verified" tells whether the broker showed the new offset afterwards.
     """
     output, config = Output(as_json=options.as_json), client_config(options.namesrv, options.timeout)
-    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # says which letters it passes over
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # the library logs at WARNING which letters it skips
 
     async def work(admin: Admin, *, dry_run: bool) -> None:
         changes = await admin.reset_offsets(options.name, options.topic, options.target, dry_run=dry_run)
@@ -162,7 +168,7 @@ def reset(options: _ResetOptions) -> int:
 @click.argument("topic", metavar="TOPIC")
 @admin_command(asks="Replace the offsets of group {target} in topic {topic} by those of {source}?")
 async def clone(admin: Admin, output: Output, source: str, target: str, topic: str) -> None:
-    """Give group TO the offsets that group FROM has in TOPIC. Refused while TO has members."""
+    """Give group TO the offsets that group FROM has in TOPIC. The command is refused while TO has members."""
     _print_changes(output, await admin.clone_offsets(source, target, topic), verified=True)
 
 
@@ -171,7 +177,7 @@ async def clone(admin: Admin, output: Output, source: str, target: str, topic: s
 @number_option("--limit", most=65535, default=100, help="Messages, at most.")
 @admin_command()
 async def dead_letters(admin: Admin, output: Output, name: str, limit: int) -> None:
-    """Print the dead letters of GROUP that were not sent again: queue, offset, time, id, tags, keys, and each one's first topic."""
+    """Print the dead letters of GROUP that were not sent again: queue, offset, time, id, tags, keys, and original topic."""
     found = await admin.dead_letters(name, limit=limit)
     for message in found:
         output.record(fields_of(message))
@@ -195,12 +201,12 @@ async def resend(
 ) -> None:
     """Send the dead letters of GROUP to the topics that they were first sent to.
 
-    All groups that subscribe to these topics get them. The next call continues after the letters that were sent.
-    A letter whose topic was deleted ends it, and the next call begins with that letter, unless its topic is given as
-    --skip-topic; so does a damaged one without --skip-damaged. What was passed over goes to stderr. Letters of the last
-    second may be missing; call again.
+    All groups that subscribe to these topics get the letters. The next call continues after the letters that were sent. A
+    letter whose topic was deleted ends the command, and the next call begins with that letter, unless its topic is given as
+    --skip-topic. The same applies to a damaged letter without --skip-damaged. Letters that were skipped are listed on stderr.
+    Letters that were stored in the last second may be missing; repeat the command for them.
     """
-    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # says which letters it passes over
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # the library logs at WARNING which letters it skips
     try:
         count = await admin.resend_dead_letters(name, limit=limit, skip_topics=skip_topics, skip_damaged=skip_damaged)
     except RocketMQError as error:
@@ -212,9 +218,9 @@ async def resend(
 
 
 async def _check_exists(admin: Admin, name: str) -> None:
-    """Raise ClickException for a group that no broker knows: its name is probably misspelt.
+    """Raise ClickException if no broker knows the group, because its name is probably misspelled.
 
-    A user who may not list groups gets no such error.
+    Do nothing if the user may not list groups.
     """
     with suppress(NoPermissionError):
         if name not in await admin.groups():

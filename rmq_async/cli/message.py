@@ -27,7 +27,7 @@ def message(context: click.Context) -> int:
 @click.argument("msg_id", metavar="ID")
 @admin_command()
 async def view(admin: Admin, output: Output, topic: str, msg_id: str) -> None:
-    """Print the message of TOPIC with ID: the id that its sender gave, or the offset id that a broker gave."""
+    """Print the message of TOPIC with ID, which is the id that its sender gave or the offset id that a broker gave."""
     _print(output, await admin.view_message(topic, msg_id))
 
 
@@ -41,7 +41,9 @@ async def view(admin: Admin, output: Output, topic: str, msg_id: str) -> None:
 async def query(
     admin: Admin, output: Output, topic: str, key: str, limit: int, begin: datetime | None, end: datetime | None
 ) -> None:
-    """Print the messages of TOPIC with KEY among their keys, by store time. Exit code 1 if there is none."""
+    """Print the messages of TOPIC with KEY among their keys, sorted by store time. The exit code is 1 if there is no such
+    message.
+    """
     found = await admin.query_message(topic, key, max_num=limit, begin=begin, end=end)
     for number, each in enumerate(found):
         if number:

@@ -36,7 +36,7 @@ moment_help: Final = f"earliest, latest, {time_help}; with one --queue an offset
 
 
 class Seconds(click.FloatRange):
-    """A range of seconds; "nan" is in none, though no comparison says so."""
+    """A range of seconds that excludes "nan", which comparisons alone would not exclude."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
@@ -54,7 +54,7 @@ def namesrv_option(help_text: str) -> Callable[[Command], Command]:
 
 
 def number_option(*names: str, least: int = 1, most: int | None = None, **settings: Any) -> Callable[[Command], Command]:
-    """Return an option that takes a whole number."""
+    """Return an option that takes an integer."""
     return click.option(*names, type=click.IntRange(least, most), show_default=True, **{"metavar": "N", **settings})
 
 
@@ -86,7 +86,7 @@ class ClientOptions:
 
 
 def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options], int]], Callable[..., int]]:
-    """Return a decorator: the command then takes one ``record``, whose fields are its options and arguments by name."""
+    """Return a decorator that lets the command take one ``record``, whose fields are its options and arguments by name."""
 
     def decorate(command: Callable[[Options], int]) -> Callable[..., int]:
         @wraps(command)
@@ -101,12 +101,12 @@ def pass_options(record: Callable[..., Options]) -> Callable[[Callable[[Options]
 def client_config(namesrv: str | None, timeout: float) -> ClientConfig:
     """Return the settings of a command's client.
 
-    Limit the library's log to errors: warnings would be further lines beside the one of the command's error.
+    Limit the library's log to errors, because warnings would add lines to the one line that reports the command's error.
 
-    Raises as ``security_settings`` does, too.
+    Raise the errors of ``security_settings``, too.
 
     Raises:
-        UsageError: Where no name server is known.
+        UsageError: If no name server is known.
         ConfigError: For an invalid address in NAMESRV_ADDR.
     """
     logging.getLogger("rmq_async").setLevel(logging.ERROR)
@@ -149,7 +149,7 @@ class _Queue(ParamType):
 
 
 class _Moment(ParamType):
-    """A place in a queue: "earliest", "latest", a time or an offset."""
+    """A position in a queue: "earliest", "latest", a time or an offset."""
 
     name = "WHEN"
 
@@ -190,7 +190,9 @@ class _Age(ParamType):
 
 
 def _time(value: Any) -> datetime | None:
-    """Read a time, as local time if it has no zone; None for a text that is no time that a datetime can hold."""
+    """Parse a time. A time without a zone is local time. Return None for a string that is not a time or that a datetime cannot
+    hold.
+    """
     if isinstance(value, datetime):
         return value
     try:

@@ -1,4 +1,6 @@
-"""Prints the output of commands: tables and lines of text, or one JSON object a line; progress bars on a terminal."""
+"""Prints the output of commands: tables and lines of text, or one JSON object per line. On a terminal, it also shows progress
+bars.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ import msgspec
 
 from .._threads import NoThreadError, start_thread
 
-if TYPE_CHECKING:  # rich takes a fifth of the start of a command, and most commands print no table
+if TYPE_CHECKING:  # importing rich takes a fifth of the start of a command, and most commands print no table
     from rich.progress import Progress
     from rich.table import Table
 
 _WIDEST: Final = 100_000
-"""Width, in characters, of a table that is printed to a pipe or file."""
+"""Width, in characters, of a table that is printed to a pipe or a file."""
 
 
 def plain_table(*texts: str, **numbers: bool) -> Table:
-    """Return a table without lines. Columns are aligned to the left; columns whose entry in ``numbers`` is True, to the
-    right.
+    """Return a table without lines. Columns in ``numbers`` whose value is True are aligned to the right. All other columns are
+    aligned to the left.
     """
     from rich.table import Table
 
@@ -44,24 +46,24 @@ class Output:
         self.as_json = as_json
 
     def record(self, fields: dict[str, object]) -> None:
-        """Print a JSON object; nothing in text mode."""
+        """Print a JSON object. Print nothing in text mode."""
         if self.as_json:
             click.echo(msgspec.json.encode(fields))
             sys.stdout.flush()
 
     def line(self, text: str = "") -> None:
-        """Print a line; nothing in JSON mode."""
+        """Print a line. Print nothing in JSON mode."""
         if not self.as_json:
             click.echo(text)
             sys.stdout.flush()
 
     def body(self, body: bytes) -> None:
-        """Print a message's body and a line end; nothing in JSON mode."""
+        """Print a message's body and a line end. Print nothing in JSON mode."""
         if not self.as_json:
             click.echo(body)
 
     def table(self, table: Table) -> None:
-        """Print a table; nothing in JSON mode. Rows are folded for a terminal only: in a pipe each row is one line."""
+        """Print a table. Print nothing in JSON mode. Rows are folded only on a terminal; in a pipe, each row is one line."""
         if not self.as_json:
             from rich.console import Console
 
@@ -74,21 +76,22 @@ class Output:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Provide progress bars on stderr, which print nothing in JSON mode and where stderr is not a terminal."""
+        """Provide progress bars on stderr. They print nothing in JSON mode or if stderr is not a terminal."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description:<10}"), BarColumn(bar_width=36), MofNCompleteColumn(), TimeElapsedColumn())
         silent = self.as_json or not sys.stderr.isatty()
-        console = Console(stderr=True, highlight=False, quiet=silent)  # quiet: rich 13 ends even a disabled bar with a line
+        # quiet, because rich 13 prints a line end even for a disabled bar
+        console = Console(stderr=True, highlight=False, quiet=silent)
         with Progress(*columns, console=console, disable=silent) as progress:
             yield progress
 
 
 # Writes to standard output without blocking the loop.
 #
-# A reader (``| less``) may stop reading for any time. A daemon thread writes to the descriptor itself, so that a write that does
-# not end blocks neither the loop with its heartbeats nor the end of the interpreter.
+# A reader (``| less``) may stop reading for any length of time. Therefore, a daemon thread writes to the descriptor directly. A
+# write that does not end then blocks neither the loop, which sends heartbeats, nor the end of the interpreter.
 
 
 class Printer:
@@ -107,10 +110,10 @@ class Printer:
     async def write(self, data: bytes) -> None:
         """Write ``data`` and return when that is done.
 
-        Where no thread can be started, the loop itself writes.
+        If no thread can be started, the loop itself writes.
 
         Raises:
-            OSError: As writing does.
+            OSError: If the write fails.
             BrokenPipeError: If the reader has closed the pipe.
         """
         if not self._has_thread:
@@ -121,7 +124,7 @@ class Printer:
         await written
 
     def close(self) -> None:
-        """End the thread after the writes that wait; return at once."""
+        """Let the thread end after the waiting writes. Return at once."""
         self._waiting.put(None)
 
     def _write_all(self) -> None:
@@ -148,7 +151,7 @@ def _settle(written: asyncio.Future[None], error: OSError | None) -> None:
 def _write(data: bytes) -> None:
     try:
         descriptor = sys.stdout.fileno()
-    except (AttributeError, io.UnsupportedOperation):  # a test has put another object there
+    except (AttributeError, io.UnsupportedOperation):  # a test has replaced the object
         click.echo(data, nl=False)
         return
     rest = memoryview(data)

@@ -22,7 +22,9 @@ from .running import Interrupted, run
 Place = str | datetime | Mapping[MessageQueue, int]
 
 _MISSING: Final = "rmq_async.reading.reader"
-"""The logger that names messages which a read did not get: deleted meanwhile, or missing before the end that a broker gave."""
+"""The logger that names the messages that a read did not get, because they were deleted in the meantime or are missing before
+the end offset that a broker gave.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +53,18 @@ class _PullOptions(ClientOptions):
 @client_options
 @pass_options(_PullOptions)
 def pull(options: _PullOptions) -> int:
-    """Print the messages of TOPIC: bodies, one a line, or with --json all that is known of each.
+    """Print the messages of TOPIC: one body per line or, with --json, all fields of each message.
 
-    Bodies are printed as they are, on a terminal with their control characters made visible. Messages of one queue come in
-    their order, those of several queues as the brokers answer. A time without a zone is local time. Offsets of messages that
-    are deleted before they are read go to stderr; with --follow, so does the number of printed messages after Ctrl-C.
+    Bodies are printed unchanged; on a terminal, their control characters are made visible. Messages of one queue are printed in
+    their order; messages of different queues are printed as the brokers respond. A time without a zone is local time. The
+    offsets of messages that are deleted before they are read are printed on stderr. With --follow, the number of printed
+    messages is printed on stderr after Ctrl-C.
     """
     chosen = _range(options)
     config = client_config(options.namesrv, options.timeout)
     if options.follow:
-        logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
+        # a command that runs indefinitely must report the failures that it waits out
+        logging.getLogger("rmq_async").setLevel(logging.WARNING)
     missing, output, printed = logging.getLogger(_MISSING), Output(as_json=options.as_json), 0
 
     async def print_messages() -> int:
@@ -92,7 +96,7 @@ def pull(options: _PullOptions) -> int:
 
 
 def _range(options: _PullOptions) -> dict[str, Any]:
-    """Return the arguments of ``PullConsumer.read`` that say which part of the topic to print.
+    """Return the arguments of ``PullConsumer.read`` that determine which part of the topic to print.
 
     Raises:
         UsageError: For options that contradict each other.

@@ -1,4 +1,4 @@
-"""Formats a stored message: as a JSON object, as its body, or with all of its fields."""
+"""Formats a stored message as a JSON object, as its body, or with all of its fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from .output import Output
 
 
 def fields_of(message: MessageExt) -> dict[str, object]:
-    """Return the fields for ``--json``. The body is text if it is UTF-8, else ``body_base64``."""
+    """Return the fields for ``--json``. The body is the string ``body`` if it is valid UTF-8. Otherwise, it is
+    ``body_base64``.
+    """
     fields: dict[str, object] = {
         "topic": message.topic,
         "broker": message.queue.broker_name,
@@ -47,7 +49,9 @@ def fields_of_queue(queue: MessageQueue) -> dict[str, object]:
 
 
 def body_bytes(message: MessageExt) -> bytes:
-    """Return the body; for a terminal as text, with escapes for invalid UTF-8 and control characters except newline and tab."""
+    """Return the body. For a terminal, return it as text in which invalid UTF-8 and control characters except newline and tab
+    are escaped.
+    """
     return visible(message.body.decode(errors="backslashreplace")).encode() if sys.stdout.isatty() else message.body
 
 
@@ -63,7 +67,9 @@ def headline(message: MessageExt) -> str:
 
 
 def described(message: MessageExt) -> list[str]:
-    """Return the lines that describe a message: a line for each field and each property, the body's size, the body."""
+    """Return the lines that describe a message: one line for each field and each property, the size of the body, and
+    the body.
+    """
     lines = [f"{name + ':':<16}{_shown(value)}" for name, value in fields_of(message).items() if name not in _APART]
     lines += [f"property {name}: {value}" for name, value in message.properties.items()]
     body = message.body.decode(errors="backslashreplace")
@@ -71,7 +77,7 @@ def described(message: MessageExt) -> list[str]:
 
 
 def moment(time_ms: int) -> str:
-    """Return epoch milliseconds as an ISO time in UTC; "-" for 0 and less, and from the year 10000 on."""
+    """Return epoch milliseconds as an ISO time in UTC. Return "-" for 0 and negative values, and from the year 10000 on."""
     if not 0 < time_ms < 253_402_300_800_000:  # the year 10000
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -92,13 +98,13 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
-# Reads messages that ``--json`` printed, to send copies of them: with the fields that the senders gave, and in the order of
-# each queue.
+# Reads messages that ``--json`` printed, to send copies of them. The copies have the fields that the senders set, and the
+# messages of each queue keep their order.
 #
 # A line is an object with ``body`` (text) or ``body_base64``, and any of ``tags``, ``keys``, ``flag``, ``properties``,
-# ``broker`` and ``queue_id``. Other fields are ignored, so the objects of a newer version can be read. A copy has those
-# properties that a sender may set, see ``Message.from_received``, and none of the system: it gets a new id, and a consumer group
-# receives it as a first attempt.
+# ``broker`` and ``queue_id``. Other fields are ignored, so the objects of a newer version can be read. A copy has the
+# properties that a sender may set (see ``Message.from_received``) but no system properties: it gets a new id, and a consumer
+# group receives it as a first attempt.
 
 
 class _Record(msgspec.Struct):
@@ -116,12 +122,12 @@ _decode = msgspec.json.Decoder(_Record).decode
 
 
 def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
-    """Return the message of a line, and the broker and number of its queue, or None if the line does not name both.
+    """Return the message of a line, and the broker and number of its queue. The queue is None if the line does not name both.
 
     ``tags`` and ``keys`` replace the properties that hold them.
 
     Raises:
-        ValueError: For a line that is no such object.
+        ValueError: For a line that is not such an object.
     """
     try:
         record = _decode(line)
@@ -152,9 +158,9 @@ def _body(record: _Record) -> bytes:
 
 
 class LeftOut:
-    """Counts the texts of senders that ``Message.from_received`` leaves out, because no message may hold them.
+    """Counts the senders' strings that ``Message.from_received`` leaves out because they are not allowed in a message.
 
-    Clients of other languages send blank texts, and U+0001 within a value.
+    Clients in other languages send blank strings, and strings that contain U+0001.
     """
 
     def __init__(self) -> None:
@@ -164,7 +170,7 @@ class LeftOut:
     def count(
         self, message: MessageExt, where: str, *, tags: bool = True, keys: bool = True, sharding_key: bool = True
     ) -> None:
-        """Count the texts of a message that its copy lacks.
+        """Count the strings of a message that its copy lacks.
 
         Args:
             tags: Whether the tags of the message are copied.
@@ -199,8 +205,9 @@ class Queues:
         self._by_place = {(queue.broker_name, queue.queue_id): queue for queue in queues}
 
     def of(self, place: tuple[str, int]) -> MessageQueue:
-        """Return the queue for the copies of messages from queue ``place``: the one of the same broker and number, else one
-        that depends only on these two.
+        """Return the queue for the copies of messages from queue ``place``.
+
+        It is the queue with the same broker and number. If there is none, choose a queue by these two values only.
         """
         found = self._by_place.get(place)
         if found is None:

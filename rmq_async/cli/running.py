@@ -23,7 +23,7 @@ WRONG_USE: Final = 2
 def needs_command(context: click.Context) -> int:
     """Print the help of a group on stderr if it was called without a command.
 
-    Return the exit code: for such an error the code of wrong use, else 0.
+    Return the exit code: the code for wrong usage in that case, and otherwise 0.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
@@ -32,7 +32,7 @@ def needs_command(context: click.Context) -> int:
 
 
 def needs_extra(extra: str, packages: Iterable[str]) -> None:
-    """Raise ClickException where one of the packages is not installed. None of them is imported."""
+    """Raise ClickException if one of the packages is not installed. No package is imported."""
     missing = [package for package in packages if not _is_installed(package)]
     if missing:
         raise _NotInstalled(
@@ -41,7 +41,7 @@ def needs_extra(extra: str, packages: Iterable[str]) -> None:
 
 
 def is_installed(packages: Iterable[str]) -> bool:
-    """Return whether all of the packages are installed. None of them is imported."""
+    """Return whether all of the packages are installed. No package is imported."""
     return all(map(_is_installed, packages))
 
 
@@ -52,12 +52,14 @@ class _NotInstalled(click.ClickException):
 def _is_installed(package: str) -> bool:
     try:
         return util.find_spec(package) is not None
-    except ValueError:  # ``sys.modules`` has None for it, which forbids its import
+    except ValueError:  # ``sys.modules`` has None for the package, which forbids its import
         return False
 
 
 class Interrupted(click.ClickException):
-    """Error of a command that a signal has ended, printed like other errors (click would print an empty line before it)."""
+    """The error of a command that a signal has ended. It is printed like other errors; click itself would print an empty line
+    before it.
+    """
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__("terminated" if number == signal.SIGTERM else "interrupted")
@@ -65,14 +67,14 @@ class Interrupted(click.ClickException):
 
 
 def run(work: Coroutine[Any, Any, T], *, signalled: bool = False) -> T:
-    """Run a coroutine by ``rmq_async.run`` and return its result or raise its error.
+    """Run a coroutine with ``rmq_async.run`` and return its result or raise its error.
 
-    The first SIGINT or SIGTERM cancels it; when that ends it, Interrupted is raised. A second one ends the process at once, also
-    while the loop is blocked by output that no one reads.
+    The first SIGINT or SIGTERM cancels the coroutine. If the coroutine then ends, Interrupted is raised. A second signal ends
+    the process at once, even while the loop is blocked by output that no one reads. Outside of the main thread, no signal is
+    handled.
 
     Args:
-        signalled: True if a first signal has come already, so that the next one is the second. Outside of the main thread no
-            signal is handled.
+        signalled: True if a first signal has already arrived, so that the next one counts as the second.
     """
     try:
         return rmq_async.run(_until_signal(work, signalled))

@@ -1,6 +1,6 @@
 """Reads credentials and TLS from the options of every command that connects to a cluster.
 
-The secret has no option, because other users of a machine see the arguments of its processes: it comes from the environment.
+The secret is read from the environment. It has no option, because other users of a machine can see the arguments of processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
 def security_options(command: Command) -> Command:
-    """Add the options for credentials and TLS. They are no parameters of the command: ``security_settings`` reads them."""
+    """Add the options for credentials and TLS. They are not parameters of the command; ``security_settings`` reads them."""
     help_text = f"User to sign requests as; default: ${ACCESS_KEY}. The secret is taken from ${SECRET_KEY}."
     for option in (
         _option("--server-name", metavar="NAME", help="Name to look for in the servers' certificates."),
@@ -40,7 +40,7 @@ def security_options(command: Command) -> Command:
 
 
 def security_given() -> bool:
-    """Return whether the running command was given any of the options."""
+    """Return whether any of the options was given to the running command."""
     return any(click.get_current_context().meta.get(_KEPT, {}).values())
 
 
@@ -110,5 +110,5 @@ class _EncryptedKeyError(Exception):
 
 
 def _encrypted() -> str:
-    """Refuse an encrypted key; OpenSSL would ask for its password on the terminal."""
+    """Refuse an encrypted key, because OpenSSL would ask for its password on the terminal."""
     raise _EncryptedKeyError

@@ -1,10 +1,10 @@
 """The command ``rmq send``: sends one message, each line of standard input, or each message that ``rmq pull --json`` printed.
 
 As many messages are in flight as the producer has credits; results are printed in the order of the input. Messages for one
-queue or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. For
-copies, which are many, the producer does that: it has one request in flight for each queue, and gathers further messages
-during that time. The first failure ends the command: it waits for the messages in flight, prints their results and then the
-error.
+queue or with a sharding key are sent one after the other, because a broker may store concurrent sends in any order. For copies,
+whose number is large, the producer keeps the order: it has one request in flight for each queue and meanwhile gathers further
+messages. The first failure ends the command. The command waits for the messages in flight, and prints their results and then
+the error.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ AHEAD: Final = 4
 
 
 async def lines_of(descriptor: int, limit: int) -> AsyncGenerator[bytes, None]:
-    """Yield each line without its end.
+    """Yield each line without its line end.
 
     Raises:
-        OSError: As reading does.
-        ValueError: For a line of more than ``limit`` bytes; one that ends in the chunk in which it exceeds the limit passes.
-        NoThreadError: Where no thread can be started.
+        OSError: If a read fails.
+        ValueError: For a line of more than ``limit`` bytes. A line that ends in the same chunk in which it exceeds the limit is
+            accepted.
+        NoThreadError: If no thread can be started.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -101,12 +102,14 @@ MAX_UNPRINTED: Final = 4096
 """Maximum number of messages, in flight or stored, whose results are not printed yet."""
 STDIN: Final = 0
 _LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
-"""Bytes: JSON writes a control character of a body as six, ``\\u0001``; properties have 32 KiB at most before they are escaped."""
+"""Maximum size of a line in bytes. JSON writes a control character of a body as six bytes (``\\u0001``), and properties have at
+most 32 KiB before they are escaped.
+"""
 
 Outgoing = tuple[str, Message, MessageQueue | None]
-"""The name of a message in errors; the message; its queue, None for any."""
+"""The name of the message in errors, the message, and its queue (None for any queue)."""
 Results = asyncio.Queue[tuple[str, asyncio.Future[SendResult]] | None]
-"""Names and results in the order of the messages; None after the last one."""
+"""The names and results in the order of the messages. None follows the last message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ class _SendOptions(ClientOptions):
 
     @property
     def is_copy(self) -> bool:
-        """Whether messages are read from lines such as ``--json`` prints."""
+        """Whether messages are read from lines in the format that ``--json`` prints."""
         return self.source is None and not self.is_single
 
     @property
@@ -163,7 +166,7 @@ class _SendOptions(ClientOptions):
         )
 
     def copy(self, received: MessageExt) -> Message:
-        """Return the copy of a message; given options replace its fields, and properties of the same name."""
+        """Return the copy of a message. Options that are given replace its fields, and its properties with the same name."""
         changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
         given = {"tags": self.tags, "keys": self.keys or None, "sharding_key": self.sharding_key}
         changes |= {name: value for name, value in given.items() if value is not None}
@@ -199,13 +202,13 @@ class _SendOptions(ClientOptions):
 def send(options: _SendOptions) -> int:
     """Send messages to TOPIC: --body, --file or, with -, each line of standard input that is not blank.
 
-    With --json and none of these, each line of standard input is a message as rmq pull --json prints it, so that
-    `rmq pull A --json | rmq send B --json` copies a topic: bodies, tags, keys, flags, sharding keys and properties, the messages
-    of each queue in their order, into the queue of the same broker and number where TOPIC has it. What belongs to the system
-    is not copied: each copy gets an id of its own, and no delay, retry or transaction. Options such as --tags replace what
-    the messages have. A send that is not answered in time is repeated, so a copy may hold a message twice.
+    With --json and none of these, each line of standard input is a message as rmq pull --json prints it, so that `rmq pull A
+    --json | rmq send B --json` copies a topic: bodies, tags, keys, flags, sharding keys and properties. The messages of each
+    queue are copied in their order, into the queue with the same broker and number if TOPIC has it. System properties are not
+    copied: each copy gets a new id, and has no delay, retry or transaction. Options such as --tags replace the values of the
+    messages. A send without a response in time is repeated, so a copy of a topic may contain a message twice.
 
-    Prints a line for each stored message: status, id, queue, offset. The first failure ends it with exit code 1.
+    The command prints a line for each stored message: status, id, queue, offset. The first failure ends it with exit code 1.
     """
     options.check()
     return run(_send(options, client_config(options.namesrv, options.timeout)))
@@ -252,7 +255,7 @@ async def _copies(options: _SendOptions, queues: Queues, left_out: LeftOut) -> A
 
 
 async def _numbered_lines(limit: int) -> AsyncIterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers from 1 on."""
+    """Yield the lines that are not blank, with their line numbers, which begin with 1."""
     number = 0
     try:
         async for line in lines_of(STDIN, limit):

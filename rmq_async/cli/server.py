@@ -19,7 +19,7 @@ from .signals import ended_by_signal
 MAX_MEGABYTES: Final = 1 << 20
 DESCRIPTORS: Final = 65_536
 QUEUES: Final = 4
-"""Queues of a topic on each broker: as many as the first send to it would create."""
+"""Number of queues of a topic on each broker. The first send to a missing topic would create the same number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,9 @@ class _ServerOptions:
 def server(options: _ServerOptions) -> int:
     """Run a name server and brokers in memory, for development and tests, until SIGTERM or Ctrl-C.
 
-    Clients find the brokers through the name server. Nothing is written to disk: a new start has no messages, and none but the
-    given topics. Clients that ran before find the new servers if --port and --broker-port are those of the last start. There is
-    no access control: every client that can reach the address can read and write everything.
+    Clients find the brokers through the name server. Nothing is written to disk: after a new start, there are no messages, and
+    only the given topics exist. Clients that were already running find the new servers if --port and --broker-port are the same
+    as before. There is no access control: every client that can reach the address can read and write everything.
     """
     return rmq_async.run(_serve(options, Output(as_json=options.as_json)))
 
@@ -74,8 +74,10 @@ def server(options: _ServerOptions) -> int:
 async def _serve(options: _ServerOptions, output: Output) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit code 0.
 
-    Raises UsageError for brokers' ports that do not exist; OSError, which names the address, where it cannot listen;
-    InvalidMessageError for an invalid topic.
+    Raises:
+        UsageError: For broker ports that do not exist.
+        OSError: If a server cannot listen. The message names the address.
+        InvalidMessageError: For an invalid topic.
     """
     _allow_many_connections()
     try:
@@ -86,7 +88,7 @@ async def _serve(options: _ServerOptions, output: Output) -> int:
             broker_port=options.broker_port,
             max_memory=options.max_memory << 20,
         )
-    except ValueError as error:  # the other numbers were checked by themselves
+    except ValueError as error:  # the other numbers have already been checked
         raise click.BadParameter(str(error), param_hint="--broker-port") from None
     with ended_by_signal() as ended:
         try:
@@ -110,7 +112,7 @@ def _refusal(options: _ServerOptions, started: int, error: OSError) -> str:
     """Describe why a server cannot listen.
 
     Args:
-        started: Number of brokers that could.
+        started: Number of brokers that have started to listen.
     """
     why = error.strerror or error
     if options.broker_port and started < options.brokers:
@@ -133,7 +135,9 @@ async def _create(topics: tuple[str, ...], namesrv: str) -> None:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of descriptors, which many shells set to 1024, to 65,536 or as far as the system allows."""
+    """Raise the limit of descriptors, which many shells set to 1024, to 65,536 or to the highest value that the system
+    allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,7 +1,7 @@
-"""Handles SIGINT and SIGTERM: the first one lets a command end in order, a second one ends it at once.
+"""Handles SIGINT and SIGTERM. The first signal lets a command end in order, and a second signal ends it at once.
 
-The handlers are the interpreter's, not those of a loop: a loop that is blocked, by output that no one reads or by a call that does
-not return, would never call its own.
+The handlers are set with ``signal.signal`` and not on a loop. A loop that is blocked, by output that no one reads or by a call
+that does not return, would never call its handlers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def end_at_once(number: int) -> None:
 
 @contextmanager
 def signals_handled(first: Callable[[int], object], again: Callable[[int], object] = end_at_once) -> Iterator[None]:
-    """Call ``first`` with the number of the first signal, ``again`` with the number of each later signal, while the body runs.
+    """Call ``first`` with the number of the first signal and ``again`` with the number of each later signal, while the body
+    runs.
 
-    Both are called in the main thread between any two of its steps, as handlers of ``signal.signal`` are: they pass work for a
-    loop to ``call_soon_threadsafe``. Outside of the main thread it handles no signal.
+    Like all handlers of ``signal.signal``, both are called in the main thread between any two of its steps, so they must pass
+    work for a loop to ``call_soon_threadsafe``. Outside of the main thread, no signal is handled.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -57,14 +58,14 @@ def signals_handled(first: Callable[[int], object], again: Callable[[int], objec
 
 @contextmanager
 def ended_by_signal() -> Iterator[asyncio.Event]:
-    """Provide an event of the running loop that the first signal sets; a second one ends the process at once."""
+    """Provide an event of the running loop that the first signal sets. A second signal ends the process at once."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     with signals_handled(lambda _: loop.call_soon_threadsafe(ended.set)):
         yield ended
 
 
 async def unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the result of ``work``; cancel it and return None when ``ended`` is set first."""
+    """Return the result of ``work``. If ``ended`` is set first, cancel ``work`` and return None."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -96,11 +96,11 @@ class _SimulateOptions:
 def simulate(given: _SimulateOptions) -> int:
     """Run a coroutine function of yours on a simulated cluster, under virtual time, with faults that each seed draws.
 
-    The function takes the simulation: async def service(sim). Its module is looked for in the current directory first. A seed fails
-    if an error leaves the function, or if check() finds a violation afterwards.
+    The function takes the simulation: async def service(sim). Its module is first searched for in the current directory. A seed
+    fails if an error leaves the function, or if check() finds a violation afterwards.
 
-    Ends at the first seed that fails (exit code 1), and prints a command that still fails, with each kind of fault left out that
-    the failure does not need. The same seed gives the same run.
+    The command ends at the first seed that fails (exit code 1). It prints a command that still fails, without the kinds of
+    faults that the failure does not need. The same seed always gives the same run.
     """
     given.check()
     if (here := os.getcwd()) not in sys.path:  # as for `python -m`
@@ -123,7 +123,7 @@ def simulate(given: _SimulateOptions) -> int:
 
 
 def _run_function(target: str, seed: int, *, without: Iterable[str] = (), trace: bool = False) -> Outcome:
-    """Run one seed; by the function's name, since other processes look for it themselves."""
+    """Run one seed. The function is passed by name, because other processes import it themselves."""
     return run_seed(_function(target), seed, without=without, trace=trace)
 
 
@@ -131,7 +131,7 @@ def _function(target: str) -> Callable[[Simulation], Awaitable[object]]:
     """Return a coroutine function by its name.
 
     Raises:
-        UsageError: For a name without a coroutine function that takes one argument.
+        UsageError: If the name does not refer to a coroutine function that takes one argument.
     """
     name, _, attribute = target.partition(":")
     if name.endswith(".py") or not all(part.isidentifier() for part in (*name.split("."), attribute)):
@@ -178,9 +178,9 @@ def _scenario(name: str) -> SeedRun:
 
 
 def _outcomes(run: SeedRun, seeds: Iterable[int], given: _SimulateOptions) -> Iterator[Outcome]:
-    """Yield the outcomes, about in the order in which the seeds end.
+    """Yield the outcomes, approximately in the order in which the seeds end.
 
-    After the time of ``--for`` no further seed is submitted; with several jobs, seeds that wait in the pool by then still run.
+    After the time of ``--for``, no further seed is submitted. With several jobs, seeds that already wait in the pool still run.
     """
     over = float("inf") if given.seconds is None else time.monotonic() + given.seconds
     left = iter(seeds)
@@ -207,7 +207,7 @@ def _outcomes(run: SeedRun, seeds: Iterable[int], given: _SimulateOptions) -> It
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended: a parent that is killed cannot end the processes of its pool."""
+    """End this process when its parent has ended, because a parent that is killed cannot end the processes of its pool."""
     parent = parent_process()
     assert parent is not None
 

@@ -38,8 +38,8 @@ Usage: rmq spark {name} [OPTIONS]
 def spark(context: click.Context) -> int:
     """Pipelines between topics and tables, on Spark.
 
-    They need the extra `spark` and Java 17 or later. Each has a --help of its own. They run in this process (local[*]) unless
-    --master or spark-submit says otherwise.
+    They need the extra `spark` and Java 17 or later. Each pipeline has its own --help. They run in this process (local[*])
+    unless --master or spark-submit specifies something else.
     """
     return needs_command(context)
 
@@ -66,7 +66,7 @@ def _pipeline(name: str, summary: str) -> click.Command:
 
 
 def needs_spark() -> None:
-    """Raise ClickException where a package of the extra is not installed."""
+    """Raise ClickException if a package of the extra is not installed."""
     needs_extra("spark", _NEEDED)
 
 

@@ -64,7 +64,7 @@ async def create(
 @click.argument("name", metavar="TOPIC")
 @admin_command()
 async def route(admin: Admin, output: Output, name: str) -> None:
-    """Print on which brokers TOPIC is, with how many queues."""
+    """Print the brokers that have TOPIC, with their numbers of queues."""
     found = await admin.topic_route(name)
     brokers = {data.broker_name: data for data in found.broker_datas}
     table = plain_table("broker", "cluster", "addresses", write=True, read=True, perm=True)
@@ -100,7 +100,7 @@ _PERMISSIONS: Final = {0: "-", 2: "write", 4: "read", 6: "both"}
 @click.argument("name", metavar="TOPIC")
 @admin_command()
 async def offsets(admin: Admin, output: Output, name: str) -> None:
-    """Print first offset, next offset and time of the last message of each queue of TOPIC."""
+    """Print the first offset, the next offset and the time of the last message of each queue of TOPIC."""
     table = plain_table("queue", first=True, next=True, messages=True, last=False)
     for queue, stats in (await admin.topic_stats(name)).queues.items():
         output.record({**fields_of_queue(queue), **msgspec.structs.asdict(stats)})
@@ -119,7 +119,7 @@ async def offsets(admin: Admin, output: Output, name: str) -> None:
 @click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all.")
 @admin_command()
 async def delete(admin: Admin, output: Output, name: str, cluster: str | None) -> None:
-    """Delete TOPIC, its messages and its route. There is no confirmation and no way back."""
+    """Delete TOPIC, its messages and its route. There is no confirmation, and the deletion cannot be undone."""
     await admin.delete_topic(name, cluster=cluster)
     output.record({"topic": name, "deleted": True})
     output.line(f"{name} is deleted")
@@ -134,10 +134,10 @@ async def delete(admin: Admin, output: Output, name: str, cluster: str | None) -
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @admin_command()
 async def sync(admin: Admin, output: Output, source: str, target: str, patterns: tuple[str, ...], dry_run: bool) -> None:
-    """Give a broker that was added to a cluster the topics of another one, with the same settings.
+    """Give a broker that was added to a cluster the topics of another broker, with the same settings.
 
-    Messages stay where they are. Running producers and consumers use the new broker too within their route_poll_interval (30 s).
-    Topics of the system, retry and dead-letter topics and static topics are left out.
+    Messages stay where they are. Running producers and consumers also use the new broker within their route_poll_interval (30
+    s). System topics, retry and dead-letter topics, and static topics are left out.
     """
     table = plain_table("topic", "action", write=True, read=True, perm=True)
     for each in await admin.sync_topics(source, target, topics=patterns or "*", dry_run=dry_run):

@@ -1,5 +1,5 @@
-"""The command ``rmq bench``: measures the rate at which a cluster takes messages from this machine, and the client's CPU time per
-message.
+"""The command ``rmq bench``: measures the rate at which a cluster accepts messages from this machine, and the client's CPU time
+per message.
 """
 
 from .command import bench

@@ -1,4 +1,6 @@
-"""The command ``rmq bench``: checks its options, runs the load, and counts the messages that the topic stored during that time."""
+"""The command ``rmq bench``: checks its options, runs the load, and counts the messages that were stored in the topic during
+that time.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ from .processes import run_processes
 from .report import BenchResult, print_result
 
 SETTLE: Final = 10.0
-"""Maximum seconds to wait until brokers have indexed acknowledged messages, or stored one-way messages."""
+"""Maximum seconds to wait until brokers have indexed acknowledged messages or have stored one-way messages."""
 QUIET: Final = 1.0
 """Seconds without a change after which the count is final."""
 PROCESSES: Final = 64
 MESSAGE_OVERHEAD: Final = 98
-"""Bytes that a message takes in a batch beside its body, with an IPv6 address in its id; with an IPv4 address 74."""
+"""Bytes that a message takes in a batch in addition to its body, if its id contains an IPv6 address. With an IPv4 address, it
+takes 74 bytes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,17 +101,18 @@ class _BenchOptions(ClientOptions):
 @client_options
 @pass_options(_BenchOptions)
 def bench(options: _BenchOptions) -> int:
-    """Send to a topic at full speed; print the rate, the client's CPU per message and the latencies.
+    """Send to a topic at full speed, and print the rate, the client's CPU time per message, and the latencies.
 
     send: coroutines that await each send. async: send_async with callbacks. batch: send_batch. oneway: send_oneway, without
-    acknowledgements. adaptive: as send, with a producer that makes batches of concurrent sends.
+    acknowledgements. adaptive: like send, but with a producer that combines concurrent sends into batches.
 
-    The messages stay in the topic until the cluster deletes them: use a topic without consumers, and mind the brokers' disks.
-    Stored messages are counted by the queues' offsets before and after, so messages of other producers count too.
+    The messages stay in the topic until the cluster deletes them. Use a topic without consumers, and make sure that the
+    brokers' disks have enough space. Stored messages are counted by the queues' offsets before and after, so messages of other
+    producers count too.
 
-    Progress goes to stderr once a second, with --json to stdout. Exit code 1 if a send failed, or if fewer messages were stored
-    than acknowledged; one-way messages that a broker dropped are reported and are no failure. SIGINT and SIGTERM end it early, with
-    the figures so far.
+    Progress is printed once per second, to stderr or, with --json, to stdout. The exit code is 1 if a send failed, or if fewer
+    messages were stored than acknowledged. One-way messages that a broker dropped are reported but do not count as a failure.
+    SIGINT and SIGTERM end the command early, and it prints the figures so far.
     """
     options.check()
     settings, topic, processes = options.load(), options.topic, options.processes
@@ -122,9 +127,10 @@ def bench(options: _BenchOptions) -> int:
 
 
 async def _offsets_before(client: ClientConfig, topic: str, create_queues: int | None) -> int | None:
-    """Return the sum of all queues' next offsets, or None where the brokers do not give them.
+    """Return the sum of all queues' next offsets. Return None if the brokers do not return them.
 
-    Create a missing topic, with ``create_queues`` queues on each broker; raise TopicNotFoundError instead if that is None.
+    Create a missing topic with ``create_queues`` queues on each broker. If ``create_queues`` is None, raise TopicNotFoundError
+    instead.
     """
     async with Admin(client=client) as admin:
         try:
@@ -144,10 +150,10 @@ async def _next_offsets(admin: Admin, topic: str) -> int:
 
 
 async def _stored(client: ClientConfig, topic: str, before: int, expected: int) -> int | None:
-    """Return the number of messages stored since ``before``; None where the brokers do not give it.
+    """Return the number of messages stored since ``before``. Return None if the brokers do not return the offsets.
 
-    Brokers acknowledge a message before they index it, so the offsets are read again until all are counted, for 10 s at most,
-    and for 1 s at most without growth.
+    Brokers acknowledge a message before they index it. Therefore, the offsets are read again until all messages are counted,
+    for at most 10 s in all and at most 1 s without growth.
     """
     async with Admin(client=client) as admin:
         deadline, found, since = monotonic() + SETTLE, -1, monotonic()

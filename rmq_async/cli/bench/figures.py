@@ -1,9 +1,10 @@
-"""Counts of one process, and the sum over all processes.
+"""The counts of one process, and the sum over all processes.
 
-Pure functions and numbers, which can pass through pipes.
+The module has pure functions and records of numbers, which can be sent through pipes.
 
-Latencies go into a histogram whose steps are 2 % wide: its size does not grow with the run, and those of several processes add
-up. A percentile is the upper end of its step, or the largest value if that is less; the largest value is exact.
+Latencies go into a histogram whose steps are 2 % wide: its size does not grow with the run, and the histograms of several
+processes can be added. A percentile is the upper end of its step, or the largest value if that is lower. The largest value is
+exact.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ PERCENTILES: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 
 class Histogram:
-    """Counts latencies by step; ``add`` takes seconds.
+    """Counts latencies by step. ``add`` takes seconds.
 
     Attributes:
-        longest: The longest one, exact, in seconds.
+        longest: The longest latency, exact, in seconds.
     """
 
     __slots__ = ("counts", "longest")
@@ -45,7 +46,7 @@ class Part(msgspec.Struct):
     """The counts of one process.
 
     Attributes:
-        messages: Number sent in a window of ``seconds``.
+        messages: Number of messages that were sent in a window of ``seconds``.
         cpu: CPU seconds in the window. ``total`` and ``failures`` count the whole run.
     """
 
@@ -59,7 +60,9 @@ class Part(msgspec.Struct):
 
 
 def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
-    """Count ``number`` failures under the text of ``error``; under "others" if 20 other texts are kept already."""
+    """Count ``number`` failures under the message of ``error``. Count them under "others" if 20 other messages are already
+    stored.
+    """
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
     if text not in failures and len(failures) >= _TEXTS:
         text = _OTHERS
@@ -67,7 +70,7 @@ def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """Add up the parts of processes that ran side by side: the messages are those of all, the window is the longest."""
+    """Add up the parts of processes that ran concurrently. The numbers of messages are added, and the longest window counts."""
     whole = Part(0, 0.0, 0.0, 0, {}, {}, 0.0)
     failures: Counter[str] = Counter()
     latencies: Counter[int] = Counter()
@@ -84,7 +87,7 @@ def merged(parts: Iterable[Part]) -> Part:
 
 
 def percentiles(part: Part) -> dict[str, float | None]:
-    """Return milliseconds by name, for ``PERCENTILES`` and the maximum; None where nothing was timed."""
+    """Return milliseconds by name, for ``PERCENTILES`` and the maximum. The values are None if nothing was timed."""
     number = sum(part.latencies.values())
     if not number:
         return {**dict.fromkeys(PERCENTILES), "max": None}

@@ -1,8 +1,8 @@
-"""Load of one sender process: a producer, a number of concurrent calls, counters.
+"""The load of one sending process: a producer, a number of concurrent calls, and counters.
 
 Every mode uses the public API only and builds its messages in the measured loop, as users do. Counting begins after a warm-up;
-the window ends by time or by count. Of one-way sends, and of single sends with 64 or more calls in flight, about an eighth is
-timed: reading the clock twice for each message would be a twentieth of the cost of a send.
+the window ends after a time or a number of messages. Only about an eighth of one-way sends, and of single sends with 64 or more
+calls in flight, is timed, because reading the clock twice for each message would take a twentieth of the cost of a send.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 
 GROUP: Final = "rmq_bench"
 _SAMPLED: Final = 8
 _PAUSE: Final = 0.01
-"""Seconds to pause after a failed call: some calls fail without a wait."""
+"""Seconds to pause after a failed call: some calls fail immediately."""
 _ONEWAY_AT_ONCE: Final = 64
-"""One-way sends after which a worker lets others run: it need not suspend while it sends."""
+"""Number of one-way sends after which a worker lets others run, because sending does not necessarily suspend the worker."""
 
 Report = Callable[[int, int], None]
-"""Called about each second with messages sent and failed so far, those of the warm-up included."""
+"""Called about once per second with the numbers of messages sent and failed so far, including the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LoadSettings:
     """The load of one process.
 
     Attributes:
-        messages: Number to send, or None to send for ``seconds``.
+        messages: Number of messages to send, or None to send for ``seconds``.
         body: Size of a body in bytes.
         warm_up: Seconds before the window.
     """
@@ -55,10 +55,10 @@ class LoadSettings:
 
 
 class Ending:
-    """The signal that has ended a load early; ``number`` is 0 before it.
+    """The signal that has ended a load early. ``number`` is 0 until a signal arrives.
 
-    A second signal ends the process at once; with ``shares``, which is for the child processes of a load, it is ignored, since
-    their parent ends them.
+    A second signal ends the process at once. With ``shares``, which is for the child processes of a load, a second signal is
+    ignored, because the parent ends its children.
     """
 
     def __init__(self, *, shares: bool = False) -> None:
@@ -67,7 +67,7 @@ class Ending:
 
     @contextmanager
     def by_signal(self) -> Iterator[asyncio.Event]:
-        """Provide an event of the running loop that a first signal sets."""
+        """Provide an event of the running loop that the first signal sets."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def first(number: int) -> None:
@@ -85,7 +85,7 @@ def _ignore(_: int) -> None:
 @dataclass
 class _State:
     left: int | None
-    """Messages that may still be begun; None without a limit."""
+    """Number of messages whose send may still begin. None if there is no limit."""
     count: int = 0
     failed: int = 0
     stop: bool = False
@@ -94,7 +94,7 @@ class _State:
     latencies: Histogram = field(default_factory=Histogram)
 
     def take(self, number: int) -> int:
-        """Return the number of messages that the next call may send, at most ``number``; 0 ends its worker."""
+        """Return the number of messages that the next call may send, at most ``number``. If it is 0, the worker ends."""
         if self.stop:
             return 0
         if self.left is None:
@@ -113,9 +113,9 @@ class _State:
 
 
 async def run_load(settings: LoadSettings, client: ClientConfig, report: Report, ending: Ending) -> Part:
-    """Send and count, up to the end or to a signal.
+    """Send messages and count them until the end of the load or until a signal.
 
-    Raise the errors of starting and stopping the producer; failed sends are counted.
+    Raise the errors of starting and stopping the producer. Failed sends are only counted.
     """
     limit = max(65535, settings.in_flight * settings.batch)
     adaptive: dict[str, Any] = {"batching": True} if settings.mode == "adaptive" else {}
@@ -229,7 +229,9 @@ async def _oneway(state: _State, producer: Producer, message: Callable[[], Messa
 
 
 async def _callbacks(state: _State, producer: Producer, message: Callable[[], Message], depth: int, every: int) -> None:
-    """Keep ``depth`` sends under way from one coroutine, and count their outcomes in callbacks; one of ``every`` is timed."""
+    """Keep ``depth`` sends in flight from one coroutine, and count their outcomes in callbacks. One of ``every`` sends is
+    timed.
+    """
     under_way = number = 0
     room = asyncio.Event()
 

@@ -1,8 +1,8 @@
-"""Runs several sending processes at the same time, each with a producer of its own; a single one sends in this process.
+"""Runs several sending processes at the same time, each with its own producer. If there is only one, this process sends.
 
-They are forked while no loop runs here, so that certificates and credentials need not pass through arguments. Each reports its
-progress, and at the end its counts, through a pipe; after a signal it reports the counts so far. All processes have ended when
-``run_processes`` returns, also after an error.
+They are forked while no loop runs here, so that certificates and credentials need not pass through arguments. Through a pipe,
+each process reports its progress and, at the end or after a signal, its counts. All processes have ended when ``run_processes``
+returns, even after an error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from .load import Ending, LoadSettings, Report, run_load
 
 
 def run_processes(settings: LoadSettings, client: ClientConfig, number: int, report: Report, ending: Ending) -> list[Part]:
-    """Share ``settings.messages`` among ``number`` processes and return the counts of each.
+    """Divide ``settings.messages`` among ``number`` processes and return the counts of each process.
 
-    Raises the error of ``run_load`` where ``number`` is 1, too. A second signal ends the children and this process at once.
+    If ``number`` is 1, raise the errors of ``run_load``. A second signal ends the children and this process at once.
 
     Raises:
-        RocketMQError: If one of several fails to start or stop its producer, or ends without a result.
+        RocketMQError: If there are several processes and one of them fails to start or stop its producer, or ends without a
+            result.
     """
     if number == 1:
         return [run(run_load(settings, client, report, ending))]
@@ -58,8 +59,8 @@ def run_processes(settings: LoadSettings, client: ClientConfig, number: int, rep
 def _ended_by_signal(children: Iterable[Any], ending: Ending) -> AbstractContextManager[None]:
     """Pass a first signal on to the children.
 
-    A second one ends them and this process, without the flush of stdout at the end of an interpreter: that would wait for a
-    reader of the output.
+    A second signal ends the children and this process without flushing stdout, because the flush would wait for a reader of the
+    output.
     """
 
     def first(number: int) -> None:
@@ -106,7 +107,7 @@ def _collected(children: dict[Connection, Any], report: Report) -> list[Part]:
             else:
                 so_far[ready] = said
                 reported.add(ready)
-        if open_pipes <= reported:  # once a second from all that still send
+        if open_pipes <= reported:  # once a second, when all processes that still send have reported
             report(*map(sum, zip(*so_far.values(), strict=True)))
             reported.clear()
     return parts
@@ -119,7 +120,8 @@ def _code(child: Any) -> object:
 
 def _child(settings: LoadSettings, client: ClientConfig, pipe: Connection, parent: int) -> None:
     def report(count: int, failed: int) -> None:
-        if os.getppid() != parent:  # it was killed; a write would not fail, as this process can read from the pipe too
+        # the parent was killed; a write would not fail, because this process also holds the pipe's reading end
+        if os.getppid() != parent:
             os._exit(FAILED)
         pipe.send((count, failed))
 

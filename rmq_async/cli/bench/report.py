@@ -1,4 +1,4 @@
-"""Formats the result of ``rmq bench``: figures, a JSON object, lines of text, the exit code."""
+"""Formats the result of ``rmq bench`` as figures, a JSON object or lines of text, and determines the exit code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class BenchResult:
     """The result of a run.
 
     Attributes:
-        whole: Counts of all processes together.
-        stored: Messages added to the topic; None if unknown.
+        whole: The counts of all processes, added up.
+        stored: Number of messages that were added to the topic. None if the number is unknown.
     """
 
     settings: LoadSettings
@@ -31,7 +31,7 @@ class BenchResult:
 
     @property
     def cpu(self) -> float | None:
-        """Microseconds of the client's CPU time per message; None without a message."""
+        """Microseconds of the client's CPU time per message. None if no message was sent."""
         return self.whole.cpu / self.whole.messages * 1e6 if self.whole.messages else None
 
     @property
@@ -40,7 +40,7 @@ class BenchResult:
 
     @property
     def missing(self) -> int:
-        """Number of messages sent less ``stored``, if that is above 0; 0 if ``stored`` is not known."""
+        """Number of sent messages minus ``stored``, but at least 0. It is 0 if ``stored`` is unknown."""
         return 0 if self.stored is None else max(0, self.whole.total - self.stored)
 
     @property
@@ -86,7 +86,7 @@ class BenchResult:
 
 
 def print_result(output: Output, result: BenchResult) -> int:
-    """Print the result; return the exit code."""
+    """Print the result and return the exit code."""
     output.record(result.fields())
     for line in result.lines():
         output.line(line)

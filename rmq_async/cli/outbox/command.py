@@ -1,4 +1,4 @@
-"""Defines ``rmq outbox``: its commands, their options, and the checks before they connect."""
+"""Defines ``rmq outbox``: its commands, their options, and the checks before a command connects."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _seconds(option: str, default: float, help_text: str) -> Callable[[Command],
 
 
 def _database_url(database: str | None) -> str:
-    """Return the URL of the option or else of the environment.
+    """Return the URL from the option or, without the option, from the environment.
 
     Raises:
-        UsageError: Where neither is set.
-        ClickException: Where the extra is not installed.
+        UsageError: If neither is set.
+        ClickException: If the extra is not installed.
     """
     found = os.environ.get(DATABASE_ENVIRONMENT) if database is None else database
     if not found:
@@ -57,9 +57,10 @@ def _database_url(database: str | None) -> str:
 
 
 def _table_command(work: Callable[..., Awaitable[int]]) -> Callable[..., int]:
-    """Add the options of a table to a coroutine function that returns an exit code, and make a command of it.
+    """Turn a coroutine function that returns an exit code into a command with the options of a table.
 
-    The function gets the store of the table, the output, and the values of the command's own options and arguments by name.
+    The function gets the store of the table, the output, and the values of the command's own options and arguments as keyword
+    arguments.
     """
 
     @wraps(work)
@@ -79,10 +80,10 @@ def _table_command(work: Callable[..., Awaitable[int]]) -> Callable[..., int]:
 @click.group(invoke_without_command=True, short_help="Relay the messages of an outbox, and look after its table.")
 @click.pass_context
 def outbox(context: click.Context) -> int:
-    """The outbox of a service: messages that are rows of its database until they are sent.
+    """The outbox of a service: messages that are stored as rows in its database until they are sent.
 
-    The commands need the extra `outbox`. A URL with a password is better kept in the environment than in the arguments, which
-    other users of a machine see.
+    The commands need the extra `outbox`. Pass a URL with a password through the environment instead of the arguments, because
+    other users of a machine can see the arguments.
     """
     return needs_command(context)
 
@@ -91,7 +92,9 @@ def outbox(context: click.Context) -> int:
 @seconds_option("--fail-above", help="Exit code 1 if a message is pending for longer.")
 @_table_command
 async def status(store: Store, output: Output, fail_above: float | None) -> int:
-    """Print how many messages are pending and since when, how many are sent and not purged, and how many have failed for good."""
+    """Print how many messages are pending and for how long, how many are sent but not purged, and how many have failed for
+    good.
+    """
     from .report import print_status
 
     found = await store.status()
@@ -114,20 +117,21 @@ async def status(store: Store, output: Output, fail_above: float | None) -> int:
 @client_options
 @pass_options(RelayOptions)
 def relay(options: RelayOptions) -> int:
-    """Send the messages of an outbox, alone or beside other relays, until SIGTERM or Ctrl-C. Rows whose sending has not begun
-    are then given back.
+    """Send the messages of an outbox, alone or beside other relays, until SIGTERM or Ctrl-C. At the end, rows whose sending has
+    not begun are released.
 
-    It waits for a cluster that is not there yet, and for a database that goes away later. Progress goes to stderr, with --json to
-    stdout: messages sent by this process, their rate, and what is in the table; a message that is stuck is a line too, once in ten
-    minutes. The last line, on stdout, has the totals.
+    The command waits for a cluster that is not available yet, and for a database that becomes unavailable later. It prints its
+    progress to stderr or, with --json, to stdout: the messages sent by this process, their rate, and the contents of the table.
+    It also prints a line for each stuck message, every ten minutes. The last line, on stdout, has the totals.
 
-    With --drain the exit code is 1 if a message failed for good meanwhile, or waits behind a failed one of its sharding key, or if
-    a signal came first.
+    With --drain, the exit code is 1 if a message failed for good in the meantime, if a message waits behind a failed message
+    with the same sharding key, or if a signal arrived first.
     """
     url = _database_url(options.database)
     check_group(options.group)
     client = client_config(options.namesrv, options.timeout)
-    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # a command without an end reports what it waits out
+    # a command that runs indefinitely must report the failures that it waits out
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)
     from .relay import run_relay
 
     return rmq_async.run(run_relay(url, options, client, Output(as_json=options.as_json)))
@@ -143,13 +147,14 @@ def _check_chosen(context: click.Context, _: click.Parameter, ids: tuple[int, ..
 
 @outbox.command(short_help="Send messages again that have failed.")
 @click.argument("ids", nargs=-1, type=click.IntRange(1, _LARGEST_ID), metavar="[ID]...", callback=_check_chosen)
-@click.option("--all-failed", is_flag=True, is_eager=True, help="All that have failed for good.")  # IDs are checked after it
+# eager, so that it is known when IDs are checked
+@click.option("--all-failed", is_flag=True, is_eager=True, help="All that have failed for good.")
 @_table_command
 async def retry(store: Store, output: Output, ids: tuple[int, ...], all_failed: bool) -> int:
-    """Make messages due now: the rows with these IDs, or with --all-failed all that have failed for good.
+    """Make messages due now: the rows with these IDs or, with --all-failed, all rows that have failed for good.
 
-    A row with an ID must be pending or have failed for good. Exit code 1 if one is neither: it is not in the table, sent, or being
-    sent.
+    A row with an ID must be pending or have failed for good. The exit code is 1 if a row is neither, because it is not in the
+    table, was sent, or is being sent.
     """
     chosen = sorted(set(ids))
     count = await store.retry(None if all_failed else chosen)
@@ -168,8 +173,8 @@ async def retry(store: Store, output: Output, ids: tuple[int, ...], all_failed: 
 @click.option("--failed", is_flag=True, help="Delete FAILED messages instead of SENT ones; they are lost.")
 @_table_command
 async def purge(store: Store, output: Output, older_than: float, failed: bool) -> int:
-    """Delete messages that were sent or, with --failed, failed for good longer than --older-than ago, a thousand in a transaction.
-    There is no confirmation.
+    """Delete messages that were sent or, with --failed, failed for good longer than --older-than ago, a thousand per
+    transaction. There is no confirmation.
     """
     count = await store.purge(older_than, failed=failed)
     output.record({"purged": count})

@@ -1,7 +1,7 @@
 """Connects to the database of a URL and shortens its errors.
 
-The errors made here quote no part of a URL except the name of a SQLite file, because any other part may hold a password; what
-the database or the system reports may name its user and address.
+The errors of this module quote no part of a URL except the name of a SQLite file, because any other part may contain a
+password. Messages of the database or the system may contain the user and the address.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rmq_async.outbox import Store, outbox_table, reason_of
 
 CONNECT_TIMEOUT: Final = 10.0
 LEASE: Final = 30.0
-"""Seconds for which a store reserves rows that it takes; the stores of this module take none."""
+"""Seconds for which a store reserves the rows that it claims. The stores of this module claim no rows."""
 _FORMS: Final = "give postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
 _REFUSED: Final = "the database's driver does not take the URL; check its options, and its port"
 ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
-"""Errors of the database; SQLAlchemy 2.0 does not wrap asyncpg's errors of a connect."""
+"""Errors of the database. SQLAlchemy 2.0 does not wrap the errors that asyncpg raises while it connects."""
 
 
 @asynccontextmanager
 async def connected(database: str, table: str) -> AsyncIterator[tuple[AsyncEngine, Store]]:
-    """Yield an engine and the store of the existing table; disposes of the engine at the end.
+    """Yield an engine and the store of an existing table. Dispose of the engine at the end.
 
     Raises:
         UsageError: For an invalid URL.
         ConfigError: For an invalid table name and for a table that is missing or lacks a column.
-        ClickException: For a SQLite file that is missing, and for other errors of the database, in one line.
+        ClickException: If a SQLite file is missing, and for other errors of the database. The message is one line.
     """
     engine = _engine(database)
     try:
@@ -73,7 +73,7 @@ def _engine(database: str) -> AsyncEngine:
 
 def _postgresql(url: URL) -> AsyncEngine:
     query = dict(url.query)
-    if "sslmode" in query:  # libpq's name for it
+    if "sslmode" in query:  # the parameter's name in libpq
         query.setdefault("ssl", query.pop("sslmode"))
     timeout: dict[str, Any] = {"timeout": CONNECT_TIMEOUT}
     return _made(url.set(drivername="postgresql+asyncpg", query=query), connect_args=timeout)

@@ -28,7 +28,7 @@ _SHARE: Final = 10
 
 
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
-    """Relay until SIGTERM or SIGINT, or with --drain until no message is left that can be sent; return the exit code.
+    """Relay messages until SIGTERM or SIGINT or, with --drain, until no message is left that can be sent. Return the exit code.
 
     Raise the error of a failed write of progress.
     """
@@ -76,7 +76,7 @@ async def _relay(outbox: Outbox, store: Store, settings: RelayOptions) -> bool:
     """Start the outbox.
 
     Returns:
-        True with --drain once no message is left that can be sent; does not return without it.
+        True with --drain, once no message is left that can be sent. Without --drain, the call does not return.
     """
     await outbox.start()
     if not settings.drain:
@@ -87,7 +87,7 @@ async def _relay(outbox: Outbox, store: Store, settings: RelayOptions) -> bool:
             if not await store.anything_to_send():
                 return True
         except DATABASE_ERRORS:
-            pass  # the relay logs that the database is away, and goes on
+            pass  # the relay logs that the database is unavailable, and continues
         await asyncio.sleep(max(min(settings.poll_interval, 1.0), _SHARE * (monotonic() - began)))
 
 

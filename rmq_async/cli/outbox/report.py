@@ -38,7 +38,8 @@ class Progress:
     """Prints the progress of one relay.
 
     Args:
-        sent: Messages that it has sent. A failed write of ``status`` or ``stuck`` sets ``error`` and ``ended``.
+        sent: Returns the number of messages that the relay has sent.
+        ended: Set, together with ``error``, if a write of ``status`` or ``stuck`` fails.
     """
 
     def __init__(self, output: Output, sent: Callable[[], int], ended: asyncio.Event) -> None:
@@ -50,7 +51,7 @@ class Progress:
         self._count = 0
 
     def status(self, status: OutboxStatus) -> None:
-        """Print a line of progress; the outbox calls this at its status interval."""
+        """Print a line of progress. The outbox calls this method at its status interval."""
         now, sent = monotonic(), self._sent()
         rate = (sent - self._count) / max(now - self._last, 1e-3)
         self._count, self._last = sent, now
@@ -91,7 +92,8 @@ class Progress:
     def _write(self, write: Callable[..., None], *arguments: object) -> None:
         """Call ``write``.
 
-        An OSError, such as that of a closed pipe, ends the command: the outbox only reports errors of callbacks.
+        An OSError, for example because the pipe is closed, ends the command. It is not raised, because the outbox only logs
+        errors of callbacks.
         """
         try:
             write(*arguments)

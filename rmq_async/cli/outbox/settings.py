@@ -1,4 +1,6 @@
-"""The options of ``rmq outbox relay``, apart from ``relay``, which imports SQLAlchemy: the help needs none."""
+"""The options of ``rmq outbox relay``. They are separate from ``relay``, which imports SQLAlchemy, because the help must not
+need it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ..options import ClientOptions
 class RelayOptions(ClientOptions):
     """The options.
 
-    Settings of ``rmq_async.outbox.Outbox`` have the names of its arguments.
+    Fields that are settings of ``rmq_async.outbox.Outbox`` have the names of its arguments.
 
     Attributes:
         every: Seconds between two lines of progress.

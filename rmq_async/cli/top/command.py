@@ -28,7 +28,7 @@ from .terminal import leave_at_once, pressed_keys, settings_now
 from .view import picture, whole
 
 WIDTH: Final = 160
-"""Width in columns where the output is a file or a pipe, and the environment has no COLUMNS."""
+"""Width in columns if the output is a file or a pipe and the environment variable COLUMNS is not set."""
 TERMINAL_GONE: Final = exit_code_of(signal.SIGHUP)
 SORTABLE: Final = ("name", *dict.fromkeys(column for columns in COLUMNS.values() for column in columns[1:]))
 
@@ -68,15 +68,16 @@ class _TopOptions(ClientOptions):
 @client_options
 @pass_options(_TopOptions)
 def top(options: _TopOptions) -> int:
-    """Watch a cluster: topics with their messages in and out per second, groups with lag, rate, members and the age of the oldest
-    message that is not committed, brokers.
+    """Watch a cluster: topics with their messages in and out per second; groups with their lag, rate, members, and the age of
+    the oldest message that is not committed; and brokers.
 
-    "out" and "rate" are what groups commit. The oldest message is looked for in two queues of a group. A broker that does not
-    respond, or that the name servers no longer know, is shown as away, and left out of the sums. Rates of brokers are those of
-    the topics that are shown.
+    "out" and "rate" count the messages that groups commit. The oldest message is searched for in two queues of a group. A
+    broker that does not respond, or that the name servers no longer know, is shown as away and left out of the sums. The rates
+    of brokers include only the topics that are shown.
 
-    Keys: q ends, Tab goes to the next table, s sorts it by the next column, r turns the order round, / filters by name, Esc shows
-    all again, j and k or arrows scroll. Without a terminal, and with --json, tables or objects are printed at each interval.
+    Keys: q ends the command, Tab selects the next table, s sorts it by the next column, r reverses the order, / filters by
+    name, Esc removes the filter, and j and k or arrows scroll. Without a terminal, or with --json, tables or objects are
+    printed at each interval.
     """
     return run(_Top(options, client_config(options.namesrv, options.timeout)).run())
 
@@ -138,7 +139,8 @@ class _Top:
         try:
             await self._viewed(admin, console)
         except OSError as error:
-            if error.errno == errno.EIO:  # a write can meet the end of the terminal before SIGHUP or its end of file arrives
+            # a write can fail because the terminal is gone before SIGHUP or the end of the input arrives
+            if error.errno == errno.EIO:
                 self._code = TERMINAL_GONE
             if self._code != TERMINAL_GONE:
                 raise
@@ -168,10 +170,10 @@ class _Top:
                 await self._watch(admin, show)
 
     async def _watch(self, admin: Admin, show: Callable[[Figures], Awaitable[None]]) -> None:
-        """Read and show the figures at each interval and change of the filter until the end.
+        """Read and show the figures at each interval and at each change of the filter, until the end.
 
-        When an overview cannot be read, it shows the last figures with that problem; with --once, or if there are no figures
-        yet, it raises the error.
+        If an overview cannot be read, show the last figures together with the problem. With --once, or if there are no figures
+        yet, raise the error instead.
         """
         watch, last = Watch(), None
         while not self._ended.is_set():

@@ -2,8 +2,8 @@
 
 It does no I/O.
 
-A key changes it: Tab goes to the next table, s to the next column to sort by, r turns the order round, / begins a filter, arrows
-and j k scroll, q ends.
+The keys are: Tab selects the next table, s selects the next column to sort by, r reverses the order, / begins a filter, arrows
+and j k scroll, and q ends the view.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS: Final = {
     "groups": ("group", "lag", "rate", "members", "oldest", "retries"),
     "brokers": ("broker", "state", "in", "out", "disk", "version", "address", "replicas", "cluster"),
 }
-"""Table -> headings of its columns, of which the first one is the name."""
+"""The headings of the columns of each table. The first heading is the name."""
 _FIELDS: Final = {"in": "in_rate", "out": "out_rate", "disk": "disk_used"}
 _KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 _SCROLL: Final = {
@@ -39,16 +39,16 @@ class Order:
 
     Attributes:
         column: A heading.
-        reverse: Names from Z to A, numbers from the smallest.
+        reverse: Whether names are sorted from Z to A, and numbers from the smallest.
     """
 
     column: str
     reverse: bool = False
 
     def sorted(self, rows: Sequence[Row], table: str) -> list[Row]:
-        """Return the rows in order: names from A to Z, numbers from the largest, the other way round if ``reverse``.
+        """Return the sorted rows. Names are sorted from A to Z, and numbers from the largest. ``reverse`` reverses both.
 
-        Unknown values come last. Rows with equal values stay in their order.
+        Unknown values come last. Rows with equal values keep their order.
         """
         name = _FIELDS.get(self.column, self.column)
         known = [row for row in rows if getattr(row, name) is not None]
@@ -63,8 +63,8 @@ class Controls:
     """The settings that keys change.
 
     Attributes:
-        filter: A part of names, or a pattern with * and ?.
-        typing: The filter that is being typed, None for none.
+        filter: A substring of names, or a pattern with * and ?.
+        typing: The filter that is being typed. None if no filter is being typed.
     """
 
     filter: str = ""
@@ -77,15 +77,15 @@ class Controls:
     ended: bool = False
 
     def sort_by(self, column: str) -> None:
-        """Sort the tables that have ``column`` by it; each table has "name"."""
+        """Sort the tables that have ``column`` by this column. Each table has the column "name"."""
         for table, order in self.orders.items():
             if column in ("name", *COLUMNS[table]):
                 order.column = COLUMNS[table][0] if column == "name" else column
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The patterns of names that pass the filter: a filter with * or ? as it is, else a pattern of the names that contain
-        it, case-insensitively.
+        """The patterns of the names that pass the filter. A filter with * or ? is itself the pattern. For any other filter, the
+        patterns match the names that contain it, case-insensitively.
         """
         text = self.filter
         if not text or "*" in text or "?" in text:
@@ -94,7 +94,7 @@ class Controls:
         return (f"*{''.join(either)}*",)
 
     def press(self, key: str) -> None:
-        """Apply a key; one without a meaning has no effect."""
+        """Apply a key. A key without a meaning has no effect."""
         if self.typing is not None:
             self._type(key)
         elif key == "q":
@@ -127,5 +127,5 @@ class Controls:
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Yield the keys, characters and escape sequences, in input of a terminal."""
+    """Yield the keys in the input of a terminal: characters and escape sequences."""
     yield from (found.group() for found in _KEY.finditer(text))

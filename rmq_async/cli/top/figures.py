@@ -1,9 +1,9 @@
-"""Rates computed from two overviews, as rows of tables.
+"""Computes rates from two overviews, and the rows of the tables.
 
-It does no I/O.
+This module does no I/O.
 
-A rate counts only queues that both overviews have and whose offset has not decreased, so a broker that joins or leaves makes
-no peak. The rate out of a topic is that of the messages that groups commit.
+A rate counts only queues that both overviews have and whose offset has not decreased, so a broker that joins or leaves causes
+no peak. The outgoing rate of a topic is the rate at which groups commit messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmq_protocol.message import MessageQueue
 
 GONE: Final = "no name server knows it any more"
 MOST_KNOWN: Final = 1000
-"""Number of known brokers from which on further ones are not remembered."""
+"""Number of known brokers above which further brokers are not remembered."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class GroupRow:
     """The figures of one group.
 
     Attributes:
-        rate: Messages that are committed per second, retries not included; None while the rate is not known.
-        lag: Number of uncommitted messages; None if a broker refused it.
-        retries: Number of uncommitted retries; None if a broker refused it.
-        members: Number of members; None if a broker refused it.
-        oldest: Seconds since the oldest uncommitted message that was found was stored; None if it is not known.
+        rate: Messages that are committed per second, without retries. None while the rate is unknown.
+        lag: Number of uncommitted messages. None if a broker refused the request.
+        retries: Number of uncommitted retries. None if a broker refused the request.
+        members: Number of members. None if a broker refused the request.
+        oldest: Seconds since the store time of the oldest uncommitted message that was found. None if it is unknown.
     """
 
     group: str
@@ -69,7 +69,7 @@ class BrokerRow:
     """The figures of one broker.
 
     Attributes:
-        state: "up", or "away" with the ``problem``. The rates are those of the topics that were asked for.
+        state: "up", or "away" if there is a ``problem``. The rates include only the topics that were requested.
     """
 
     broker: str
@@ -89,9 +89,9 @@ class Figures:
     """The figures of one interval.
 
     Attributes:
-        time_ms: Time at which they were read, epoch ms.
-        seconds: Between the two overviews, None for the first one.
-        problem: The reason why newer figures could not be read, None if these are the newest.
+        time_ms: Time at which the figures were read, epoch ms.
+        seconds: Seconds between the two overviews. None for the first overview.
+        problem: The reason why newer figures could not be read. None if these are the newest figures.
     """
 
     time_ms: int
@@ -111,7 +111,7 @@ class Figures:
 
 
 class Watch:
-    """Turns one overview after the other into figures."""
+    """Computes figures from successive overviews."""
 
     def __init__(self) -> None:
         self._last: Overview | None = None
@@ -119,12 +119,13 @@ class Watch:
         self._known: dict[str, BrokerOverview] = {}
 
     def figures(self, found: Overview, at: float, time_ms: int, patterns: Collection[str] = ("*",)) -> Figures:
-        """Return the figures of the time since the call before.
+        """Return the figures for the time since the previous call.
 
         Args:
             at: Monotonic seconds.
             time_ms: Time of the figures, epoch ms.
-            patterns: Patterns of the groups to show; each matches the name of the group or of one of its topics.
+            patterns: Patterns of the groups to show. A group is shown if a pattern matches its name or the name of one of its
+                topics.
         """
         last = self._last or Overview({}, {}, {})
         seconds = None if self._last is None else max(at - self._at, 1e-3)
@@ -168,7 +169,7 @@ class Watch:
 
 
 class _Gaps:
-    """The figures that brokers refused in one of two overviews.
+    """The figures that brokers refused in at least one of two overviews.
 
     Attributes:
         topics: Names of topics whose offsets were refused.
@@ -196,8 +197,8 @@ class _Rates:
     """Messages per second, by topic or by broker.
 
     Args:
-        came: Queue -> number of messages that were stored in the last ``seconds``.
-        went: Queue -> number of messages that were committed in the last ``seconds``.
+        came: Number of messages that were stored in the last ``seconds``, by queue.
+        went: Number of messages that were committed in the last ``seconds``, by queue.
         part: The field of MessageQueue to sum by, "topic" or "broker_name".
         came_to: Topics or brokers with a known rate of stored messages.
         went_from: Topics or brokers with a known rate of committed messages.
@@ -220,7 +221,7 @@ class _Rates:
                 sums[getattr(queue, part)] += count
 
     def of(self, name: str) -> tuple[float | None, float | None]:
-        """Return the rates of the stored and of the committed messages of a topic or broker; None for one that is not known."""
+        """Return the rates of stored and of committed messages of a topic or broker. A rate that is unknown is None."""
         if self._seconds is None:
             return None, None
         came, went = (

@@ -1,4 +1,4 @@
-"""Keys of a terminal, one by one and without an echo, for as long as the live view is shown."""
+"""Reads the keys of a terminal, one by one and without an echo, while the live view is shown."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .controls import keys_of
 STDIN: Final = 0
 STDOUT: Final = 1
 LEAVE: Final = b"\x1b[?25h\x1b[?1049l"
-"""Shows the cursor, and the screen as it was before the view."""
+"""The sequence that shows the cursor and restores the screen that was there before the view."""
 Settings = list[Any]
 
 
 @contextmanager
 def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iterator[None]:
-    """Call ``press`` for each key, ``gone`` when the terminal has been closed; restore the terminal's settings at the end.
+    """Call ``press`` for each key, and ``gone`` when the terminal has been closed. Restore the terminal's settings at the end.
 
     Do nothing if standard input is not a terminal.
     """
@@ -46,22 +46,22 @@ def pressed_keys(press: Callable[[str], None], gone: Callable[[], None]) -> Iter
     before, blocks = termios.tcgetattr(STDIN), os.get_blocking(STDIN)
     tty.setcbreak(STDIN)
     loop.add_reader(STDIN, read)
-    os.set_blocking(STDIN, blocks)  # uvloop makes the terminal non-blocking, which would cut off the output of others
+    os.set_blocking(STDIN, blocks)  # uvloop makes the terminal non-blocking, which would cut off the output of other programs
     try:
         yield
     finally:
         loop.remove_reader(STDIN)
-        with suppress(termios.error):  # it is gone
+        with suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
 
 
 def settings_now() -> Settings | None:
-    """Return the settings of the terminal on standard input; None if standard input is not a terminal."""
+    """Return the settings of the terminal on standard input. Return None if standard input is not a terminal."""
     return termios.tcgetattr(STDIN) if os.isatty(STDIN) else None
 
 
 def leave_at_once(settings: Settings | None) -> None:
-    """Give the terminal back without waiting for it, for a process that is about to end."""
+    """Restore the terminal without waiting for its output. This is for a process that is about to end."""
     with suppress(OSError, termios.error):
         if settings is not None:
             termios.tcsetattr(STDIN, termios.TCSANOW, settings)

@@ -1,4 +1,4 @@
-"""The picture of the live view: a line of state, three tables, a line of keys."""
+"""Renders the live view: a status line, three tables, and a line that lists the keys."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from .figures import Figures
 
 KEYS: Final = "q quit   Tab table   s sort   r reverse   / filter   Esc clear   j k scroll"
 BESIDE_ROWS: Final = 3 + 2 * len(TABLES)
-"""Lines beside the rows of tables: state, keys, titles, headings, and the last line, which stays empty."""
+"""Number of lines in addition to the rows of tables: the status, keys, titles, headings, and the last line, which stays
+empty.
+"""
 LEAST: Final = 2
-"""Rows per table, on average, that the view has room for at least, also on a terminal that is too low."""
+"""Minimum number of rows per table, on average, for which the view reserves lines, even if the terminal has too few lines."""
 _TO_THE_RIGHT: Final = frozenset(
     {"in", "out", "messages", "queues", "groups", "lag", "rate", "members", "oldest", "retries", "disk", "replicas"}
 )
 
 
 def picture(figures: Figures, controls: Controls, height: int) -> RenderableType:
-    """Return the view, cut to ``height`` lines or the fewest that it can have; end scrolling at the last row."""
+    """Return the view, cut to ``height`` lines but not below its minimum. Do not scroll past the last row."""
     lines = max(height - BESIDE_ROWS, LEAST * len(TABLES))
     return Group(*_parts(figures, controls, lines), _keys(controls))
 
@@ -37,7 +39,7 @@ def whole(figures: Figures, controls: Controls) -> RenderableType:
 
 
 def _parts(figures: Figures, controls: Controls, lines: int) -> Iterator[RenderableType]:
-    """Yield the line of state, then title and table of each table, with up to ``lines`` rows in all."""
+    """Yield the status line, and then the title and the rows of each table, with up to ``lines`` rows in all."""
     rows = {table: controls.orders[table].sorted(getattr(figures, table), table) for table in TABLES}
     room = _room({table: max(len(rows[table]), 1) for table in TABLES}, lines)
     yield _state(figures, controls)
@@ -50,7 +52,7 @@ def _parts(figures: Figures, controls: Controls, lines: int) -> Iterator[Rendera
 
 
 def _room(wanted: dict[str, int], lines: int) -> dict[str, int]:
-    """Divide the lines among the tables: equal parts, and lines that one table does not need go to the others."""
+    """Divide the lines among the tables in equal parts. Lines that one table does not need go to the others."""
     room = dict.fromkeys(wanted, 0)
     left = sorted(wanted, key=lambda table: wanted[table])
     while left:
@@ -90,7 +92,7 @@ def _keys(controls: Controls) -> Text:
 def _table(name: str, rows: Sequence[Any], controls: Controls) -> Table:
     """Return the table of ``rows``.
 
-    On a narrow terminal names are shortened, and in the table of brokers the last column too.
+    On a narrow terminal, names are shortened. In the table of brokers, the last column is shortened too.
     """
     headings, is_open = COLUMNS[name], name == "brokers"
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=is_open)
@@ -127,7 +129,7 @@ def _broker(row: Any) -> list[Text]:
     texts = (_rate(row.in_rate, "-"), _rate(row.out_rate, "-"), disk, version, row.address, str(row.replicas))
     last = _name(row.cluster)
     if row.problem is not None:
-        last = Text(visible(row.problem.rpartition(": ")[2], kept=""), "red")  # the reason, without what was asked
+        last = Text(visible(row.problem.rpartition(": ")[2], kept=""), "red")  # the reason, without the request that failed
     return [_name(row.broker), state, *(Text(visible(each, kept="")) for each in texts), last]
 
 
