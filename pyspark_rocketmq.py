@@ -1,4 +1,6 @@
-"""Lets Spark find ``format("rocketmq")`` by itself: Spark looks for ``DefaultSource`` in modules named ``pyspark_*``."""
+"""Lets Spark find ``format("rocketmq")`` without registration: Spark looks for ``DefaultSource`` in modules named
+``pyspark_*``.
+"""
 
 from rmq_async.spark.source import RocketMQDataSource as DefaultSource
 

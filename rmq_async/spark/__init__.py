@@ -1,7 +1,7 @@
 """RocketMQ topics as Spark DataFrames, batch and streaming, and the pipelines that people run on them (extra ``spark``).
 
-With ``rmq-async[spark]`` installed where the driver and the executors run, ``spark.read.format("rocketmq")`` works without any
-registration: Spark finds ``pyspark_rocketmq``. Options, columns and guarantees: docs/spark.md.
+If ``rmq-async[spark]`` is installed where the driver and the executors run, ``spark.read.format("rocketmq")`` works without any
+registration, because Spark finds ``pyspark_rocketmq``. docs/spark.md describes options, columns and guarantees.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["OPTIONS", "SINK_COLUMNS", "SOURCE_COLUMNS", "LagListener", "RocketMQ
 
 
 def __getattr__(name: str) -> Any:
-    """Import the listener at its first use: most processes in which Spark imports this package need none."""
+    """Import the listener at its first use, because most processes in which Spark imports this package do not need it."""
     if name == "LagListener":
         from .lag import LagListener
 

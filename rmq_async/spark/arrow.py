@@ -1,8 +1,8 @@
 """Builds Arrow columns of messages.
 
 Rows are the fields of stored records (``rmq_protocol.columns``). Only the wanted columns are built, each for all rows together.
-Arrow splits the properties; if one of a batch's texts is not what it can split (``_split``), the texts of that batch are
-decoded one by one.
+Arrow splits the properties. If it cannot split one of a batch's strings (``_split``), the strings of that batch are decoded one
+by one.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from rmq_protocol.properties import decode_properties
 from .schema import SOURCE_COLUMNS
 
 ROWS: Final = 10_000
-"""Maximum number of rows of a record batch, as many as Spark itself puts into one."""
+"""Maximum number of rows of a record batch. Spark's own batches have the same maximum."""
 BYTES: Final = 16 * 1024 * 1024
-"""Bytes of rows from which a record batch is full, even with fewer than ``ROWS``; see ``PROPERTIES_WEIGHT``."""
+"""Number of bytes of rows at which a record batch is full, even with fewer than ``ROWS`` rows; see ``PROPERTIES_WEIGHT``."""
 PROPERTIES_WEIGHT: Final = 4
-"""Weight of a byte of properties in ``BYTES``: the text is copied about that many times while maps are made of it."""
+"""Weight of a byte of properties in ``BYTES``. The properties are copied about that many times while maps are made
+from them.
+"""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _MAP: Final = pa.map_(pa.string(), pa.string())
@@ -56,13 +58,13 @@ _OF_PROPERTIES: Final = frozenset({"msgId", "tags", "keys", "properties"})
 
 
 class Rows:
-    """Rows that are collected for a record batch: records are added to ``stored``, then ``came`` notes their queue.
+    """Rows that are collected for a record batch. Records are added to ``stored``, and ``came`` then records their queue.
 
     Args:
         shown: Returns the name of a topic without its namespace.
 
     Attributes:
-        runs: Queues, each with the row before which its rows end.
+        runs: The queues, each with the exclusive end of its rows.
     """
 
     def __init__(self, columns: Iterable[str], shown: Callable[[str], str] = str) -> None:
@@ -83,13 +85,13 @@ class Rows:
         return len(stored) >= ROWS or stored.size + (PROPERTIES_WEIGHT - 1) * len(stored.properties) >= BYTES
 
     def came(self, queue: MessageQueue) -> None:
-        """Note that the rows added to ``stored`` since the last call are of ``queue``."""
+        """Record that the rows added to ``stored`` since the last call belong to ``queue``."""
         if self.runs and self.runs[-1][0] == queue:
             self.runs[-1] = (queue, len(self.stored))
         else:
             self.runs.append((queue, len(self.stored)))
 
-    # -- what columns are made of
+    # -- data for columns
 
     def by_queue(self, value: Callable[[MessageQueue], Any], kind: Any) -> Any:
         parts = []
@@ -100,7 +102,7 @@ class Rows:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def properties(self) -> Any:
-        """Return the properties as a column of maps; made once."""
+        """Return the properties as a column of maps, which is built once."""
         if self._properties is None:
             self._properties = _maps(self.stored.properties.join(), self.stored.property_sizes)
         return self._properties
@@ -136,7 +138,7 @@ def _integers(place: int) -> Callable[[Rows], Any]:
 
 
 def _moments(place: int) -> Callable[[Rows], Any]:
-    """Return a maker of a column of timestamps, with NULL for a time that microseconds cannot hold."""
+    """Return a function that builds a column of timestamps, with NULL for a time that does not fit into microseconds."""
 
     def make(rows: Rows) -> Any:
         millis = _numbers(rows.stored.int64(place), pa.int64())
@@ -156,7 +158,7 @@ def _cut(kind: Any, joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _texts(values: list[str]) -> Any:
-    """Return a column of texts; if all are equal, Arrow repeats one of them."""
+    """Return a column of strings. If all strings are equal, Arrow repeats one of them."""
     if values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], pa.string()), len(values))
     return pa.array(values, pa.string())
@@ -192,7 +194,9 @@ def _host(address: bytes, port: bytes) -> str:
 
 
 def _offset_ids(rows: Rows) -> Any:
-    """Return the offset ids: store host and commit log offset in 32 digits, more for IPv6."""
+    """Return the offset ids, which consist of the store host and the commit log offset. They have 32 digits, or more
+    with IPv6.
+    """
     stored = rows.stored
     parts = array("q", bytes(16 * len(rows)))
     parts[0::2] = array("q", stored.raw64(STORE_HOST))
@@ -219,14 +223,15 @@ def _maps(joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _split(raw: Any, joined: bytes) -> Any:
-    """Return the maps of the texts; None if one of them needs the decoder: a text that is empty, not UTF-8, with an empty name
-    or value or a name twice, or that does not consist of a name, byte 1, a value and byte 2 for each property (the last byte 2
-    may be missing).
+    """Return the maps for the strings. Return None if one of the strings needs the decoder.
+
+    The decoder is needed for a string that is empty or is not UTF-8, that has an empty name, an empty value or the same name
+    twice, or that does not consist of a name, byte 1, a value and byte 2 for each property (the last byte 2 may be missing).
 
     Args:
-        joined: All texts, joined.
+        joined: All strings, joined.
     """
-    # Names and values are cut by one separator: a second cut costs half as much again.
+    # Names and values are split at one separator, because a second split costs half as much again.
     ended = pc.sum(pc.ends_with(raw, b"\x02")).as_py()
     if ended == len(raw):
         raw = pc.binary_slice(raw, 0, -1)
@@ -259,7 +264,7 @@ def _split(raw: Any, joined: bytes) -> Any:
 
 
 def _even(count: int) -> Any:
-    """Return the places of the names: 0, 2, 4 and so on below ``count``."""
+    """Return the positions of the names: 0, 2, 4 and so on, below ``count``."""
     return pa.Array.from_buffers(pa.int32(), count // 2, [None, pa.py_buffer(array("i", range(0, count, 2)))])
 
 

@@ -1,8 +1,8 @@
-"""Requests of a planner to the cluster: the queues, and their first and last offsets.
+"""Sends the requests of a planner to the cluster, for the queues and their first and last offsets.
 
-A request is repeated for a while if that may help, so that the restart of a broker does not end a stream; those for reports and
-dashboards (``store_times``, ``commit``) are not. Offsets are those of masters, because a replica may lack acknowledged messages and
-does not know it. If the options allow a replica, its offsets prove no loss (``Extents.proven``).
+A request is repeated for a while if that may help, so that the restart of a broker does not end a stream. Requests for reports
+and dashboards (``store_times``, ``commit``) are not repeated. Offsets come from masters, because a replica may lack
+acknowledged messages without knowing it. If the options allow a replica, its offsets do not prove a loss (``Extents.proven``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Extents(NamedTuple):
     """The first offsets of queues and their exclusive ends (``latest``).
 
     Attributes:
-        proven: Queues whose master gave them; a replica may have given those of the others.
+        proven: Queues whose offsets came from a master. The offsets of other queues may have come from a replica.
     """
 
     earliest: Offsets
@@ -53,24 +53,24 @@ class Extents(NamedTuple):
 
 
 class Cluster:
-    """The cluster of one reader. Spark's thread calls its methods; each waits for the responses."""
+    """The cluster of one reader. Spark's thread calls its methods, which block until the responses arrive."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
-        """Return the readable queues that the options choose.
+        """Return the readable queues that the options select.
 
         Raises the errors of requests, too.
 
         Args:
-            begun: The stream runs already, so queues of ``assign`` may be missing and a pattern may match nothing.
-            wanted: Queues to wait for as long as requests are repeated, because a broker that restarts is in no route for a
+            begun: The stream is already running, so queues of ``assign`` may be missing, and a pattern may match nothing.
+            wanted: Queues to wait for as long as requests are repeated. A broker that restarts is missing from routes for a
                 while.
 
         Raises:
-            TopicNotFoundError: For a topic that is missing.
-            ConfigError: For a queue of ``assign`` that is not readable or a pattern without a readable queue.
+            TopicNotFoundError: If a topic does not exist.
+            ConfigError: For a queue of ``assign`` that is not readable, or for a pattern that matches no readable queue.
         """
 
         async def queues(reader: SparkReader) -> tuple[MessageQueue, ...]:
@@ -86,7 +86,7 @@ class Cluster:
             return error.found
 
     def newest(self, *, settled: bool = False) -> Extents:
-        """Return ``latest`` and ``proven`` of the queues that a running stream finds now; ``earliest`` is empty.
+        """Return ``latest`` and ``proven`` for the queues that a running stream finds now. ``earliest`` is empty.
 
         Args:
             settled: As for ``extents``.
@@ -99,10 +99,10 @@ class Cluster:
         return self._ask(newest, begun=True)
 
     def extents(self, queues: Iterable[MessageQueue], *, settled: bool = False) -> Extents:
-        """Return first offsets and ends.
+        """Return the first offsets and the ends of the queues.
 
         Args:
-            settled: True waits until the ends count all messages that masters acknowledged before this call, and raises
+            settled: True waits until the ends include all messages that masters acknowledged before this call, and raises
                 RequestTimeoutError if that takes too long.
         """
         queues = tuple(queues)
@@ -123,7 +123,7 @@ class Cluster:
     def stored_at(self, moments: Mapping[MessageQueue, int]) -> Offsets:
         """Return the offsets of the first messages stored at these moments (milliseconds since 1970) or later.
 
-        For a queue without one its end.
+        For a queue without such a message, return the queue's end.
         """
 
         async def search(reader: SparkReader) -> Offsets:
@@ -138,8 +138,10 @@ class Cluster:
         return self._ask(search)
 
     def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return the store times of the messages at these offsets (epoch ms, by this machine's clock as far as brokers say
-        their time), for reports. Nothing is repeated; queues without a message there, or whose request fails, are left out.
+        """Return the store times of the messages at these offsets, for reports.
+
+        The times are epoch ms. If a broker reports its time, they are converted to this machine's clock. Requests are not
+        repeated. Queues that have no message at the offset, or whose request fails, are left out.
         """
 
         async def times(reader: SparkReader) -> dict[MessageQueue, int]:
@@ -165,10 +167,10 @@ class Cluster:
         return {}
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> bool:
-        """Commit offsets for dashboards, once each, and log the first error.
+        """Commit offsets for dashboards, without repeating requests, and log the first error.
 
         Returns:
-            Whether brokers accepted all of them.
+            Whether brokers accepted all offsets.
         """
         group = self._options.group
 
@@ -198,11 +200,12 @@ class Cluster:
     # -- inside
 
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
-        """Make a request, and repeat it while that may help, ``retries`` times at most; None: as often as the options say.
+        """Make a request, and repeat it while that may help, at most ``retries`` times. If ``retries`` is None, the options set
+        the limit.
 
         Args:
-            begun: Repeats it for a missing topic too, because a topic is missing while its only broker restarts. After an
-                AuthenticationError it begins once more if credentials can be read anew.
+            begun: True also repeats the request for a missing topic, because a topic is missing while its only broker restarts.
+                After an AuthenticationError, the request is repeated once if credentials can be read again.
         """
         options = self._options
 
@@ -225,7 +228,7 @@ class Cluster:
         except errors.AuthenticationError:
             if not forget(options.access):
                 raise
-        with here.using(reader := here.reader(options.access, options.group)):  # with credentials that are newer
+        with here.using(reader := here.reader(options.access, options.group)):  # with newer credentials
             return here.run(asking(reader))
 
     def _offsets(self, queues: Iterable[MessageQueue], find: Find) -> Offsets:
@@ -243,7 +246,7 @@ class Cluster:
             settled: As for ``extents``.
 
         Raises:
-            BrokerNotFoundError: For one that has replicas only, unless an option allows them.
+            BrokerNotFoundError: For a broker that has only replicas, unless an option allows replicas.
         """
         instance = reader.instance
         wired = {queue: instance.names.wire_queue(queue) for queue in queues}
@@ -304,7 +307,7 @@ class Cluster:
         return tuple(sorted(set(chosen).difference(absent)))
 
     async def _matching(self, reader: SparkReader, pattern: str, begun: bool) -> tuple[MessageQueue, ...]:
-        """Return the queues of matching topics, without topics of the system and topics that brokers create for themselves.
+        """Return the queues of matching topics, without system topics and topics that brokers create for themselves.
 
         Retry and dead-letter topics match only if the pattern has a "%".
         """
@@ -322,7 +325,7 @@ class Cluster:
         async def queues(topic: str) -> tuple[MessageQueue, ...]:
             try:
                 found = await reader.queues(topic)
-            except errors.TopicNotFoundError:  # deleted a moment ago, or without queues
+            except errors.TopicNotFoundError:  # the topic was deleted a moment ago, or has no queues
                 return ()
             return () if _is_of_servers(topic, reader.instance.routes.cached(reader.instance.names.wire(topic))) else found
 
@@ -338,7 +341,7 @@ class _Holders(NamedTuple):
     """The queues of one request, with their names on the wire, and the brokers that hold them.
 
     Attributes:
-        led: Brokers whose master must answer; for the others a replica may.
+        led: Brokers whose master must respond. For other brokers, a replica may respond.
     """
 
     instance: client.ClientInstance
@@ -358,9 +361,10 @@ class _Holders(NamedTuple):
 
 
 async def _acting(instance: client.ClientInstance, led: frozenset[str], topics: Iterable[str]) -> set[str]:
-    """Return the brokers of ``led`` that have no master: with ``enableSlaveActingMaster``, routes name a replica in its place.
+    """Return the brokers of ``led`` that have no master and whose routes name a replica instead, which happens with
+    ``enableSlaveActingMaster``.
 
-    The list of the cluster's brokers (GET_BROKER_CLUSTER_INFO, 106) keeps the real broker ids.
+    The list of the cluster's brokers (GET_BROKER_CLUSTER_INFO, 106) shows the real broker ids.
     """
     routes = [route for topic in topics if (route := instance.routes.cached(topic)) is not None]
     doubted = {data.broker_name for route in routes for data in route.data.broker_datas if data.enable_acting_master} & led
@@ -373,8 +377,9 @@ async def _acting(instance: client.ClientInstance, led: frozenset[str], topics: 
 
 
 def _is_of_servers(topic: str, route: client.TopicRoute | None) -> bool:
-    """Return whether the topic is one that each broker creates at its start (Java's TopicConfigManager): it is named after the
-    broker or its cluster, or is the cluster's topic of replies, <cluster>_REPLY_TOPIC.
+    """Return whether the topic is one that each broker creates at its start (Java's TopicConfigManager).
+
+    Such a topic is named after the broker or its cluster, or is the cluster's topic for replies, <cluster>_REPLY_TOPIC.
     """
     brokers = () if route is None else route.data.broker_datas
     return any(topic in (each.broker_name, each.cluster, f"{each.cluster}_REPLY_TOPIC") for each in brokers)
@@ -384,16 +389,16 @@ _OF_GROUPS: Final = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 
 class _BehindError(errors.RequestTimeoutError):
-    """The queues of a broker are still behind its commit log after the wait; the request is not repeated."""
+    """The queues of a broker are still behind its commit log after the wait. The request is not repeated."""
 
     retriable = False
 
 
 class _MissingError(errors.BrokerNotFoundError):
-    """A wanted queue is in no route.
+    """A wanted queue is missing from all routes.
 
     Args:
-        found: The queues that are.
+        found: The queues that were found.
     """
 
     def __init__(self, message: str = "", *, found: tuple[MessageQueue, ...] = (), **details: Any) -> None:

@@ -1,7 +1,7 @@
 """The connection of a query to its cluster: name servers, credentials, TLS.
 
-``Access`` holds data only, because it is pickled with readers and writers; the process that uses it opens the files. Secrets are in
-no ``repr``; secrets without an option come from the environment of the driver.
+``Access`` holds only data, because it is pickled with readers and writers. The process that uses it opens the files. No
+``repr`` shows secrets. Secrets that no option sets are read from the environment of the driver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SeveralMistakesError(ConfigError):
 
 
 class Mistakes:
-    """The mistakes found so far, in the order in which they were found."""
+    """The mistakes that were found so far, in the order in which they were found."""
 
     def __init__(self) -> None:
         self._found: dict[str, ConfigError] = {}
@@ -41,7 +41,7 @@ class Mistakes:
         self._found.setdefault(text, ConfigError(text))
 
     def result(self, call: Callable[[], T], otherwise: T) -> T:
-        """Return the result of ``call``; if it raises ConfigError, keep its mistakes and return ``otherwise``."""
+        """Return the result of ``call``. If it raises ConfigError, keep its mistakes and return ``otherwise``."""
         try:
             return call()
         except SeveralMistakesError as error:
@@ -52,7 +52,9 @@ class Mistakes:
         return otherwise
 
     def check(self) -> None:
-        """Raise the only mistake as it is, and several as one error that numbers them. Do nothing without one."""
+        """Raise a single mistake unchanged, and several mistakes as one error that numbers them. Do nothing if there are no
+        mistakes.
+        """
         if len(self._found) == 1:
             raise next(iter(self._found.values()))
         if self._found:
@@ -66,12 +68,12 @@ _NO_KEYS: Final[tuple[str | None, str | None, str | None]] = (None, None, None)
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The options of a connection; ``access_of`` checks them and adds what the environment gives.
+    """The options of a connection. ``access_of`` checks them and adds values from the environment.
 
     Attributes:
-        files: Authorities, certificate, its key, each a path or None.
-        credentials_file: Path of a file that tasks read credentials from at each use, instead of the keys (``renewal``).
-        credentials_provider: Name of a function that tasks get credentials from at each use, instead of the keys.
+        files: The paths of the authorities, the certificate and its key. Each may be None.
+        credentials_file: Path of a file from which tasks read credentials at each use, instead of the keys (see ``renewal``).
+        credentials_provider: Name of a function from which tasks get credentials at each use, instead of the keys.
         request_timeout: Seconds for one request.
     """
 
@@ -92,14 +94,15 @@ class Access:
 
 
 def access_of(nameserver: str | None, options: Access) -> Access:
-    """Add what the environment gives, and check what can be checked without opening a file.
+    """Add values from the environment, and check everything that can be checked without opening a file.
 
     Args:
-        nameserver: The option of that name.
+        nameserver: The value of the option ``nameserver``.
         options: The other options as they were given.
 
     Raises:
-        ConfigError: For an invalid option or combination, and without a name server; one for all of them.
+        ConfigError: For an invalid option or combination of options, and if there is no name server. One error reports all
+            mistakes.
     """
     mistakes = Mistakes()
     servers = mistakes.result(lambda: _name_servers(nameserver), _NO_SERVERS)
@@ -126,8 +129,8 @@ def _name_servers(nameserver: str | None) -> tuple[str, ...]:
 
 
 def _credentials(options: Access) -> tuple[str | None, str | None, str | None]:
-    """Return access key, secret key and token, each from its option, else from the environment; None for all without an access
-    key, and if they are read at each use.
+    """Return the access key, the secret key and the token, each from its option or, without the option, from the environment.
+    Return None for all of them if there is no access key, or if they are read at each use.
     """
     if options.credentials_file or options.credentials_provider:
         _check_renewed(options)
@@ -144,7 +147,9 @@ def _credentials(options: Access) -> tuple[str | None, str | None, str | None]:
 
 
 def _check_renewed(options: Access) -> None:
-    """Check the options of renewed credentials, without an import and without opening a file: tasks run on other machines."""
+    """Check the options of renewed credentials without importing a module or opening a file, because tasks run on other
+    machines.
+    """
     if any((options.access_key, options.secret_key, options.security_token)):
         raise ConfigError(
             "credentials are given twice: leave out accessKey, secretKey and securityToken, or credentialsFile and "
@@ -174,7 +179,7 @@ def client_config(access: Access, *, with_files: bool = True) -> ClientConfig:
     """Return the settings of a client.
 
     Args:
-        with_files: False leaves out the files of TLS.
+        with_files: False leaves out the files for TLS.
 
     Raises:
         ConfigError: For an invalid setting, and for a file that cannot be used.

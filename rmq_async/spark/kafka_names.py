@@ -1,5 +1,5 @@
-"""Hints about options and columns of Spark's Kafka source and sink, for errors: what replaces each one here, or why nothing
-does.
+"""Hints for error messages about options and columns of Spark's Kafka source and sink: what replaces each of them here, or why
+nothing replaces it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BARE: Final = frozenset(name.removeprefix(PREFIX) for name in _OPTIONS if name.
     "metadata.max.age.ms", "partition.assignment.strategy", "partitioner.class", "schema.registry.url",
     "session.timeout.ms", "transaction.timeout.ms",
 }  # fmt: skip
-"""Settings of Kafka's clients, as they are called without the prefix that Spark's Kafka source wants."""
+"""Settings of Kafka's clients, without the prefix that Spark's Kafka source requires."""
 _FAMILIES: Final[Mapping[str, str]] = {
     "kafka.sasl.": "accessKey, secretKey and securityToken, credentialsFile or credentialsProvider sign requests",
     "kafka.ssl.": "options of TLS begin with tls",
@@ -58,19 +58,19 @@ READ_COLUMNS: Final[Mapping[str, str]] = {
     "headers": "properties",
     "timestamp": "storeTimestamp, or bornTimestamp by the sender's clock",
 }
-"""Column of Spark's Kafka source -> the columns of this source that hold the same, as a part of a sentence."""
+"""For each column of Spark's Kafka source, the corresponding columns of this source, as a part of a sentence."""
 SINK_COLUMNS: Final[Mapping[str, str]] = {
     "key": "keys; shardingKey sends rows with the same one to the same queue",
     "value": "body",
     "partition": "queueId, with brokerName",
     "headers": "properties, as map<string,string>",
 }
-"""Column of Spark's Kafka sink -> the columns of this sink that mean the same, as a part of a sentence."""
+"""For each column of Spark's Kafka sink, the corresponding columns of this sink, as a part of a sentence."""
 
 
 def option_of_kafka(name: str) -> str | None:
-    """Return the hint about an option of Spark's Kafka source or sink, or about a setting of Kafka's clients, with or without
-    the prefix, as a part of a sentence; None if there is none.
+    """Return the hint about an option of Spark's Kafka source or sink, or about a setting of Kafka's clients with or without
+    the prefix. The hint is a part of a sentence. Return None if there is no hint.
     """
     name = name.lower()
     if name in _BARE or name.startswith(_BARE_FAMILIES):

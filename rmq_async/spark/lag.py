@@ -1,9 +1,9 @@
-"""Reports the lag of streaming queries, as gauges of OpenTelemetry and a log line, from the progress that Spark reports.
+"""Reports the lag of streaming queries as OpenTelemetry gauges and log lines, from the progress that Spark reports.
 
-All figures come from the progress, so a listener asks no broker, and serves all queries of a session that read RocketMQ. A
-planner reports the ends of the queues at the last trigger, and the store time of the oldest message that the micro-batch leaves
-unread; for that it requests one message each of up to 64 queues, at each trigger that leaves messages unread, even without a
-listener (``StreamReader``).
+All figures come from the progress. Therefore, a listener sends no requests to brokers, and one listener serves all queries of a
+session that read RocketMQ. A planner reports the ends of the queues at the last trigger, and the store time of the oldest
+message that the micro-batch leaves unread. For the store time, at each trigger that leaves messages unread, it requests one
+message from each of up to 64 queues, even without a listener (``StreamReader``).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class TopicLag:
     """One topic of one query after a micro-batch.
 
     Attributes:
-        behind: Number of existing offsets that are not read; None if it is not known, because the progress names the end of no
+        behind: Number of existing offsets that are not read. None if it is unknown, because the progress contains no end of a
             queue of the topic.
-        read: Number of offsets of the micro-batch.
-        oldest: Store time of the oldest unread message, in seconds since 1970 by the driver's clock; None if all are read or it
-            is not known.
+        read: Number of offsets in the micro-batch.
+        oldest: Store time of the oldest unread message, in seconds since 1970 by the driver's clock. None if all messages are
+            read or the time is unknown.
     """
 
     topic: str
@@ -56,7 +56,9 @@ class TopicLag:
     oldest: float | None
 
     def seconds_behind(self, now: float) -> float | None:
-        """Return the age of the oldest unread message at ``now`` in seconds; 0 if all are read, None if it is not known."""
+        """Return the age of the oldest unread message at ``now`` in seconds. Return 0 if all messages are read, and None if the
+        age is unknown.
+        """
         if self.oldest is None:
             return 0.0 if self.behind == 0 else None
         return max(now - self.oldest, 0.0)
@@ -67,9 +69,9 @@ class QueryLag:
     """One query after a micro-batch.
 
     Attributes:
-        name: Name of the query, or its id.
-        duration: Seconds of the micro-batch.
-        at: Time at which the listener heard of the query last, by the monotonic clock.
+        name: Name of the query, or its id if it has no name.
+        duration: Duration of the micro-batch in seconds.
+        at: Monotonic time at which the listener last heard of the query.
     """
 
     name: str
@@ -79,7 +81,9 @@ class QueryLag:
     at: float = 0.0
 
     def rate(self, topic: TopicLag) -> float:
-        """Return the offsets of ``topic`` that were read per second of the micro-batch; 0 if it has no duration."""
+        """Return the number of offsets of ``topic`` that were read per second of the micro-batch. Return 0 if the duration is
+        0.
+        """
         return topic.read / self.duration if self.duration > 0 else 0.0
 
     def text(self, now: float) -> str:
@@ -102,7 +106,7 @@ def _lag_text(topic: TopicLag, now: float) -> str:
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
-    """Return the lag in a progress; None if no source in it has an end offset of queues of RocketMQ.
+    """Return the lag in a progress. Return None if no source in the progress has an end offset of RocketMQ queues.
 
     Args:
         at: Monotonic time at which the listener last heard of the query.
@@ -123,9 +127,9 @@ def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None
 
 
 class _Offsets(NamedTuple):
-    """The content of an offset: ``queues``, the offsets by queue.
+    """The content of an offset. ``queues`` holds the offsets by queue.
 
-    ``init``, starts by queue; ``oldest``, by topic the store time of the oldest unread message in epoch ms.
+    ``init`` holds the starts by queue. ``oldest`` holds, by topic, the store time of the oldest unread message in epoch ms.
     """
 
     queues: Mapping[str, int]
@@ -134,7 +138,7 @@ class _Offsets(NamedTuple):
 
 
 def _offsets(text: object) -> _Offsets | None:
-    """Parse the text of ``EndOffset.to_json``; None for anything else, such as the offset of another source."""
+    """Parse the text of ``EndOffset.to_json``. Return None for anything else, such as the offset of another source."""
     try:
         data = json.loads(text) if isinstance(text, str) else None
     except ValueError:
@@ -148,11 +152,12 @@ def _topics(start: _Offsets | None, end: _Offsets, latest: _Offsets | None) -> I
     topics: dict[str, _Sums] = {}
     for queue, offset in end.queues.items():
         first = (start.queues if start is not None else {}).get(queue, end.init.get(queue, offset))
-        if first > offset:  # the queue was made anew
+        if first > offset:  # the queue was created again
             first = end.init.get(queue, offset)
         sums = topics.setdefault(queue.partition("/")[0], _Sums())
         sums.read += offset - first
-        if latest is not None and queue in latest.queues:  # else it is in no route, and has nothing that can be read
+        # otherwise the queue is missing from all routes, so nothing can be read from it
+        if latest is not None and queue in latest.queues:
             sums.behind = (sums.behind or 0) + max(latest.queues[queue] - offset, 0)
     for topic, sums in topics.items():
         moment = latest.oldest.get(topic) if latest is not None and sums.behind else None
@@ -168,7 +173,7 @@ class _Sums:
 
 
 def _together(one: TopicLag, other: TopicLag) -> TopicLag:
-    """Return the sum for a topic that two sources of a query read; a figure is None if one of them does not know it."""
+    """Return the sum for a topic that two sources of a query read. A figure is None if it is unknown for one of the sources."""
     moments = [each.oldest for each in (one, other) if each.oldest is not None]
     known = all(each.oldest is not None for each in (one, other) if each.behind != 0)
     behind = None if one.behind is None or other.behind is None else one.behind + other.behind
@@ -177,14 +182,14 @@ def _together(one: TopicLag, other: TopicLag) -> TopicLag:
 
 _java_name: Final = re.compile(r"^(?:[\w$]+\.)+[\w$]+: ")
 _raised: Final = re.compile(r"Traceback .*\n(?:[ \t].*\n)+(\S.*)")
-"""The line of a trace of Python that has the error; its frames are indented."""
+"""Matches the line of a Python traceback that contains the error. The lines of the frames are indented."""
 
 
 def _error_text(text: str) -> str:
     """Return one line about the error that ended a query.
 
     Args:
-        text: Spark's text of it, with traces of Java and Python.
+        text: Spark's text of the error, with tracebacks of Java and Python.
     """
     if (ours := sentence(RuntimeError(text))) is not None:
         return ours
@@ -195,14 +200,15 @@ def _error_text(text: str) -> str:
 
 
 class LagListener(StreamingQueryListener):
-    """Reports how far the streaming queries of a session are behind in the topics that they read, and errors that end queries.
+    """Reports how far the streaming queries of a session are behind in the topics that they read, and logs errors that end
+    queries.
 
     It adds itself to ``spark.streams``; ``close`` removes it.
 
     Args:
-        meter: An OpenTelemetry Meter for the gauges; None takes the one of the global provider where OpenTelemetry is
-            installed, and makes no gauges elsewhere.
-        interval: Minimum seconds between two log lines (INFO) about a query; 0 logs each micro-batch.
+        meter: An OpenTelemetry Meter for the gauges. If None, the meter of the global provider is used; without OpenTelemetry,
+            no gauges are created.
+        interval: Minimum seconds between two log lines (INFO) about a query. With 0, each micro-batch is logged.
 
     Raises:
         ValueError: For an interval below 0 and for NaN.
@@ -262,23 +268,24 @@ class LagListener(StreamingQueryListener):
             logger.info("%s", lag.text(time()))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Record that the query runs and has nothing to read: its last lag still holds, and is as of now."""
+        """Record that the query runs and has nothing to read. Its last lag is still valid and is now up to date."""
         run = str(event.runId)
         with self._lock:
             if (lag := self._lags.get(run)) is not None:
                 self._lags[run] = replace(lag, at=monotonic())
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Remove the query from ``lags``, and log an error that ended it (ERROR), whether it reads RocketMQ or not: one that
-        fails in its first micro-batch has no progress. The end of a query that read RocketMQ without an error is logged at
-        INFO.
+        """Remove the query from ``lags``, and log an error that ended it at ERROR.
+
+        The error is logged whether the query reads RocketMQ or not, because a query that fails in its first micro-batch has no
+        progress. If a query that read RocketMQ ends without an error, its end is logged at INFO.
         """
         run = str(event.runId)
         with self._lock:
             name = self._names.pop(run, None)
             lag = self._lags.pop(run, None)
             self._logged.pop(run, None)
-        if name is None:  # it was started before the listener was there
+        if name is None:  # the query was started before the listener was added
             name = str(event.id) if lag is None else lag.name
         if event.exception is not None:
             logger.error("query %s ended with an error: %s", printable(name), printable(_error_text(event.exception), 500))

@@ -1,7 +1,7 @@
-"""Losses that a task meets: which of the offsets that responses lack were deleted, and the error or the warning about them.
+"""Finds and reports the losses that a task meets: the offsets missing from responses because their messages were deleted.
 
-A response shows a part of a long loss: a broker passes over some 800 deleted messages at a time, and over one where another
-record is in the place of the first message of its log. The report names all of it, up to the first message that is there.
+A response shows only a part of a long loss, because a broker skips about 800 deleted messages at a time, or only one if another
+record is in the place of the first message of its log. The report covers the whole loss, up to the first existing message.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Losses:
         self._calls = calls
         self._looking = asyncio.Lock()
         self._reported: dict[MessageQueue, tuple[range, ...]] = {}
-        """The lost offsets that were logged last."""
+        """The lost offsets that were last logged."""
 
     async def among(self, whole: Range, missing: tuple[range, ...], pulled: PulledBody) -> tuple[range, ...]:
         """Return the part of ``missing`` that was deleted."""
@@ -59,15 +59,15 @@ class Losses:
     async def report(
         self, whole: Range, wanted: tuple[int, int], lost: tuple[range, ...], stored: tuple[int, int], there: int | None = None
     ) -> int:
-        """Report a loss: ``lost`` and the lost offsets behind it, up to the first message that is there.
+        """Report a loss: ``lost`` and the lost offsets after it, up to the first existing message.
 
         Args:
-            stored: The minimum offset that the response gave, 0 if it is unknown, and the maximum.
-            there: The offset of the first message that is there if the response showed it. Every chunk in a long loss meets it,
-                so the first one looks for its end and the others find it in what is reported.
+            stored: The minimum offset in the response (0 if it is unknown) and the maximum offset.
+            there: The offset of the first existing message, if the response showed it. Every chunk in a long loss needs this
+                offset, so the first chunk searches for it, and the other chunks find it in the report.
 
         Returns:
-            The offset of that message, the end of ``whole`` if there is none in it.
+            The offset of the first existing message, or the end of ``whole`` if it has no such message.
         """
         async with self._looking:
             if there is None:
@@ -76,7 +76,7 @@ class Losses:
         return lost[-1].stop if there is None else there
 
     async def _with_those_behind(self, whole: Range, lost: tuple[range, ...], high: int) -> tuple[range, ...]:
-        """Return ``lost`` and the lost offsets of ``whole`` that follow it without a message between."""
+        """Return ``lost`` and the lost offsets of ``whole`` that follow it without an existing message in between."""
         at, end = lost[-1].stop, min(whole.end, high)
         known = next((each.stop for each in self._reported.get(whole.queue, ()) if each.start <= at <= each.stop), None)
         if known is not None:
@@ -89,10 +89,10 @@ class Losses:
             return lost
         await self.check_master(whole)
         span = (range(lost[0].start, more[-1].stop),)
-        return without_ranges(span, without_ranges(span, (*lost, *more)))  # adjacent ones are one range
+        return without_ranges(span, without_ranges(span, (*lost, *more)))  # this merges adjacent ranges
 
     async def check_master(self, whole: Range) -> None:
-        """Raise BrokerNotFoundError while there is no master, because a master may hold messages that its replica lacks."""
+        """Raise BrokerNotFoundError if there is no master now, because a master may hold messages that its replica lacks."""
         if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
             raise BrokerNotFoundError(
                 f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
@@ -103,11 +103,11 @@ class Losses:
     def tell(
         self, whole: Range, why: str, wanted: tuple[int, int], there: tuple[int, int], lost: tuple[range, ...] = ()
     ) -> None:
-        """Raise OffsetRangeError for a loss if losses fail the query, else log it unless it was part of the loss that was
-        logged last for the queue.
+        """Raise OffsetRangeError for a loss if losses fail the query. Otherwise, log the loss, unless it is part of the loss
+        that was last logged for the queue.
 
         Args:
-            lost: The lost offsets if they are known.
+            lost: The lost offsets, if they are known.
         """
         if lost:
             why = f"{why} ({ranges_text(lost)})"

@@ -1,6 +1,7 @@
 """Reads the options of ``format("rocketmq")`` and refuses combinations that contradict each other.
 
-This module imports no Spark and asks no server, so that mistakes which the options alone show are errors before a job starts.
+This module neither imports Spark nor sends requests, so that mistakes in the options themselves raise errors before a job
+starts.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from .connection import Access, Mistakes, access_of
 from .positions import EARLIEST, LAST_MOMENT, Positions, Start, parse_positions, parse_queues, parse_times
 from .schema import SOURCE_COLUMNS
 
-# The table of all options of ``format("rocketmq")``, and the texts of one query's options, each read as its type.
+# The table of all options of ``format("rocketmq")``, and the parser that reads the options of one query as their types.
 #
-# An option that does not exist, or does not belong to the use, raises an error that names it; Spark itself would ignore it. Most
-# options that Spark's Kafka source has too have its names; ``kafka_names`` has hints about others. Spark passes option names in
-# lower case.
+# An option that does not exist, or does not apply to the kind of read or write, raises an error that names the option; Spark
+# itself would ignore it. Options that Spark's Kafka source also has mostly use the same names. ``kafka_names`` has hints about
+# the other ones. Spark passes option names in lower case.
 
 Use = Literal["batch read", "streaming read", "batch write", "streaming write"]
 
@@ -45,8 +46,8 @@ class Option:
     """One option of the data source.
 
     Attributes:
-        uses: Reads and writes that accept it.
-        help: One line for the table in docs/spark.md.
+        uses: The kinds of reads and writes that accept the option.
+        help: The option's line in the table in docs/spark.md.
     """
 
     name: str
@@ -143,15 +144,15 @@ BY_NAME: Final = {name.lower(): option for option in OPTIONS for name in (option
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "triggerinterval"})
 """Options that Spark itself reads."""
 STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if option.uses == _STREAM) | _SPARKS_OWN
-"""Options, in lower case, that a streaming read has and a batch read has not."""
+"""Options, in lower case, of a streaming read that a batch read does not have."""
 
 
 class OptionTexts:
-    """The texts of one use's options, by name; each method reads one as its type.
+    """The values of one query's options, which are strings, by name. Each method parses a value as its type.
 
     Args:
-        mistakes: Gets each option that is unknown, not one of the use, given twice or invalid; the methods return the default
-            of an invalid one.
+        mistakes: Gets each option that is unknown, does not apply to the use, is given twice, or is invalid. For an invalid
+            option, the methods return the default.
     """
 
     def __init__(self, options: Mapping[str, str], use: Use, mistakes: Mistakes) -> None:
@@ -175,14 +176,16 @@ class OptionTexts:
                 self._values[option.name] = value
 
     def is_meant(self, *names: str) -> bool:
-        """Return whether the error of an unknown option names one of these instead, so that they need no other error."""
+        """Return whether the error for an unknown option suggests one of these names, so that no error is needed for a missing
+        option.
+        """
         return not self._meant.isdisjoint(names)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """Return the text; None if it is not given or empty, which is a mistake."""
+        """Return the value. Return None if the option is not given, or if its value is empty, which is a mistake."""
         value = self._values.get(name)
         if value is not None and not value.strip():
             self.mistakes.add(f"option {name} is empty; give a value, or leave it out")
@@ -202,7 +205,7 @@ class OptionTexts:
         return text == "true"
 
     def choice(self, name: str, *choices: str) -> str:
-        """Return one of ``choices``; the first one is the default."""
+        """Return one of ``choices``. The first one is the default."""
         text = self.text(name)
         for choice in choices:
             if text is not None and text.lower() == choice.lower():
@@ -228,10 +231,10 @@ class OptionTexts:
         return self.integer(name, default_ms, 1, 10**10) / 1000
 
     def decoded(self, name: str) -> Any:
-        """Return the decoded JSON; None if it is not given.
+        """Return the decoded JSON value. Return None if the option is not given.
 
         Raises:
-            ConfigError: For another text.
+            ConfigError: If the value is not valid JSON.
         """
         text = self.text(name)
         if text is None:
@@ -242,7 +245,7 @@ class OptionTexts:
             raise ConfigError(f"option {name} must be JSON ({error}), not {text[:200]!r}") from None
 
     def _unknown(self, given: str) -> str:
-        """Return the error text for an option that there is not."""
+        """Return the error message for an option that does not exist."""
         if given.lower() == "path":
             self._meant.add("topic")
             return "a topic is not a path: use .option('topic', ...) with .load() and .save(), without an argument"
@@ -260,18 +263,18 @@ Subject = tuple[tuple[str, ...], str | None, Mapping[str, Mapping[str, tuple[int
 """``topics``, ``pattern`` and ``assign`` of ReadOptions."""
 _NO_TOPICS: Final[Subject] = ((), None, None)
 LENGTH_OF_ID: Final = 36
-"""Characters of a query's id."""
+"""Number of characters of a query's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """The checked options of a read.
 
-    Durations are seconds, moments milliseconds since 1970. Either ``topics`` or ``pattern`` is given; ``topics`` includes those
-    of ``assign``.
+    Durations are in seconds, and moments are in milliseconds since 1970. Either ``topics`` or ``pattern`` is given. ``topics``
+    includes the topics of ``assign``.
 
     Attributes:
-        start_default: Start of queues that a ``start`` by queue does not name; error, earliest or latest.
+        start_default: Start of the queues that a ``start`` by queue does not name: error, earliest or latest.
         group_prefix: The tasks of a streaming query pull in the group ``group_of_query(group_prefix, id)`` instead of
             ``group``.
     """
@@ -310,7 +313,7 @@ class WriteOptions:
 
     Attributes:
         timeout: Seconds for one send.
-        rate: Messages per second of each task; None for no limit.
+        rate: Maximum messages per second of each task. None stands for no limit.
     """
 
     access: Access
@@ -328,10 +331,11 @@ def read_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mista
     """Return the checked options of a read.
 
     Args:
-        mistakes: Collects the mistakes instead; with mistakes the result cannot be used.
+        mistakes: If given, it collects the mistakes, and no error is raised. If there are mistakes, the result cannot be used.
 
     Raises:
-        ConfigError: For options that are unknown, malformed, missing or contradict others, all in one error.
+        ConfigError: For options that are unknown, malformed or missing, or that contradict other options. One error reports all
+            mistakes.
     """
     found = Mistakes() if mistakes is None else mistakes
     result = _read_options(OptionTexts(options, "streaming read" if streaming else "batch read", found), streaming)
@@ -389,7 +393,7 @@ def _read_options(given: OptionTexts, streaming: bool) -> ReadOptions:
 
 
 def _check_companions(given: OptionTexts) -> None:
-    """Find an option of a read without the one it needs, and two that exclude each other."""
+    """Find an option of a read that is given without the option it needs, and options that exclude each other."""
     if given.flag("commitOffsets", False) and "consumerGroup" not in given:
         given.mistakes.add("option commitOffsets needs consumerGroup; give the group to commit offsets for")
     given.only_one(("consumerGroup", "consumerGroupPrefix"))
@@ -405,7 +409,7 @@ def _check_companions(given: OptionTexts) -> None:
 
 
 def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
-    """Return the least and the greatest number of offsets in a micro-batch; None for no limit."""
+    """Return the minimum and the maximum number of offsets in a micro-batch. None stands for no limit."""
     fewest = given.number("minOffsetsPerTrigger", None, 1, 1 << 62)
     most = given.number("maxOffsetsPerTrigger", None, 1, 1 << 62)
     if fewest is not None and most is not None and fewest > most:
@@ -414,14 +418,14 @@ def _offsets_per_trigger(given: OptionTexts) -> tuple[int | None, int | None]:
 
 
 def read_options_of_either(options: Mapping[str, str]) -> ReadOptions:
-    """Read the options before it is known whether the query is a batch or a stream: as those of a stream if one of them is for
-    streams only.
+    """Read the options before it is known whether the query is a batch or a stream. If one of the options is only for streams,
+    all are read as options of a stream.
     """
     return read_options(options, streaming=not STREAM_ONLY.isdisjoint(name.lower() for name in options))
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool, mistakes: Mistakes | None = None) -> WriteOptions:
-    """Return the checked options of a write. Raises ConfigError, and ``mistakes`` gets its parts, as in ``read_options``."""
+    """Return the checked options of a write. ``mistakes`` and the errors are as in ``read_options``."""
     found = Mistakes() if mistakes is None else mistakes
     result = _write_options(OptionTexts(options, "streaming write" if streaming else "batch write", found))
     if mistakes is None:
@@ -490,10 +494,10 @@ def _group_prefix(given: OptionTexts) -> str | None:
 
 
 def group_of_query(prefix: str, query: str) -> str:
-    """Return the group that a query pulls in.
+    """Return the group in which a query pulls.
 
     Args:
-        query: The query's id, which stays the same as long as its checkpoint.
+        query: The query's id, which stays the same as long as the query has the same checkpoint.
     """
     return f"{prefix}-{query}"
 
@@ -518,7 +522,7 @@ def _topics(given: OptionTexts) -> Subject:
         return tuple(assign), None, assign
     option = "topic" if "topic" in given else "subscribe"
     text = given.text(option)
-    if text is None:  # it is empty
+    if text is None:  # the option is empty
         return _NO_TOPICS
     topics = (text,) if option == "topic" else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for topic in topics:
@@ -527,7 +531,9 @@ def _topics(given: OptionTexts) -> Subject:
 
 
 def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]) -> Start:
-    """Return the bound of one side, from the first of its three options that is given, in the order of Spark's Kafka source."""
+    """Return the bound of one side. It comes from the first of the side's three options that is given, in the order that
+    Spark's Kafka source uses.
+    """
     moment = given.number(f"{side}Timestamp", None, 0, LAST_MOMENT)
     if moment is not None:
         return moment
@@ -555,7 +561,7 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
     """Return the columns that the option names, or all columns without the option.
 
     Raises:
-        ConfigError: For a column that does not exist or is named twice.
+        ConfigError: For a column that does not exist or that is named twice.
     """
     if text is None:
         return tuple(SOURCE_COLUMNS)
@@ -572,7 +578,7 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
 
 
 def column_hint(name: str) -> str:
-    """Return the end of an error's text about a column that the source does not have: what it has instead."""
+    """Return the end of the error message about a column that the source does not have: the columns that it has instead."""
     called = kafka_names.READ_COLUMNS.get(name.lower())
     return f"; it is called {called}" if called else f", only {', '.join(SOURCE_COLUMNS)}"
 
