@@ -1,4 +1,5 @@
-"""An inbox is a table of handled messages in the database to which the handlers write. With it, each message takes effect once.
+"""An inbox: a table of handled messages in the database to which the handlers write. With an inbox, each message takes effect
+once.
 
     inbox = Inbox(group="payments")
 
@@ -8,8 +9,9 @@
             if await inbox.first(session, message):
                 session.add(Payment.from_json(message.body))
 
-Brokers deliver messages at least once. A row with the group and the key of the message is inserted in the transaction of the
-effect, so both are committed, or neither is. The module requires the extra ``outbox`` (SQLAlchemy 2, aiosqlite, asyncpg).
+Brokers deliver messages at least once. The inbox inserts a row with the group and the key of the message in the same
+transaction as the effect, so either both are committed or neither is. The module requires the extra ``outbox`` (SQLAlchemy 2,
+aiosqlite, asyncpg).
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ LONGEST_KEY: Final = 255
 
 
 class Inbox:
-    """A table with the keys of the messages whose effect is committed.
+    """A table with the keys of the messages whose effects are committed.
 
     Errors of the database propagate from the methods: SQLAlchemyError, and OSError or an error of the driver if the database
     cannot be reached.
@@ -61,10 +63,10 @@ class Inbox:
     Args:
         group: The group of the consumer. Groups that share a table have separate rows.
         table: The name of the table, "name" or "schema.name". The name may have at most 40 bytes in UTF-8.
-        key: Returns the identity of a message, a str of 1 to 255 characters. The default is the message's unique id, which all
-            attempts of one send and all deliveries share. For a message without a unique id, it is the offset id of the first copy
-            at a broker, or with ``mode="pop"``, the offset id of each copy. A key of the application, such as an order number, also
-            detects messages that were sent by two calls.
+        key: A function that returns the identity of a message, a str of 1 to 255 characters. The default is the message's
+            unique id, which all attempts of one send and all deliveries share. For a message without a unique id, the default
+            is the offset id of the first copy at a broker, or, with ``mode="pop"``, the offset id of each copy. A key of the
+            application, such as an order number, also detects messages that were sent by two calls.
 
     Raises:
         ConfigError: For an invalid table name or ``key``.
@@ -88,7 +90,7 @@ class Inbox:
         return f"<Inbox {self._table.fullname} of {self.group}>"
 
     async def create_table(self, engine: AsyncEngine) -> None:
-        """Create the table and its index if there is no table of that name.
+        """Create the table and its index if no table with that name exists.
 
         Raises:
             ConfigError: For an object that is not an AsyncEngine, and for a database other than PostgreSQL or SQLite.
@@ -106,8 +108,8 @@ class Inbox:
         turn to write. A rollback removes the row. The pending changes of an AsyncSession are flushed first, unless its
         ``autoflush`` is off.
 
-        Isolation levels above READ COMMITTED also raise serialization errors. Let them propagate out of the handler, and the
-        message is delivered again.
+        At isolation levels above READ COMMITTED, the database also raises serialization errors. Let these errors propagate out
+        of the handler; the message is then delivered again.
 
         Raises:
             InvalidMessageError: For a key that is empty, longer than 255 characters, not a str, or contains NUL.
@@ -127,8 +129,8 @@ class Inbox:
     async def purge(self, session: Session, older_than: float) -> int:
         """Delete the group's rows that are older than ``older_than`` seconds, in the session's transaction. Return their number.
 
-        A message that is delivered again after that counts as new. By default, brokers keep a message for 72 hours
-        (``fileReservedTime``), and a copy that waits for a retry for another 72 hours, so choose more than 144 hours.
+        A message that is delivered again after its row was deleted counts as new. By default, brokers keep a message for 72
+        hours (``fileReservedTime``) and keep a copy that waits for a retry for another 72 hours, so choose more than 144 hours.
 
         Raises:
             ConfigError: For a time that is not a number of seconds from 0 to below 10^9 (31 years), and for a session of a database

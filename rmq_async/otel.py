@@ -57,13 +57,13 @@ class OpenTelemetryHook(Hook):
     """A hook that reports sends and handler calls, for the ``hooks`` of producers and group consumers. Several clients may share
     one.
 
-    A message that already has a trace context in its properties keeps it, and the span of the send links to that context. If a
-    message of a batch has a trace context, no context is added to other messages of that batch.
+    A message that already has a trace context in its properties keeps that context, and the span of the send links to it. If a
+    message of a batch has a trace context, no context is added to the other messages of the batch.
 
     Args:
-        tracer_provider: The tracer provider; None for the global one.
-        meter_provider: The meter provider; None for the global one.
-        propagator: The propagator; None for the global one.
+        tracer_provider: The tracer provider. None means the global one.
+        meter_provider: The meter provider. None means the global one.
+        propagator: The propagator. None means the global one.
         inject: Whether the hook adds trace contexts to messages.
     """
 
@@ -128,7 +128,7 @@ class OpenTelemetryHook(Hook):
 
     def before_consume(self, delivery: Delivery) -> None:
         contexts = [_extract(message.properties, self._propagator, Context()) for message in delivery.messages]
-        is_batch = delivery.subscription.batch_size is not None or len(delivery.messages) > 1  # the latter when reading by hand
+        is_batch = delivery.subscription.batch_size is not None or len(delivery.messages) > 1  # several when reading by hand
         links = [
             Link(found, {"messaging.message.id": message.msg_id} if is_batch else None)
             for message, context in zip(delivery.messages, contexts, strict=True)
@@ -175,11 +175,11 @@ class OpenTelemetryHook(Hook):
 
 
 class OutboxGauges:
-    """Gauges of an outbox, for its ``on_status``: the numbers of pending, sent (and kept) and failed messages, and the age of the
-    oldest pending message in seconds.
+    """Gauges of an outbox, for its ``on_status``. They report the numbers of pending, sent (and kept) and failed messages, and
+    the age of the oldest pending message in seconds.
 
     Args:
-        meter_provider: The meter provider; None for the global one.
+        meter_provider: The meter provider. None means the global one.
         attributes: Attributes of each value, such as the name of the service or the table if there are several.
     """
 
@@ -208,7 +208,7 @@ def context_of(message: MessageExt, propagator: TextMapPropagator | None = None,
     continue the sender's trace.
 
     Args:
-        propagator: The propagator; None for the global one.
+        propagator: The propagator. None means the global one.
         context: The context to which the trace context is added. With None, the propagator decides; the default propagator begins
             with an empty context.
     """
@@ -225,8 +225,8 @@ def _span_context(context: Context) -> trace.SpanContext | None:
 
 
 def error_type(error: BaseException) -> str:
-    """Return the name of the error's class, such as SystemBusyError. For a code of a broker without a class, return the name or
-    number of the code.
+    """Return the name of the error's class, such as SystemBusyError. If a broker's response code has no error class, return the
+    name or number of the code.
     """
     if type(error) is BrokerError and error.code is not None:
         try:

@@ -3,9 +3,10 @@
     async with EmbeddedRocketMQ() as server:
         ...  # any client at server.namesrv
 
-Speaks the remoting protocol on real sockets, so every client that speaks it can connect. Messages are lost with the object.
+The servers speak the remoting protocol on real sockets, so every client that speaks this protocol can connect. The messages are
+lost when the object is deleted.
 
-The docstring of ``Broker`` shows how to build one broker, with a disk, and one name server separately.
+The docstring of ``Broker`` shows how to create a single broker with a disk, and a separate name server.
 """
 
 from __future__ import annotations
@@ -68,20 +69,21 @@ S = TypeVar("S", bound=BaseService)
 MAX_BROKERS: Final = 64
 MAX_DELAY_LEVELS: Final = 256
 MAX_COPIES: Final = 16
-"""Maximum of ``repeat_revival``."""
+"""Maximum number of copies in ``repeat_revival``."""
 
 
 class ServerStatistics(NamedTuple):
     """The counters of one server.
 
     Attributes:
-        requests: Number of received requests by request code; unknown codes are counted only while there are fewer than 1024
-            codes.
+        requests: Number of received requests by request code. Unknown codes are counted only while fewer than 1024 codes have
+            been counted.
         connections: Number of connections that are open now.
-        accepted: Number of accepted connections, refused ones included.
-        refused: Number of connections that the server has closed because of invalid bytes, because it was stopping, or because
-            a limit was exceeded: of connections, of bytes of unfinished frames, of bytes of answers that the peer did not read.
-            All but ``connections`` count since the ``EmbeddedRocketMQ`` was made.
+        accepted: Number of accepted connections, including refused connections.
+        refused: Number of connections that the server has closed because the peer sent invalid bytes, because the server was
+            stopping, or because a limit was exceeded (the number of connections, the bytes of unfinished frames, or the bytes
+            of responses that the peer did not read). All counters but ``connections`` count from the creation of the
+            ``EmbeddedRocketMQ``.
     """
 
     requests: Counter[int]
@@ -99,46 +101,48 @@ def _letters(index: int) -> str:
 class EmbeddedRocketMQ:
     """A name server and brokers in memory, on real sockets.
 
-    ``stop()`` and a new ``start()`` keep ports, topics, offsets and messages, as a restart of real servers would.
+    After ``stop()`` and a new ``start()``, ports, topics, offsets and messages are the same, as after a restart of real
+    servers.
 
     Methods with an argument ``broker`` raise ValueError for an unknown broker; ``delay``, ``slice``, ``stall``, ``resume``,
     ``shuffle`` and ``drop_connections`` also take "namesrv", the name server.
 
     Args:
         host: Address or name to listen on.
-        port: The name server's, 0 for a free one.
-        brokers: 1 to 64; they are called "broker-a", "broker-b", ...
-        broker_port: The port of the first broker, each further one's is ten higher; 0: free ones. Each broker also listens on
-            the port two below its own.
+        port: The port of the name server. 0 means any free port.
+        brokers: The number of brokers, 1 to 64. Their names are "broker-a", "broker-b", and so on.
+        broker_port: The port of the first broker. The port of each further broker is ten higher. 0 means any free ports. Each
+            broker also listens on the port two below its own.
         auto_create_topics: Whether the first send to a topic creates it.
         auto_create_groups: Whether the first request of a group creates it.
-        max_memory: Bytes of messages, with their overhead; above it the oldest messages are deleted (the newest one never is),
-            and minimum offsets increase.
-        clock: The clock of store times, delays, timers, transaction checks and pops; a ``ManualClock`` moves only when a test
+        max_memory: Maximum number of bytes of messages, including their overhead. Above this limit, the oldest messages are
+            deleted and the minimum offsets increase. The newest message is never deleted.
+        clock: The clock for store times, delays, timers, transaction checks and pops. A ``ManualClock`` moves only when a test
             advances it.
-        delay_levels: Seconds of the delay levels from 1 on, 1 to 256 of them.
-        transaction_timeout: Seconds after which the broker asks the producer about an unfinished transaction, unless its
-            message has a time of its own (CHECK_IMMUNITY_TIME_IN_SECONDS).
-        transaction_check_interval: Seconds between two rounds of such questions; after ``transaction_check_max`` of them the
-            message goes to TRANS_CHECK_MAX_TIME_TOPIC. The defaults of the last four are those of a 5.5.0 broker.
-        server_side_reset: Whether a broker keeps a reset of a group's offsets (222) for the next pull or pop of each queue, as
-            5.x does; False: it sends the offsets to the members (220), as 4.9 does.
-        property_filter: Whether brokers filter by SQL92 conditions; a real broker does with ``enablePropertyFilter=true``,
-            which is not its default.
-        order_conf: Whether routes carry the order of queues that ``create_topic(order=True)`` writes; a real name server adds
-            it with ``orderMessageEnable=true``, which is not its default.
-        version: "5.5.0" or "4.9.7"; as 4.9.7, brokers answer pops and other requests of 5.x with code 3, and send resets of
-            offsets to the members.
-        pop_store: The store of popped messages that brokers imitate: "log", the revive log, or "kv", the key-value store
-            (``popConsumerKVServiceEnable``).
-        pop_retry_v2: Whether retry topics of pops have their newer name (``enableRetryTopicV2``).
-        pop_revive_delay: Seconds from the end of an invisible time to the redelivery; None: as on a real broker, about 2 with
-            "log" and 0.5 with "kv".
+        delay_levels: The delays in seconds of delay levels 1, 2 and so on. There can be 1 to 256 levels.
+        transaction_timeout: Seconds after which the broker checks an unfinished transaction with the producer, unless its
+            message sets its own time (CHECK_IMMUNITY_TIME_IN_SECONDS).
+        transaction_check_interval: Seconds between two rounds of transaction checks. After ``transaction_check_max`` checks,
+            the message moves to TRANS_CHECK_MAX_TIME_TOPIC. The defaults of ``delay_levels`` and of the three settings of
+            transactions are the defaults of a 5.5.0 broker.
+        server_side_reset: Whether a broker keeps a reset of a group's offsets (222) until the next pull or pop of each queue,
+            as 5.x does. If False, the broker sends the offsets to the members (220), as 4.9 does.
+        property_filter: Whether brokers filter by SQL92 conditions. A real broker does this only with
+            ``enablePropertyFilter=true``, which is not the default.
+        order_conf: Whether routes contain the order of queues that ``create_topic(order=True)`` writes. A real name server adds
+            this order only with ``orderMessageEnable=true``, which is not the default.
+        version: "5.5.0" or "4.9.7". With "4.9.7", brokers respond to pops and other requests of 5.x with code 3, and send
+            resets of offsets to the members.
+        pop_store: The store of popped messages that brokers imitate: "log" (the revive log) or "kv" (the key-value store,
+            ``popConsumerKVServiceEnable``).
+        pop_retry_v2: Whether the retry topics of pops have the newer form of names (``enableRetryTopicV2``).
+        pop_revive_delay: Seconds from the end of an invisible time to the redelivery. None means the delay of a real broker,
+            about 2 s with "log" and 0.5 s with "kv".
 
     Raises:
         ValueError: For a number out of range and for an unknown ``version`` or ``pop_store``.
-        TypeError: Where a number, a clock or a sequence is required and something else is given; methods raise the same for
-            their arguments.
+        TypeError: If an argument is not of the required type (a number, a clock or a sequence). Methods raise the same error
+            for their arguments.
     """
 
     def __init__(
@@ -220,8 +224,8 @@ class EmbeddedRocketMQ:
         Concurrent calls of ``start`` and ``stop`` run one after the other, in the order of the calls.
 
         Raises:
-            OSError: If ``host`` cannot be resolved or a port is not available, and then leaves no socket open.
-            RuntimeError: If it runs already.
+            OSError: If ``host`` cannot be resolved or a port is not available. No socket stays open in this case.
+            RuntimeError: If the server is already running.
         """
         async with self._turns.here():
             if self._name_server.listener.running:
@@ -246,9 +250,9 @@ class EmbeddedRocketMQ:
             )
 
     async def stop(self) -> None:
-        """Close every socket and connection, and end ``delay``, ``slice``, ``stall``, ``shuffle`` and ``throttle``.
+        """Close all sockets and connections, and end ``delay``, ``slice``, ``stall``, ``shuffle`` and ``throttle``.
 
-        To stop a server that does not run is no error.
+        The call has no effect if the server is not running.
         """
         async with self._turns.here():
             await self._close()
@@ -267,7 +271,7 @@ class EmbeddedRocketMQ:
 
     @property
     def namesrv(self) -> str:
-        """Address ("ip:port") of the name server; loopback if it listens on every address.
+        """The address ("ip:port") of the name server. If the server listens on all addresses, this is the loopback address.
 
         Raises:
             RuntimeError: Before the first start.
@@ -278,25 +282,27 @@ class EmbeddedRocketMQ:
 
     @property
     def brokers(self) -> dict[str, str]:
-        """Address ("ip:port") of the brokers by name; loopback if they listen on every address; empty before the first start."""
+        """The addresses ("ip:port") of the brokers by name. If the brokers listen on all addresses, these are loopback
+        addresses. The mapping is empty before the first start.
+        """
         return {broker.name: broker.listener.address() for broker in self._brokers if broker.listener.port}
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Return the messages that are stored in the topic, over all queues and brokers, in store order.
+        """Return the messages that are stored in the topic, in all queues of all brokers, in store order.
 
-        Records that are damaged (say, a body that claims to be compressed and is not) are left out.
+        Damaged records are left out, for example a record whose body is marked as compressed but is not.
         """
         return stored_messages(self._log, topic)
 
     def progress(self, group: str) -> Mapping[MessageQueue, int]:
-        """Return the group's committed offsets by queue, of all topics, its retry topic included."""
+        """Return the group's committed offsets by queue, for all topics including the group's retry topic."""
         return {queue: offset for broker in self._brokers for queue, offset in broker.progress(group).items()}
 
     def retries(self, group: str) -> list[MessageExt]:
-        """Return the messages that are stored for another attempt of the group, one for each attempt.
+        """Return the messages that are stored for another attempt of the group, one message for each attempt.
 
-        Their order on each broker: messages in the group's retry topic, in store order; messages in the retry topics of its
-        pops; messages that wait for their delay level, soonest first, with queue offset -1.
+        For each broker, the messages come in this order: messages in the group's retry topic, in store order; messages in the
+        retry topics of the group's pops; messages that wait for their delay level, soonest first, with queue offset -1.
         """
         return [message for broker in self._brokers for message in broker.retries(group)]
 
@@ -305,16 +311,16 @@ class EmbeddedRocketMQ:
         return self.messages(DLQ_TOPIC_PREFIX + group)
 
     def rebalance(self, group: str) -> None:
-        """Notify the members of the group (40) that its members have changed, even if they have not."""
+        """Notify the members of the group (40) that the members of the group have changed, even if they have not."""
         for broker in self._brokers:
             broker.rebalance(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) list these ids as the members of the group, repeated ids included; None as
-        ``client_ids`` ends it.
+        """Make the broker (None: each broker) list these ids, including repeated ids, as the members of the group. If
+        ``client_ids`` is None, the broker lists the real members again.
 
-        Members ask for the list (38) to share the queues; with an empty list they get an error. No notice goes out: see
-        ``rebalance``.
+        Members request the list (38) when they share out the queues. If the list is empty, they receive an error. The broker
+        does not notify members of the change; call ``rebalance`` to notify them.
         """
         if isinstance(client_ids, str):
             raise TypeError(f"client_ids must be a sequence of ids, not {shown(client_ids)}")
@@ -333,16 +339,16 @@ class EmbeddedRocketMQ:
                     queue.correct()
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
-        """Delete the messages of ``queue`` below offset ``before``, as a broker does whose oldest files are removed.
+        """Delete the messages of ``queue`` below offset ``before``, as a broker does when it removes its oldest files.
 
         As at a real broker, the queue's minimum offset stays unchanged until it is corrected (here: until a call with
-        ``corrected``, until ``clear``, or until ``max_memory`` deletes another message of the queue). Until then a pull from
-        below ``before`` passes over the deleted messages: it returns messages from ``before`` on, or only a later
-        ``next_offset`` if these are 800 offsets away or more, with a long SQL92 condition 32 or more.
+        ``corrected``, until ``clear``, or until ``max_memory`` deletes another message of the queue). Until then, a pull from
+        below ``before`` skips the deleted messages and returns messages from ``before`` on. If these messages are at least 800
+        offsets away (at least 32 with a long SQL92 condition), the pull returns only a later ``next_offset``.
 
         Raises:
-            ValueError: For an unknown queue, for one that was never used, and for an offset that is negative or beyond the end
-                of the queue.
+            ValueError: For an unknown queue, for a queue that was never used, and for an offset that is negative or beyond the
+                end of the queue.
         """
         check_queue(queue)
         broker = next((each for each in self._brokers if each.name == queue.broker_name), None)
@@ -351,11 +357,12 @@ class EmbeddedRocketMQ:
         broker.expire(queue, before, corrected=corrected)
 
     def truncate(self, broker: str, count: int) -> int:
-        """Remove the last ``count`` messages that the broker has stored, or all if it has fewer, as happens when a replica with
-        a lag becomes the master.
+        """Remove the last ``count`` messages that the broker has stored, or all messages if it has fewer. A real broker loses
+        messages in the same way when a replica that lags behind becomes the master.
 
-        Maximum offsets of their queues decrease, and the broker assigns these offsets again; committed offsets stay, and may
-        be ahead of their queues. Messages that wait in topics of the broker (delays, transactions) count too.
+        The maximum offsets of the queues decrease, and the broker assigns the removed offsets again. Committed offsets are
+        unchanged and may be ahead of their queues. Messages that wait in system topics of the broker (delays, transactions)
+        count too.
 
         Returns:
             The number of removed messages.
@@ -363,28 +370,28 @@ class EmbeddedRocketMQ:
         return self._broker(broker).truncate(count)
 
     def lose_master(self, broker: str) -> None:
-        """Make the broker a replica whose master is gone: its connections end, and until ``elect_master`` the name server lists
-        it with id 1. It serves reads, and refuses messages (14).
+        """Make the broker a replica without a master. Its connections end, and the name server lists it with id 1 until
+        ``elect_master`` is called. The broker serves reads and refuses messages (14).
         """
         self._broker(broker).lose_master()
 
     def elect_master(self, broker: str, *, offsets: bool = False) -> None:
-        """Make the broker a master again, as an election does with a replica: it has all messages, and no lock.
+        """Make the broker a master again, as an election does with a replica. The broker has all messages but no queue locks.
 
         Args:
-            offsets: Whether it has the offsets of groups, which replicas of 5.5.0 do not copy in time.
+            offsets: Whether the broker has the committed offsets of groups, which replicas of 5.5.0 do not copy in time.
         """
         check_flags(offsets=offsets)
         self._broker(broker).elect_master(offsets=offsets)
 
     def resize(self, topic: str, queues: int, *, broker: str | None = None) -> None:
-        """Give the topic ``queues`` read and write queues, 0 to 16,384, on the broker (None: on each broker that has it), as an
-        administrator does.
+        """Change the number of read and write queues of the topic to ``queues``, 0 to 16,384, on the broker (None: on each
+        broker that has the topic), as an administrator does.
 
         Messages in removed queues can be read again when the topic grows.
 
         Raises:
-            ValueError: For an unknown topic and for a topic of the broker itself.
+            ValueError: For an unknown topic and for a system topic of the broker.
         """
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a string, not {shown(topic)}")
@@ -396,15 +403,17 @@ class EmbeddedRocketMQ:
             each.resize(topic, queues)
 
     def throttle(self, rate: float | None, *, warm: float | None = None, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) serve ``rate`` sends per second, one after the other; None as ``rate`` ends it.
+        """Make the broker (None: each broker) serve ``rate`` sends per second, one after the other. A ``rate`` of None ends the
+        throttling.
 
         Messages that consumers send back (36) count as sends.
 
-        A send that would wait for more than 0.2 s is refused after that time with SYSTEM_BUSY, with the remark of a stock
-        broker, and not stored; such a one-way send is dropped.
+        A send that would wait for more than 0.2 s is not stored: the broker refuses it after that time with SYSTEM_BUSY and the
+        remark of a stock broker, or drops it if it is a one-way send.
 
         Args:
-            warm: The broker has just started: its rate rises by two with each send that it serves, up to ``warm``.
+            warm: If given, the broker behaves as if it had just started: its rate rises by two with each send that it serves,
+                up to ``warm``.
 
         Raises:
             ValueError: For a rate that is not positive and finite, and for ``warm`` below ``rate``.
@@ -413,8 +422,8 @@ class EmbeddedRocketMQ:
             each.throttle(rate, warm)
 
     def refuse_give_backs(self, code: int | None, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) refuse with response ``code`` what consumers give back: CONSUMER_SEND_MSG_BACK
-        (36), and sends to retry topics. None as ``code`` ends it.
+        """Make the broker (None: each broker) refuse with response ``code`` the messages that consumers send back:
+        CONSUMER_SEND_MSG_BACK (36) and sends to retry topics. A ``code`` of None ends the refusals.
         """
         if code is not None:
             check_code("code", code, "ResponseCode.SYSTEM_BUSY")
@@ -422,29 +431,30 @@ class EmbeddedRocketMQ:
             each.refuse_give_backs(code)
 
     def in_flight(self, group: str) -> list[MessageExt]:
-        """Return the stored messages that the group has popped and not acknowledged, and that were not copied for redelivery
-        yet. Messages of ordered pops are not among them.
+        """Return the stored messages that the group has popped and not acknowledged and that were not yet copied for
+        redelivery. Messages of ordered pops are not included.
         """
         return [message for broker in self._chosen(None) for message in broker.popping.in_flight(group)]
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) answer the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there are
-        messages. ``n`` = 0 ends it.
+        """Make the broker (None: each broker) respond to the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there
+        are messages. ``n`` = 0 cancels the remaining ones.
         """
         check_count(n)
         for each in self._chosen(broker):
             each.popping.faults.empty = n
 
     def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) answer the next ``n`` acks, single ones (200051) or batches (200151), with
-        success although they have no effect. ``n`` = 0 ends it.
+        """Make the broker (None: each broker) respond with success to the next ``n`` acks, single acks (200051) or batches
+        (200151), although they have no effect. ``n`` = 0 cancels the remaining ones.
         """
         check_count(n)
         for each in self._chosen(broker):
             each.popping.faults.lost_acks = n
 
     def delay_revival(self, seconds: float, *, broker: str | None = None) -> None:
-        """Delay the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker); 0 ends it.
+        """Delay the redelivery of popped messages without an ack by ``seconds`` on the broker (None: each broker). 0 ends the
+        delay.
 
         Messages of ordered pops are not delayed.
         """
@@ -453,44 +463,45 @@ class EmbeddedRocketMQ:
             each.popping.delay_revival(seconds)
 
     def repeat_revival(self, copies: int, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) deliver each popped message without an ack again ``copies`` times, 1 to 16.
+        """Make the broker (None: each broker) redeliver each popped message without an ack ``copies`` times, 1 to 16.
 
-        1 ends it. Messages of ordered pops are delivered again once.
+        1 restores the normal behaviour. Messages of ordered pops are always redelivered once.
         """
         check_within("copies", copies, 1, MAX_COPIES)
         for each in self._chosen(broker):
             each.popping.faults.copies = copies
 
     def lose_offsets(self, *, broker: str | None = None) -> None:
-        """Set the committed offsets of the broker (None: each broker) back to its last save, as after a kill: it saves them
-        every 5 s, for the first time 10 s after its start, and when it stops. Pops continue from there: messages that were
-        popped since are delivered again, acknowledged or not.
+        """Set the committed offsets of the broker (None: each broker) back to the last saved ones, as after a kill. The broker
+        saves the offsets every 5 s, for the first time 10 s after its start, and when it stops. Pops continue from the saved
+        offsets, so messages that were popped after the save are delivered again, even if they were acknowledged.
         """
         for each in self._chosen(broker):
             each.lose_offsets()
 
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
-        """Make the servers answer the next ``n`` requests with response ``code`` without serving them.
+        """Make the servers respond to the next ``n`` requests with ``code``, without serving them.
 
         One-way requests are dropped.
 
         Args:
-            request: Fail only requests of this RequestCode, at name server or brokers; None means any request to a broker
-                except heartbeats and unregistrations. A send that is answered with code 10, 11 or 12 is stored, because these
-                codes mean "stored". A send that ``throttle`` refuses counts as none of the ``n``. ``n`` = 0 cancels what
-                earlier calls with the same ``request`` have left.
+            request: Fail only requests of this RequestCode, at the name server or the brokers. None means any request to a
+                broker except heartbeats and unregistrations. If ``code`` is 10, 11 or 12, a send is stored, because these codes
+                mean "stored". A send that ``throttle`` refuses does not count. ``n`` = 0 cancels the remaining failures of
+                earlier calls with the same ``request``.
         """
         self._failures.add(code, n, request)
 
     def lose_answers(self, n: int = 1, *, request: int) -> None:
-        """Make the servers serve the next ``n`` requests of this RequestCode without answering them.
+        """Make the servers serve the next ``n`` requests of this RequestCode without sending responses.
 
-        Calls add up; ``n`` = 0 ends it. A send that ``throttle`` refuses is answered, and counts as none of them.
+        Calls add up, and ``n`` = 0 cancels the remaining losses. A send that ``throttle`` refuses gets its response and does
+        not count.
         """
         self._failures.lose(n, request)
 
     def delay(self, seconds: float, *, broker: str | None = None, jitter: float = 0.0, seed: int = 0) -> None:
-        """Delay each frame that the broker (None: each broker) sends by ``seconds``; 0 ends it.
+        """Delay each frame that the broker (None: each broker) sends by ``seconds``. 0 ends the delay.
 
         Args:
             jitter: Maximum of a random delay in seconds that each frame gets in addition, so that later frames can overtake
@@ -502,7 +513,7 @@ class EmbeddedRocketMQ:
     def slice(self, seed: int | None, *, broker: str | None = None) -> None:
         """Make the broker (None: all brokers) send its frames in slices of random size, a millisecond apart.
 
-        ``seed`` None ends it.
+        A ``seed`` of None makes the broker send whole frames again.
 
         The same ``seed`` draws the same random numbers again.
         """
@@ -510,7 +521,9 @@ class EmbeddedRocketMQ:
             listener.gate.slices = None if seed is None else random.Random(f"{seed} slice {listener.name}")
 
     def stall(self, broker: str | None = None) -> None:
-        """Stall the broker (None: all brokers): it reads and answers nothing until ``resume``, like a stopped process."""
+        """Stall the broker (None: all brokers). Until ``resume``, the broker reads no requests and sends no responses, like a
+        stopped process.
+        """
         for listener in self._listeners(broker):
             listener.set_stalled(True)
 
@@ -523,19 +536,20 @@ class EmbeddedRocketMQ:
         """Make the broker (None: all brokers) serve concurrent requests of one connection in random order.
 
         Real brokers serve requests in several threads: two concurrent sends may be stored in either order, and some of the
-        concurrent first commits of a group are lost. The same ``seed`` draws the same random numbers again; None ends it.
+        concurrent first commits of a group are lost. The same ``seed`` draws the same random numbers again. A ``seed`` of None
+        restores the order of arrival.
         """
         for listener in self._listeners(broker):
             listener.shuffle(None if seed is None else random.Random(seed))
 
     def drop_connections(self, broker: str | None = None) -> None:
-        """Reset every connection to the broker (None: to all brokers); new ones are accepted."""
+        """Reset all connections to the broker (None: to all brokers). The broker accepts new connections."""
         for listener in self._listeners(broker):
             listener.drop_connections()
 
     @property
     def requests(self) -> Counter[int]:
-        """The numbers of requests that name server and brokers have received together, by request code."""
+        """The total numbers of requests that the name server and the brokers have received, by request code."""
         total: Counter[int] = Counter()
         for service in self._services:
             total.update(service.requests)
@@ -543,14 +557,14 @@ class EmbeddedRocketMQ:
 
     @property
     def connections(self) -> int:
-        """The number of open connections to name server and brokers together."""
+        """The total number of open connections to the name server and the brokers."""
         return sum(len(service.listener.connections) for service in self._services)
 
     def statistics(self, server: str) -> ServerStatistics:
         """Return the statistics of one server: "namesrv" or a broker's name.
 
         Raises:
-            ValueError: For another name.
+            ValueError: For an unknown name.
         """
         service = _named(server, self._services, "server")
         listener = service.listener

@@ -1,7 +1,8 @@
-"""Requests after a pop: acks, one (200051) or many (200151), and changes of the invisible time (200053).
+"""Serves the requests that follow a pop: single acks (200051), batches of acks (200151), and changes of the invisible time
+(200053).
 
-A second ack for a message has no effect, and is answered with success. A change of a message that was not popped in order
-takes effect even after an ack.
+A second ack for a message has no effect, but the broker responds with success. A change of a message that was not popped in
+order takes effect even after an ack.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from .state import BrokerState
 from .topics import FAQ
 
 _NO_REMARK: Final = "not set any response code"
-"""Remark of the answer to a change that is not refused: Java creates its responses with it."""
+"""The remark of the response to a change that is not refused. Java's broker creates its responses with this remark."""
 
 
 class AckProcessor(Processor):
-    """The answers to acks and to changes of invisible times.
+    """Serves acks and changes of invisible times.
 
     Attributes:
         changed: Called when check points were added.
@@ -67,7 +68,7 @@ class AckProcessor(Processor):
     def ack_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Acknowledge many messages.
 
-        Ignores unknown queues, and offsets below the minimum or above the maximum of their queue.
+        Unknown queues and offsets below the minimum or above the maximum of their queue are ignored.
         """
         acks = decode_body(BatchAckMessageRequestBody, command.body).acks if command.body else ()
         if not acks:
@@ -105,7 +106,7 @@ class AckProcessor(Processor):
         """Return the minimum and maximum offset of a queue.
 
         Raises:
-            Refused: 17 for an unknown topic; 13 for a queue id that the topic does not have.
+            Refused: With code 17 for an unknown topic, and with code 13 for a queue id that the topic does not have.
         """
         topic = self._state.topics.get(name)
         if topic is None:
@@ -130,7 +131,7 @@ class AckProcessor(Processor):
         """Acknowledge messages of one queue.
 
         Raises:
-            Refused: 1 for an invalid retry flag; 13 as ``_ack_ordered`` does.
+            Refused: With code 1 for an invalid retry flag, and with code 13 if ``_ack_ordered`` raises it.
         """
         try:
             topic = real_topic(ack.retry, ack.topic, ack.consumer_group)
@@ -148,7 +149,7 @@ class AckProcessor(Processor):
         """Acknowledge a message of an ordered pop.
 
         Raises:
-            Refused: 13 if ``OrderedQueues.ack`` raises LookupError.
+            Refused: With code 13 if ``OrderedQueues.ack`` raises LookupError.
         """
         queue = OrderedQueue(handle.group, handle.topic, handle.queue_id)
         offsets = self._state.offsets
@@ -172,10 +173,10 @@ class AckProcessor(Processor):
         """Change the invisible time of a message, if its group exists.
 
         Raises:
-            Refused: 1 if the broker has its maximum of messages without an ack.
+            Refused: With code 1 if the broker has the maximum number of messages without an ack.
         """
         points = self._state.check_points
-        now = max(self._clock.now_ms(), info.pop_time + 1)  # another pop time than before, which makes the old handle void
+        now = max(self._clock.now_ms(), info.pop_time + 1)  # a different pop time makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
         if points.messages >= MAX_IN_FLIGHT:
             remark = (
@@ -192,7 +193,8 @@ class AckProcessor(Processor):
         """Change the invisible time of an ordered message.
 
         Returns:
-            The time from its pop to its new end; no values if the offset is below the committed one.
+            The response header, with the time from the pop to the new end. The header is empty if the offset is below the
+            committed one.
         """
         queue = OrderedQueue(header.consumerGroup, header.topic, header.queueId)
         if header.offset < self._state.offsets.find(*queue):
@@ -208,7 +210,7 @@ def _extra_info(text: str) -> ExtraInfo:
     """Parse the text of a handle.
 
     Raises:
-        Refused: 1 for an invalid one.
+        Refused: With code 1 for an invalid handle.
     """
     try:
         return parse_extra_info(text)

@@ -1,4 +1,4 @@
-"""Checks of the arguments that a test gives to an embedded server, which raise TypeError or ValueError."""
+"""Checks the arguments that a test passes to an embedded server. The checks raise TypeError or ValueError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq_protocol.message import MessageQueue
 from .clock import Clock
 
 MAX_DELAY: Final = 10 * 365 * 24 * 3600
-"""Seconds of the longest delay that a server is given."""
+"""Maximum delay, in seconds, that can be set for a server."""
 
 
 def check_whole(name: str, value: object) -> None:
@@ -20,7 +20,7 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_within(name: str, value: int, least: int, most: int) -> None:
-    """Check a whole number and its range."""
+    """Check that a value is a whole number within its range."""
     check_whole(name, value)
     if not least <= value <= most:
         raise ValueError(f"{name} must be from {least} to {most}, not {value}")
@@ -32,7 +32,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_span(name: str, value: float) -> None:
-    """Check a span of time in seconds."""
+    """Check that a value is a span of time in seconds."""
     check_number(name, value)
     if not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a finite number of seconds from 0 on, not {value}")
@@ -75,7 +75,7 @@ def check_clock(clock: object) -> Clock:
     """Return ``clock``.
 
     Raises:
-        TypeError: If it is a class, or lacks a method of a ``Clock``.
+        TypeError: If ``clock`` is a class or lacks a method of a ``Clock``.
     """
     if isinstance(clock, type):
         raise TypeError(f"clock must be an object with the methods of a Clock; {shown(clock)} is a class, give an object of it")

@@ -1,5 +1,5 @@
-"""Allocation of queues to consumers by the broker (request code 400), with the strategies AVG and AVG_BY_CIRCLE over the queues of
-all brokers; the modes of groups that ask for it, pull or pop, which requests set (401) and list (402).
+"""Allocates queues to consumers at the broker (request code 400), with the strategies AVG and AVG_BY_CIRCLE over the queues of
+all brokers. The module also stores the modes of groups, pull or pop, which requests set (401) and list (402).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_MODES: Final = 10_000
 PULL: Final = "PULL"
 POP: Final = "POP"
 _LEAVE_AS_IT_IS: Final = b"{}"
-"""Body of an answer that, unlike an empty list, makes the client keep its queues."""
+"""The body of a response that makes the client keep its queues. An empty list would make the client release them."""
 _STRATEGIES: Final = {"AVG": allocate_averagely, "AVG_BY_CIRCLE": allocate_by_circle}
 
 
@@ -77,7 +77,7 @@ class AssignmentProcessor(Processor):
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(body))
 
     def _queues(self, name: str) -> list[MessageQueue] | None:
-        """Return the readable queues of the topic on all brokers; None for a topic that no broker has."""
+        """Return the readable queues of the topic on all brokers. Return None if no broker has the topic."""
         found: list[MessageQueue] | None = None
         for broker in self._state.peers:
             topic = broker.topics.get(name)
@@ -89,9 +89,9 @@ class AssignmentProcessor(Processor):
 
 
 def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str) -> list[MessageQueue] | None:
-    """Return the client's part of ``queues``; None for an unknown strategy.
+    """Return the client's share of ``queues``. Return None for an unknown strategy.
 
-    The order of ``queues`` and ``clients`` must be the same for each client that asks.
+    The order of ``queues`` and ``clients`` must be the same in the calls for all clients.
     """
     share = _STRATEGIES.get(strategy)
     return None if share is None else list(share(client_id, queues, clients))
@@ -100,11 +100,11 @@ def allocate(strategy: str, queues: list[MessageQueue], clients: list[str], clie
 def allocate_for_pops(
     strategy: str, queues: list[MessageQueue], clients: list[str], client_id: str, share: int
 ) -> list[MessageQueue] | None:
-    """Return the queues of a client that pops (``QueryAssignmentProcessor.allocate4Pop``); None for an unknown strategy.
+    """Return the queues of a client that pops (``QueryAssignmentProcessor.allocate4Pop``). Return None for an unknown strategy.
 
     If ``share`` is 0 or less, or not less than the number of other clients, the client pops from any queue of each broker
-    (``ANY_QUEUE``). Otherwise it pops from no queue if it is not one of ``clients``; from one queue if there are more clients
-    than queues; else from its own queues and those of the next ``share`` clients.
+    (``ANY_QUEUE``). Otherwise, the client pops from no queue if it is not one of ``clients``, from one queue if there are more
+    clients than queues, and else from its own queues and the queues of the next ``share`` clients.
     """
     if strategy not in _STRATEGIES:
         return None

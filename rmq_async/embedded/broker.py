@@ -46,9 +46,11 @@ from .writer import MessageWriter
 _JSON: Final = 0
 _REPLICA_ID: Final = 1
 _FIRST_OFFSETS: Final = 2
-"""Number of the first tick that saves committed offsets: a broker begins 10 s after its start (``BrokerController``)."""
+"""Number of the first tick that saves committed offsets. A real broker saves them for the first time 10 s after its start
+(``BrokerController``).
+"""
 _LEVELS_EVERY: Final = 2
-"""Number of ticks from one save of the delay levels' progress to the next (``flushDelayOffsetInterval``)."""
+"""Number of ticks between two saves of the progress of the delay levels (``flushDelayOffsetInterval``)."""
 _FIRST_PORT_ONLY: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE,
@@ -58,11 +60,11 @@ _FIRST_PORT_ONLY: Final = frozenset(
         RequestCode.POLLING_INFO,
     }
 )
-"""Requests that a broker does not serve at its second port (``BrokerController.registerProcessor``)."""
+"""Request codes that a broker does not serve at its second port (``BrokerController.registerProcessor``)."""
 
 
 VERSIONS: Final = ("5.5.0", NO_POPS)
-"""Versions of RocketMQ whose brokers a broker here can imitate."""
+"""Versions of RocketMQ that an embedded broker can imitate."""
 _SINCE_5: Final = frozenset(
     {
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
@@ -80,7 +82,7 @@ _SINCE_5: Final = frozenset(
         RequestCode.POLLING_INFO,
     }
 )
-"""Requests that a broker of version ``NO_POPS`` does not know."""
+"""Request codes that a broker of version ``NO_POPS`` does not know."""
 
 
 class BrokerSettings(NamedTuple):
@@ -95,7 +97,7 @@ class BrokerSettings(NamedTuple):
     pops: PopSettings = PopSettings()
 
     def as_config(self) -> dict[str, bool]:
-        """Return the settings that are on or off, by their names on a real broker."""
+        """Return the settings that are switches, by their names on a real broker."""
         return {
             "useServerSideResetOffset": self.server_side_reset,
             "enablePropertyFilter": self.property_filter,
@@ -106,9 +108,9 @@ class BrokerSettings(NamedTuple):
 
 
 class Broker(BaseService):
-    """A broker on its disk.
+    """A broker that stores its data on a ``BrokerDisk``.
 
-    The use of one, with a name server at which it is registered::
+    To run a single broker and a name server with which the broker is registered::
 
         log = DiskLog(64 * 1024 * 1024, SystemClock().now_ms)
         disk = BrokerDisk("broker-a", log)
@@ -124,9 +126,9 @@ class Broker(BaseService):
         broker = Broker(disk)  # and so on
 
     Args:
-        disk: No other broker object may use it at the same time.
-        failures: The script of requests that fail; by default a new one. ``topics_changed`` is called each time a topic was
-            made, changed or deleted; if a request did that, before its answer.
+        disk: The disk of the broker. No other broker object may use the disk at the same time.
+        failures: The script of requests that fail. The default is a new script. ``topics_changed`` is called each time a topic
+            was created, changed or deleted. If a request changed the topic, the call comes before the response.
     """
 
     def __init__(self, disk: BrokerDisk, settings: BrokerSettings | None = None, failures: FailureScript | None = None) -> None:
@@ -152,9 +154,11 @@ class Broker(BaseService):
         self.broker_id = MASTER_ID
         self._ticks = 0
         self._queue: SendQueue | None = None
-        """The queue in which sends wait while ``throttle`` is on, else None."""
+        """The queue in which sends wait while ``throttle`` is on. None if ``throttle`` is off."""
         self._throttled: SendQueue | None = None
-        """The queue of the last ``throttle``, kept after a stop for ``refused_sends``; None if that call ended the throttling."""
+        """The queue of the last ``throttle`` call, which is kept after a stop for ``refused_sends``. None if that call ended
+        the throttling.
+        """
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
@@ -195,7 +199,7 @@ class Broker(BaseService):
         )
 
     def messages(self, topic: str) -> list[MessageExt]:
-        """Return the messages that the broker has stored in the topic, in store order; damaged records are left out."""
+        """Return the messages that the broker has stored in the topic, in store order. Damaged records are left out."""
         return stored_messages(self.state.log, topic, self.name)
 
     def progress(self, group: str) -> dict[MessageQueue, int]:
@@ -243,7 +247,7 @@ class Broker(BaseService):
 
     @property
     def refused_sends(self) -> int:
-        """Number of sends that ``throttle`` has refused since it was called last."""
+        """Number of sends that were refused since the last call of ``throttle``."""
         return 0 if self._throttled is None else self._throttled.refused
 
     def throttle(self, rate: float | None, warm: float | None = None) -> None:
@@ -293,7 +297,7 @@ class Broker(BaseService):
             found.correct()
 
     async def start(self, host: str, port: int) -> None:
-        """Start as ``Listener.start`` does, with a second port, and start deliveries, transaction checks and redeliveries."""
+        """Start to listen, as ``Listener.start`` does, on two ports, and start deliveries, transaction checks and redeliveries."""
         await self.listener.start(host, port, second=True)
         self.state.address = self.listener.address()
         self._sends.listening()
@@ -302,9 +306,9 @@ class Broker(BaseService):
         self.popping.start()
 
     async def stop(self) -> None:
-        """Stop gracefully: save its progress and flush its log.
+        """Stop the broker gracefully: save its progress and flush its log.
 
-        Save nothing if the broker does not run, for example after ``crash``.
+        If the broker is not running, for example after ``crash``, nothing is saved.
         """
         running = self.listener.running
         self._end()
@@ -315,7 +319,7 @@ class Broker(BaseService):
             self.state.log.flush()
 
     def crash(self) -> None:
-        """End the broker as a kill of its process does, without saving. Its event loop may be closed already."""
+        """End the broker without saving, as a kill of its process does. Its event loop may already be closed."""
         self._end()
         super().crash()
         self.state.log.halt()
@@ -348,7 +352,7 @@ class Broker(BaseService):
         self._forget_process()
 
     def _forget_process(self) -> None:
-        """Drop what another process in this one's place would not know."""
+        """Drop the state that a new process would not have."""
         self.state.locks.clear()
         self.state.offsets.clear_resets()
 
@@ -379,7 +383,7 @@ class Broker(BaseService):
         now = self.listener.now()
         wait = queue.take(now)
         if wait is None:
-            if not command.is_oneway:  # it is not served, so ``lose_answers`` does not lose its answer
+            if not command.is_oneway:  # a refused send is not served, so ``lose_answers`` does not drop its response
                 refusal = make_response(command, ResponseCode.SYSTEM_BUSY, queue.refusal(now))
                 connection.send_later(self.encode(command, refusal), LONGEST_WAIT)
             return
@@ -410,9 +414,9 @@ class Broker(BaseService):
         self._save(offsets=self._ticks >= _FIRST_OFFSETS, levels=self._ticks % _LEVELS_EVERY == 0)
 
     def _reply(self, connection: Connection, command: RemotingCommand, response: RemotingCommand) -> None:
-        """Send the response to a request that was not answered at once.
+        """Send the response to a request that was held.
 
-        Drop it for a one-way request, if the peer does not read its answers, and if ``lose_answers`` takes it.
+        Drop the response if the request was one-way, if the peer does not read its responses, or if ``lose_answers`` applies.
         """
         if self.failures.pending and self.failures.takes_answer(command.code):
             return
@@ -421,7 +425,7 @@ class Broker(BaseService):
 
 
 def stored_messages(log: CommitLog, topic: str, broker_name: str | None = None) -> list[MessageExt]:
-    """Return the messages that one broker, or (None) all brokers of the log, have stored in the topic, in store order.
+    """Return the messages that the broker (None: all brokers of the log) has stored in the topic, in store order.
 
     Damaged records are left out.
     """

@@ -1,7 +1,7 @@
-"""Requests of a broker to its clients: one-way, or with an answer that is passed to a callback.
+"""Sends requests of a broker to its clients. A request is one-way, or its response is passed to a callback.
 
-The number of pending requests is limited, per connection and in all, and each ends at the latest with its timeout or its
-connection. A client that does not read what was sent before gets no requests.
+The number of pending requests is limited per connection and in total. Each request ends at the latest when its timeout expires
+or its connection ends. No requests are sent to a client that does not read the earlier frames.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .server import Connection
 from .tables import drop
 
 CALL_TIMEOUT: Final = 10.0
-"""Seconds that a client has for its answer (``Broker2Client.callClient``)."""
+"""Seconds that a client has for its response (``Broker2Client.callClient``)."""
 MAX_CALLS: Final = 8192
 MAX_CALLS_PER_CONNECTION: Final = 1024
 
 
 class Failure(Enum):
-    """The reason why a call has no answer."""
+    """The reason why a call has no response."""
 
     NOT_SENT = "the connection is closed or its peer does not read, or too many requests are pending"
     TIMEOUT = "no answer in time"
@@ -50,7 +50,7 @@ class ClientCalls:
         return len(self._calls)
 
     def oneway(self, connection: Connection, code: int, ext_fields: Mapping[str, str | None], body: bytes = b"") -> bool:
-        """Send a one-way request; return whether it was sent.
+        """Send a one-way request. Return whether it was sent.
 
         Raises:
             ProtocolError: For values that cannot be encoded.
@@ -65,8 +65,8 @@ class ClientCalls:
     ) -> None:
         """Send a request to a client.
 
-        Call ``on_answer`` at most once: before it returns if no request is sent, else on the answer, the end of the connection,
-        or the timeout.
+        ``on_answer`` is called at most once. If no request is sent, it is called before this method returns; otherwise it is
+        called on the response, the end of the connection, or the timeout.
 
         Raises:
             ProtocolError: For values that cannot be encoded.
@@ -83,7 +83,7 @@ class ClientCalls:
         connection.send(parts)
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
-        """Pass a response to its pending call; drop a response that belongs to no call on this connection."""
+        """Pass a response to its pending call. Drop the response if it belongs to no call on this connection."""
         call = self._calls.get(response.opaque)
         if call is not None and call.connection is connection:
             self._end(response.opaque, response)
@@ -93,7 +93,7 @@ class ClientCalls:
             self._end(opaque, Failure.DISCONNECTED)
 
     def close(self) -> None:
-        """Drop all pending calls without calling back."""
+        """Drop all pending calls without calling their callbacks."""
         for call in self._calls.values():
             call.timer.cancel()
         self._calls.clear()

@@ -1,7 +1,8 @@
-"""Check points: messages of one queue that were popped and have no ack yet, and the end of their invisible time.
+"""Check points. A check point lists messages of one queue that were popped and are not yet acknowledged, and the end of their
+invisible time.
 
 A real broker writes check points and acks to a log, or keeps a record per message in a key-value store
-(``popConsumerKVServiceEnable``). The two differ in how an ack finds its check point; ``CheckPoints`` supports both.
+(``popConsumerKVServiceEnable``). The two stores differ in how an ack finds its check point. ``CheckPoints`` supports both.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Handle(NamedTuple):
     """The handle of a popped message, which identifies its pop or a change of its invisible time.
 
     Attributes:
-        start: Queue offset at which the pop began to read, or after a change the offset of the message. Points in time are in
-            epoch ms, durations in ms.
+        start: Queue offset at which the pop began to read. After a change of the invisible time, it is the offset of the
+            message. Points in time are in epoch ms, and durations are in ms.
     """
 
     group: str
@@ -60,8 +61,8 @@ class CheckPoints:
     """The check points of a broker.
 
     Args:
-        single: Whether each message has its own check point, as in the key-value store; else a pop's messages of one queue
-            share one.
+        single: Whether each message has its own check point, as in the key-value store. If False, the messages that one pop
+            takes from one queue share a check point.
 
     Attributes:
         messages: Number of messages without an ack.
@@ -72,7 +73,7 @@ class CheckPoints:
         self.messages = 0
         self._points: dict[_Key, CheckPoint] = {}
         self._ends: list[tuple[int, int, CheckPoint]] = []
-        """A heap by end, which may contain check points without messages."""
+        """A heap ordered by end. It may contain check points without messages."""
         self._numbers = count()
 
     @property
@@ -87,7 +88,7 @@ class CheckPoints:
             self._put(CheckPoint(handle, each, suspended=suspended))
 
     def ack(self, handle: Handle, offset: int) -> bool:
-        """Remove one message from its check point; return whether there was one."""
+        """Remove one message from its check point. Return whether there was such a message."""
         key = self._key(handle, offset)
         point = self._points.get(key)
         if point is None or offset not in point.left:
@@ -99,7 +100,7 @@ class CheckPoints:
         return True
 
     def take(self, until: int, most: int) -> list[CheckPoint]:
-        """Remove and return at most ``most`` check points that end at ``until`` or before, soonest first."""
+        """Remove and return at most ``most`` check points that end no later than ``until``, soonest first."""
         due: list[CheckPoint] = []
         while self._ends and self._ends[0][0] <= until and len(due) < most:
             _, _, point = heapq.heappop(self._ends)
@@ -108,13 +109,15 @@ class CheckPoints:
         return due
 
     def next_end(self) -> int | None:
-        """Return the epoch ms at which the next check point ends; None if there is none."""
+        """Return the epoch ms at which the next check point ends. Return None if there are no check points."""
         while self._ends and not self._ends[0][2].left:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
     def of_group(self, group: str) -> list[tuple[Handle, int]]:
-        """Return handle and queue offset of each message in the group's check points, in the order in which these were added."""
+        """Return the handle and the queue offset of each message in the group's check points, in the order in which the check
+        points were added.
+        """
         points = sorted(self._ends, key=lambda entry: entry[1])
         return [(point.handle, offset) for _, _, point in points if point.handle.group == group for offset in point.left]
 
@@ -133,7 +136,7 @@ class CheckPoints:
             return
         key = self._key(point.handle, point.left[0])
         old = self._points.get(key)
-        if old is not None:  # a second pop in the same millisecond has the same key: a real broker finds only one of them, too
+        if old is not None:  # same key as a pop in the same millisecond: a real broker also loses one of the two
             self._remove(old)
             old.left.clear()
         self._points[key] = point
@@ -142,7 +145,7 @@ class CheckPoints:
         self._sweep(_SWEEP_FROM)
 
     def _remove(self, point: CheckPoint) -> bool:
-        """Remove a check point from the table; return whether it was there."""
+        """Remove a check point from the table. Return whether the table contained it."""
         if not point.left:
             return False
         key = self._key(point.handle, point.left[0])

@@ -1,6 +1,6 @@
-"""Connected clients: producers and consumers by group, from their heartbeats.
+"""The connected clients: producers and consumers by group, as listed in their heartbeats.
 
-A heartbeat lists a client; it is removed when it unregisters, when its connection ends, and by ``expire``.
+A heartbeat adds a client. The client is removed when it unregisters, when its connection ends, or by ``expire``.
 
 Names and subscriptions come from the network, so their number and size are bounded.
 """
@@ -22,12 +22,12 @@ EXPIRY: Final = 120.0
 """Seconds without a heartbeat after which a client is removed (``channelExpiredTimeout``)."""
 MAX_GROUPS_PER_CONNECTION: Final = 4096
 MAX_MEMBERS: Final = 200_000
-"""Maximum number of clients of all groups together; one that is in three groups counts three times."""
+"""Maximum number of clients of all groups together. A client that is in three groups counts three times."""
 MAX_NAME_LENGTH: Final = 512
 """Maximum number of characters of the name of a group or the id of a client."""
 MAX_SUBSCRIPTION_BYTES: Final = 32 * 1024 * 1024
 _WORD: Final = 64
-"""Maximum number of characters that are kept of a setting such as the message model."""
+"""Maximum number of characters that are stored of a setting such as the message model."""
 _SUBSCRIPTION_OVERHEAD: Final = 400
 _TAG_OVERHEAD: Final = 100
 
@@ -36,7 +36,7 @@ class Client:
     """One member of one group.
 
     Attributes:
-        seen: ``machine.monotonic`` of its last heartbeat.
+        seen: The time of the client's last heartbeat (``machine.monotonic``).
     """
 
     def __init__(self, client_id: str, connection: Connection, language: LanguageCode | None, version: int) -> None:
@@ -51,9 +51,9 @@ class ConsumerGroup:
     """The members of a group.
 
     Attributes:
-        members: Members by client id and connection; a client with two connections, for example after a broken one, is listed
-            twice, as on a real broker.
-        subscriptions: Subscriptions by topic. The other settings are as in the last heartbeat.
+        members: Members by client id and connection. A client with two connections, for example after a connection broke, is
+            listed twice, as on a real broker.
+        subscriptions: Subscriptions by topic. The other settings are the values from the last heartbeat.
     """
 
     def __init__(self) -> None:
@@ -70,16 +70,16 @@ class ConsumerGroup:
         return self.message_model == MessageModel.BROADCASTING
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of the members, each once for each of its connections."""
+        """Return the ids of the members. A member with several connections is listed once per connection."""
         return tuple(client_id for client_id, _ in self.members)
 
     def find(self, client_id: str) -> Client | None:
-        """Return the member with this id, on its newest connection; None if there is none."""
+        """Return the member with this id, on its newest connection. Return None if there is no such member."""
         return next((member for member in reversed(self.members.values()) if member.client_id == client_id), None)
 
     def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
-        """Return the subscriptions after a heartbeat: for each topic of the heartbeat the existing one, or that of the
-        heartbeat if it is newer or the topic is new.
+        """Return the subscriptions after a heartbeat. For each topic of the heartbeat, keep the existing subscription unless
+        the subscription of the heartbeat is newer or the topic is new.
         """
         new = {each.topic: each for each in data.subscription_data_set}
         for topic, subscription in new.items():
@@ -92,8 +92,8 @@ class ConsumerGroup:
 class ClientTable:
     """The clients that are connected, by group.
 
-    ``changed`` is called with the name of a group, other than a broadcasting one, whose members or topics have changed; not if
-    the last member has left.
+    ``changed`` is called with the name of a group whose members or topics have changed. It is not called for broadcasting
+    groups, nor when the last member has left.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class ClientTable:
         """Add a producer, or renew its entry.
 
         Raises:
-            Refused: 1 beyond a limit of the table, and for a closed connection.
+            Refused: With code 1 if a limit of the table would be exceeded, or if the connection is closed.
         """
         members = self.producers.get(group, {})
         old = members.get(client.client_id)
@@ -126,7 +126,7 @@ class ClientTable:
         ``without_subscriptions``.
 
         Raises:
-            Refused: 1 beyond a limit of the table, and for a closed connection.
+            Refused: With code 1 if a limit of the table would be exceeded, or if the connection is closed.
         """
         name = data.group_name
         group = self.consumers.get(name) or ConsumerGroup()
@@ -153,21 +153,21 @@ class ClientTable:
             self._announce(name, group)
 
     def fingerprint_changed(self, group: str, fingerprint: int) -> bool:
-        """Store the fingerprint of a heartbeat; return whether the group's previous heartbeat had another one."""
+        """Store the fingerprint of a heartbeat. Return whether the group's previous heartbeat had a different fingerprint."""
         old = self._fingerprints.get(group)
         self._fingerprints[group] = fingerprint
         return old is not None and old != fingerprint
 
     def find_producer(self, client_id: str) -> Client | None:
-        """Return the client to which a reply is pushed; None if it is not known."""
-        # As in a real broker's ProducerManager: the first heartbeat of a producer group on a connection adds the client. It is
-        # removed when any of its producer groups unregisters or expires, or when any connection ends on which one of them sent a
-        # heartbeat; heartbeats of its other groups do not add it again.
+        """Return the client to which a reply is pushed. Return None if the client is not known."""
+        # As in a real broker's ProducerManager, the first heartbeat of a producer group on a connection adds the client. The
+        # client is removed when any of its producer groups unregisters or expires, or when a connection ends on which one of
+        # these groups sent a heartbeat. Heartbeats of its other groups do not add it again.
         return self._reachable.get(client_id)
 
     def producer_connection(self, group: str) -> Connection | None:
-        """Return the next connection of the producer group, in turn, for a request to it; None if no connection is open and
-        read by its peer.
+        """Return the connection of the producer group that is next in turn for a request. Return None if no connection is open
+        and read by its peer.
         """
         members = list(self.producers.get(group, {}).values())
         for _ in members:
@@ -188,7 +188,7 @@ class ClientTable:
             self._reachable.pop(client_id, None)
 
     def remove_consumer(self, group: str, client_id: str, connection: Connection) -> None:
-        """Remove the client on this connection; on another one it stays."""
+        """Remove the client on this connection. Its entries for other connections stay."""
         found = self.consumers.get(group)
         client = found.members.pop((client_id, connection), None) if found is not None else None
         if found is None or client is None:
@@ -205,11 +205,13 @@ class ClientTable:
         for group, client_id in list(self._groups_of.get(connection, ())):
             self._remove_from(group, client_id, connection)
             if client_id in self.producers.get(group, ()):
-                self._reachable.pop(client_id, None)  # its newer connection does not keep it here: see find_producer
+                self._reachable.pop(client_id, None)  # even if it has a newer connection: see find_producer
         self._groups_of.pop(connection, None)
 
     def expire(self) -> None:
-        """Remove clients without a heartbeat for ``EXPIRY``; close their connections unless other members use them."""
+        """Remove clients that have sent no heartbeat for ``EXPIRY`` seconds. Close their connections unless other members use
+        them.
+        """
         oldest = machine.monotonic() - EXPIRY
         silent = [
             (group, member)
@@ -225,7 +227,7 @@ class ClientTable:
                 connection.close()
 
     def _is_member(self, group: str, client_id: str, connection: Connection) -> bool:
-        """Return whether the client produces or consumes in the group on this connection."""
+        """Return whether the client is a producer or consumer of the group on this connection."""
         producer = self.producers.get(group, {}).get(client_id)
         consumers = self.consumers.get(group)
         return (producer is not None and producer.connection is connection) or (
@@ -239,10 +241,10 @@ class ClientTable:
         self.remove_consumer(group, client_id, connection)
 
     def _enter(self, group: str, client: Client, old: Client | None) -> None:
-        """Count one more member, unless it takes the place of ``old``.
+        """Count one more member, unless the member replaces ``old``.
 
         Raises:
-            Refused: 1 beyond a limit, and for a closed connection.
+            Refused: With code 1 if a limit would be exceeded, or if the connection is closed.
         """
         connection = client.connection
         for name in (group, client.client_id):

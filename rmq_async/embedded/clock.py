@@ -1,10 +1,10 @@
-"""The time of an embedded server: store times, delays, timers, the checks of transactions, and pops.
+"""Clocks of an embedded server, for store times, delays, timers, transaction checks and pops.
 
-``SystemClock`` is the machine's. ``ManualClock`` stands still until a test moves it; it then makes the calls that become due,
-in order, each at its own time. So a message delayed for two hours is delivered after one ``await clock.advance(7200)``.
+``SystemClock`` is the machine's clock. ``ManualClock`` stands still until a test moves it. It then makes the calls that become
+due, in order, each at its own time. So a message delayed for two hours is delivered after one ``await clock.advance(7200)``.
 Timeouts of the network (held pulls, idle connections) use the event loop's clock, because peers have their own clocks.
 
-A part that waits for several times sets one ``Alarm`` to the earliest; there is no timer per message.
+A component that waits for several points in time sets one ``Alarm`` to the earliest of them. There is no timer per message.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from typing import Final, Protocol
 from .. import machine
 
 MAX_WAIT: Final = 3600.0
-"""Seconds that a timer of the event loop waits at most: the machine's clock, which may be set, is read again then."""
+"""Maximum number of seconds that a timer of the event loop waits. The machine's clock is then read again, because it may have
+been set.
+"""
 _TURNS: Final = 3
-"""Number of iterations of the event loop until a call has had its effect on peers: wake a held pull, answer it, write."""
+"""Number of iterations of the event loop that a call needs to take effect at peers: wake a held pull, respond to it, write the
+response.
+"""
 
 
 class Timer(Protocol):
@@ -35,30 +39,30 @@ class Clock(Protocol):
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
         """Call ``call`` once, in the running event loop, when the clock reaches ``when_ms`` (epoch ms), or soon if that time
-        has passed. A clock may call earlier, as ``SystemClock`` does after an hour: ``call`` has to look at ``now_ms()``.
+        has passed. A clock may call earlier, as ``SystemClock`` does after an hour, so ``call`` must check ``now_ms()``.
 
         Returns:
-            A timer, whose ``cancel()`` prevents the call.
+            A timer. Its method ``cancel()`` prevents the call.
         """
 
 
 class SystemClock:
-    """The machine's clock, which is the default of ``EmbeddedRocketMQ``."""
+    """The machine's clock, the default of ``EmbeddedRocketMQ``."""
 
     def now_ms(self) -> int:
         """Return the milliseconds since the epoch."""
         return int(machine.time() * 1000)
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Call ``call`` as ``Clock.call_at`` does, but at the latest after one hour, also before ``when_ms``: the machine's
-        clock may be set meanwhile, so ``call`` has to compare ``now_ms()`` with its time.
+        """Call ``call`` as ``Clock.call_at`` does, but after one hour at the latest, even if ``when_ms`` is later. The
+        machine's clock may be set in the meantime, so ``call`` must compare ``now_ms()`` with its time.
         """
         wait = min(max(when_ms - self.now_ms(), 0) / 1000, MAX_WAIT)
         return asyncio.get_running_loop().call_later(wait, call)
 
 
 class PendingCall:
-    """A call that the event loop is to make, once: while it is pending, further requests of it have no effect."""
+    """A call that the event loop makes once. While the call is pending, further requests for it have no effect."""
 
     __slots__ = ("_call", "_handle")
 
@@ -106,10 +110,10 @@ class _Pending:
 class ManualClock:
     """A clock that stands still until a test moves it.
 
-    It may serve several servers, of one event loop.
+    One clock can serve several servers in the same event loop.
 
     Args:
-        start_ms: Its first time in milliseconds since the epoch; default: the time of the machine's clock.
+        start_ms: The initial time in milliseconds since the epoch. The default is the time of the machine's clock.
     """
 
     def __init__(self, start_ms: int | None = None) -> None:
@@ -123,10 +127,11 @@ class ManualClock:
         return self._now
 
     def call_at(self, when_ms: int, call: Callable[[], object]) -> Timer:
-        """Call ``call`` within the ``advance()`` that reaches ``when_ms`` (epoch ms); soon if the clock has reached that time.
+        """Call ``call`` within the ``advance()`` that reaches ``when_ms`` (epoch ms), or soon if the clock has already reached
+        that time.
 
         Returns:
-            A timer, whose ``cancel()`` prevents the call.
+            A timer. Its method ``cancel()`` prevents the call.
         """
         timer = _Pending(call)
         heapq.heappush(self._timers, (when_ms, next(self._numbers), timer))
@@ -137,8 +142,8 @@ class ManualClock:
     async def advance(self, seconds: float) -> None:
         """Move the clock by ``seconds``, to a whole millisecond.
 
-        Return when all calls that became due have run and the event loop has run a few more iterations, so that answers to held
-        requests are sent.
+        Return when all calls that became due have run and the event loop has run a few more iterations, so that the responses
+        to held requests are sent.
 
         Raises:
             ValueError: For negative, infinite and NaN seconds.
@@ -158,7 +163,7 @@ class ManualClock:
     def _due_already(self) -> None:
         """Make the calls that were already due when they were requested.
 
-        Calls that these request wait for the next iteration of the event loop.
+        If one of these calls requests a further call, the further call waits for the next iteration of the event loop.
         """
         last = next(self._numbers)
         while self._timers and self._timers[0] < (self._now + 1, 0) and self._timers[0][1] < last:
@@ -173,7 +178,7 @@ class Alarm:
     """A timer that is set to the earliest of the requested times.
 
     Args:
-        ring: Called at that time; requests the next one.
+        ring: The function that is called at that time. It requests the next time.
     """
 
     def __init__(self, clock: Clock, ring: Callable[[], object]) -> None:
@@ -184,11 +189,11 @@ class Alarm:
         self._on = False
 
     def start(self) -> None:
-        """Enable the alarm; before, and after ``stop``, ``by`` has no effect."""
+        """Enable the alarm. Before this call and after ``stop``, ``by`` has no effect."""
         self._on = True
 
     def by(self, when_ms: int) -> None:
-        """Make the enabled alarm ring at ``when_ms`` at the latest."""
+        """Make the alarm ring at ``when_ms`` at the latest, if it is enabled."""
         if not self._on or (self._timer is not None and self._when <= when_ms):
             return
         if self._timer is not None:
@@ -204,7 +209,7 @@ class Alarm:
 
     def _due(self) -> None:
         self._timer = None
-        if self._clock.now_ms() < self._when:  # the clock was set back, or the wait was cut
+        if self._clock.now_ms() < self._when:  # the clock was set back, or the wait was limited by MAX_WAIT
             self.by(self._when)
         else:
             self._ring()

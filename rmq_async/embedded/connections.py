@@ -1,5 +1,5 @@
-"""Serves heartbeats, unregistrations and checks of subscriptions (34, 35, 46) and lists of clients (38, 203, 204), and notifies
-members of changes (40).
+"""Serves heartbeats, unregistrations, checks of subscriptions (34, 35, 46) and queries of client lists (38, 203, 204), and
+notifies members of changes (40).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .topics import UNIT_SUBSCRIBED
 class ClientProcessor(Processor):
     """Serves the requests of clients about groups.
 
-    After any number of changes in one loop iteration, a group's members are notified once, unless the group's settings disable
-    that or it consumes by broadcast.
+    However many changes one loop iteration makes, the members of a group are notified once. They are not notified if the
+    group's settings disable it or if the group consumes by broadcast.
     """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, property_filter: bool) -> None:
@@ -42,13 +42,13 @@ class ClientProcessor(Processor):
         self._property_filter = property_filter
         self._calls = calls
         self.listed: dict[str, tuple[str, ...]] = {}
-        """Client ids, by group, that the answer to 38 lists instead of the members."""
+        """Client ids, by group, that the response to request 38 lists in place of the members."""
         self._changed: dict[str, None] = {}
         self._notifying = PendingCall(self._notify)
         state.clients.changed = self._group_changed
 
     def close(self) -> None:
-        """Drop the notices that wait to be sent."""
+        """Drop the notifications that wait to be sent."""
         self._changed.clear()
         self._notifying.cancel()
 
@@ -72,9 +72,9 @@ class ClientProcessor(Processor):
     def _add_consumer(
         self, consumer: ConsumerData, data: HeartbeatData, connection: Connection, command: RemotingCommand
     ) -> bool:
-        """Add a consumer; return whether the group's previous heartbeat had another fingerprint.
+        """Add a consumer. Return whether the group's previous heartbeat had a different fingerprint.
 
-        A group with an invalid name is ignored, as on real brokers; so is a new group for which there is no room.
+        A group with an invalid name is ignored, as on real brokers. A new group is also ignored if the table of groups is full.
         """
         state, name, fingerprint = self._state, consumer.group_name, data.heartbeat_fingerprint
         config = state.groups.find(name)
@@ -87,7 +87,7 @@ class ClientProcessor(Processor):
             self._client(data, connection, command),
             without_subscriptions=data.without_sub and fingerprint != 0,
         )
-        return state.clients.fingerprint_changed(name, fingerprint)  # not if add_consumer has refused the consumer
+        return state.clients.fingerprint_changed(name, fingerprint)  # not stored if add_consumer raised Refused
 
     def _client(self, data: HeartbeatData, connection: Connection, command: RemotingCommand) -> Client:
         return Client(data.client_id, connection, command.language, command.version)

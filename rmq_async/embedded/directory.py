@@ -1,4 +1,4 @@
-"""The directory of a name server, which lists brokers: from their registrations (``Registrations``) or from broker objects."""
+"""The directory of a name server. It lists brokers, either from their registrations (``Registrations``) or from broker objects."""
 
 from __future__ import annotations
 
@@ -49,22 +49,24 @@ class Holder(NamedTuple):
 
 
 class BrokerDirectory(Protocol):
-    """The brokers that a name server knows at the moment. ``connection``: of the client that asks."""
+    """The brokers that a name server knows at the moment. The argument ``connection`` is the connection of the requesting
+    client.
+    """
 
     def holders(self, topic: str, connection: Connection) -> Sequence[Holder]:
         """Return the brokers that have ``topic``."""
 
     def brokers(self, connection: Connection) -> Mapping[str, dict[int, str]]:
-        """Return broker id -> address ("ip:port") of the brokers by name."""
+        """Return the brokers by name, each as a mapping from broker id to address ("ip:port")."""
 
     def topics(self) -> Iterable[str]:
-        """Return the names of all topics, each once, broker by broker."""
+        """Return the names of all topics, broker by broker, without repetitions."""
 
     def forget(self, topic: str) -> None:
-        """Delete the topic from the directory, not from brokers (DELETE_TOPIC_IN_NAMESRV)."""
+        """Delete the topic from the directory but not from the brokers (DELETE_TOPIC_IN_NAMESRV)."""
 
     def expire(self) -> None:
-        """Remove expired entries; called every few seconds."""
+        """Remove expired entries. The name server calls this method every few seconds."""
 
 
 class _Entry:
@@ -78,11 +80,11 @@ class _Entry:
 
 
 class Registrations:
-    """The directory of one name server, in its memory: a restarted name server begins with an empty one.
+    """The directory of one name server, which it keeps in memory. A restarted name server begins with an empty directory.
 
     Brokers register every 30 s and after each change of their topics, with every name server: call ``register`` for each
-    registration that arrives. As in a stock name server a topic that is missing in a later registration stays, until
-    ``forget`` or until the broker is removed. A broker is removed ``EXPIRY`` after its last registration, or by
+    registration that arrives. As in a stock name server, a topic that is missing from a later registration stays until
+    ``forget`` is called or the broker is removed. A broker is removed ``EXPIRY`` seconds after its last registration, or by
     ``unregister``.
     """
 
@@ -97,7 +99,9 @@ class Registrations:
         entry.topics.update(registration.topics)
 
     def unregister(self, broker_name: str) -> None:
-        """Remove the broker at once; call it when the broker stops gracefully or the connection of its registration ends."""
+        """Remove the broker at once. Call this method when the broker stops gracefully or when the connection of its
+        registration ends.
+        """
         self._entries.pop(broker_name, None)
 
     def holders(self, topic: str, connection: Connection) -> list[Holder]:

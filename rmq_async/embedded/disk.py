@@ -1,10 +1,11 @@
 """The data of a broker on its disk, which survive a crash of its process or its machine.
 
-All other state of a broker is in memory: connections, members of groups, queue locks, held pulls, pending requests, resets of
-offsets. Settings of topics and groups are written when they change; messages as the docstring of ``DiskLog`` describes;
-committed offsets, and the progress of delays and transactions, every 5 s (delay levels every 10 s, offsets for the first time
-after 10 s) and when the broker stops gracefully. Check points of popped messages and their acks are written at once, and a
-loss of power removes only the check points of messages that it removes. Modes of consumption are written at once.
+All other state of a broker is in memory: connections, members of groups, queue locks, held pulls, pending requests and resets
+of offsets. Settings of topics and groups are written when they change. Messages are written as the docstring of ``DiskLog``
+describes. Committed offsets and the progress of delays and transactions are written every 5 s (delay levels every 10 s, offsets
+for the first time after 10 s) and when the broker stops gracefully. Check points of popped messages and their acks are written
+at once, and a loss of power removes only the check points of messages that it removes. Modes of consumption are written at
+once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from .topics import CLUSTER, TopicTable
 
 
 class ScheduleProgress(NamedTuple):
-    """The progress of delayed messages, for the disk.
+    """The progress of delayed messages, as the disk stores it.
 
     Attributes:
-        levels: Per delay level the offset of the next message to deliver.
-        timers: Timers with due times below it, epoch ms, are done.
-        entered: Offset behind the last timer that was in the wheel.
+        levels: For each delay level, the offset of the next message to deliver.
+        timers: Timers that were due before this time (epoch ms) are done.
+        entered: Offset after the last timer that was in the timer wheel.
     """
 
     levels: tuple[int, ...] = ()
@@ -35,13 +36,13 @@ class ScheduleProgress(NamedTuple):
 
 
 class TransactionProgress(NamedTuple):
-    """The progress of transactions, for the disk.
+    """The progress of transactions, as the disk stores it.
 
     Attributes:
-        open: Offset of the oldest half message without an end.
-        ended: From there on, a byte per offset, 1 for an end.
-        ends: For each end that a loss of messages may undo, in order: the log position after the end, and the offset of the
-            half message.
+        open: Offset of the oldest half message whose transaction has not ended.
+        ended: One byte for each offset from ``open`` on, 1 if the transaction has ended.
+        ends: The log position after the end of the transaction and the offset of its half message, for each end that a loss of
+            messages may undo, in order.
     """
 
     open: int = 0
@@ -52,12 +53,12 @@ class TransactionProgress(NamedTuple):
 class DiskLog(CommitLog):
     """The commit log of one broker.
 
-    An appended record survives a crash of the process, and after its flush also one of the machine.
+    An appended record survives a crash of the process. Once it is flushed, it also survives a crash of the machine.
 
     Args:
-        flush_interval: Seconds from the first message that is not flushed to the flush (ASYNC_FLUSH); 0 flushes each message
-            before it is acknowledged (SYNC_FLUSH). It may be set at any time; a flush that is pending keeps its time. Unless it
-            is 0, appending needs a running event loop.
+        flush_interval: Seconds from the first unflushed message to the flush (ASYNC_FLUSH). With 0, each message is flushed
+            before it is acknowledged (SYNC_FLUSH). The attribute can be set at any time; a pending flush keeps its time. Unless
+            the interval is 0, ``append`` needs a running event loop.
     """
 
     def __init__(self, max_memory: int, clock: Callable[[], int], *, flush_interval: float = 0.5) -> None:
@@ -93,10 +94,10 @@ class DiskLog(CommitLog):
 class BrokerDisk:
     """The disk of broker ``name``.
 
-    It survives the ``Broker``: after ``crash()`` or ``stop()``, a new ``Broker`` is made with it.
+    The disk outlives the ``Broker``. After ``crash()`` or ``stop()``, create a new ``Broker`` with the same disk.
 
     Args:
-        log: Its own ``DiskLog``; or a ``CommitLog`` that several brokers share, which loses no records.
+        log: A ``DiskLog`` of this broker alone, or a ``CommitLog``, which several brokers can share and which loses no records.
         auto_create_topics: The ``auto_create_topics`` of ``EmbeddedRocketMQ``.
         auto_create_groups: The ``auto_create_groups`` of ``EmbeddedRocketMQ``.
     """
@@ -108,22 +109,26 @@ class BrokerDisk:
         self.groups = SubscriptionGroups(auto_create=auto_create_groups)
         self.offsets: SavedOffsets = {}
         self.pop_offsets: SavedOffsets = {}
-        """Offsets from which the next pops read, with the key-value store; ``offsets`` has the offsets of the revive log."""
+        """Offsets from which the next pops read, with the key-value store. With the revive log, these offsets are in
+        ``offsets``.
+        """
         self.check_points = CheckPoints()
         self.request_modes: dict[tuple[str, str], tuple[str, int]] = {}
-        """Modes by topic and group: PULL or POP, and the number of other members whose queues a member pops from."""
+        """Modes by topic and group. A mode is PULL or POP, and the number of other members from whose queues a member pops."""
         self.schedule = ScheduleProgress()
         self.transactions = TransactionProgress()
 
     def power_loss(self) -> int:
-        """Remove the records that were not flushed, from queues too; return their number. No broker may be using the disk."""
+        """Remove the records that were not flushed, from the log and the queues. Return their number. No broker may be using
+        the disk.
+        """
         self.log.halt()
         taken = self.log.truncate(self.log.flushed, self.name)
         self.forget_check_points()
         return taken
 
     def forget_check_points(self) -> None:
-        """Remove the check points of lost messages, because other messages will have their offsets."""
+        """Remove the check points of lost messages, because other messages will get the offsets of the lost messages."""
 
         def gone(handle: Handle, offset: int) -> bool:
             queue = self.topics.find_queue(handle.topic, handle.queue_id)
@@ -132,8 +137,8 @@ class BrokerDisk:
         self.check_points.forget(gone)
 
     def mount(self) -> None:
-        """Prepare the disk for a new broker object: data that an earlier one has written count as flushed, and its numbers of
-        waiting pulls are reset.
+        """Prepare the disk for a new broker object. Data that an earlier broker object has written count as flushed, and the
+        numbers of waiting pulls are reset.
         """
         self.log.flush()
         for topic in self.topics:

@@ -1,11 +1,11 @@
-"""Fault switches of the embedded servers for requests of any kind, by which a test causes faults that a client must survive.
+"""Fault switches of the embedded servers. A test uses them to cause faults that a client must survive, in requests of any kind.
 
-There are two kinds. ``FailureScript`` lists the next requests that are answered with a code instead of being served, or served
-without an answer; all servers of an ``EmbeddedRocketMQ`` share one, so "the next three sends fail" holds at any broker. A
-``Gate`` stands between one server and its sockets: it holds answers back for a time (``delay``) or until the test resumes the
-server (``stalled``). A stalled server reads nothing either, as a stopped process would, so the peer sees full buffers and not
-only silence. The gate also determines the order in which requests are served (``chance``), and the parts in which answers are
-sent (``slices``).
+There are two kinds. A ``FailureScript`` lists the next requests that get an error code instead of being served, or that are
+served without a response. All servers of an ``EmbeddedRocketMQ`` share one script, so "the next three sends fail" applies to
+all brokers together. A ``Gate`` stands between one server and its sockets. It holds responses back for a time (``delay``) or
+until the test resumes the server (``stalled``). Like a stopped process, a stalled server also reads nothing, so its peers see
+full buffers and not only missing responses. The gate also determines the order in which requests are served (``chance``) and
+the slices in which responses are sent (``slices``).
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from .clock import PendingCall
 PopStore = Literal["log", "kv"]
 
 LOG_DELAY: Final = 2.0
-"""Seconds from the end of an invisible time to the redelivery with check points in the revive log; the minimum at a real broker."""
+"""Seconds from the end of an invisible time to the redelivery, with check points in the revive log. It is the minimum of a real
+broker.
+"""
 KV_DELAY: Final = 0.5
-"""Seconds from the end of an invisible time to the redelivery with the key-value store (``PopConsumerService``)."""
+"""Seconds from the end of an invisible time to the redelivery, with the key-value store (``PopConsumerService``)."""
 NO_POPS: Final = "4.9.7"
-"""The version of ``EmbeddedRocketMQ`` whose brokers have no pops."""
+"""The version of ``EmbeddedRocketMQ`` whose brokers do not support pops."""
 
 
 class PopSettings(NamedTuple):
     """The settings of pops.
 
     Attributes:
-        store: "kv" keeps check points as with ``popConsumerKVServiceEnable``.
-        retry_v2: Retry topics have their newer name (``enableRetryTopicV2``).
-        revive_delay: Seconds from the end of an invisible time to the redelivery; None: ``LOG_DELAY`` or ``KV_DELAY``, by the
-            store.
+        store: "log" or "kv". "kv" stores check points as a broker with ``popConsumerKVServiceEnable`` does.
+        retry_v2: Whether retry topics have the newer form of names (``enableRetryTopicV2``).
+        revive_delay: Seconds from the end of an invisible time to the redelivery. None means ``LOG_DELAY`` or ``KV_DELAY``,
+            depending on the store.
     """
 
     store: PopStore = "log"
@@ -55,11 +57,11 @@ class PopSettings(NamedTuple):
 
 
 def checked_settings(store: PopStore, revive_delay: float | None, *, retry_v2: bool) -> PopSettings:
-    """Return the settings.
+    """Check the settings and return them.
 
     Raises:
         TypeError: For a delay that is not a number.
-        ValueError: For another store and for a delay out of range.
+        ValueError: For an unknown store and for a delay out of range.
     """
     check_one_of("pop_store", store, get_args(PopStore))
     if revive_delay is not None:
@@ -71,10 +73,10 @@ class PopFaults:
     """The faults of the next pops.
 
     Attributes:
-        empty: Number of pops that get no messages even if there are some.
-        lost_acks: Number of acknowledging requests that are answered but have no effect.
-        late_ms: Additional ms before messages are delivered again.
-        copies: Number of copies of each such message.
+        empty: Number of pops that get no messages even if there are messages.
+        lost_acks: Number of acknowledging requests that get a response but have no effect.
+        late_ms: Additional delay, in ms, before messages are delivered again.
+        copies: Number of copies of each message that is delivered again.
     """
 
     def __init__(self) -> None:
@@ -84,13 +86,13 @@ class PopFaults:
         self.copies = 1
 
     def take_empty(self) -> bool:
-        """Return whether this pop gets no messages, and count it."""
+        """Return whether this pop gets no messages, and use up one empty pop if so."""
         taken = self.empty > 0
         self.empty -= taken
         return taken
 
     def take_lost_ack(self) -> bool:
-        """Return whether this request to acknowledge has no effect, and count it."""
+        """Return whether this acknowledging request has no effect, and use up one lost ack if so."""
         taken = self.lost_acks > 0
         self.lost_acks -= taken
         return taken
@@ -102,10 +104,10 @@ _NEVER_BY_DEFAULT = frozenset({int(RequestCode.HEART_BEAT), int(RequestCode.UNRE
 
 
 class Failure:
-    """One entry of a script: the next ``left`` requests are answered with ``code``.
+    """One entry of a script: the next ``left`` requests get a response with ``code``.
 
     Args:
-        request: RequestCode of the requests that fail; None for the requests that ``FailureScript.add`` describes.
+        request: RequestCode of the requests that fail. None means the requests that ``FailureScript.add`` describes.
     """
 
     def __init__(self, code: int, left: int, request: int | None) -> None:
@@ -115,7 +117,7 @@ class Failure:
 
 
 class FailureScript:
-    """The failures of future requests, which are used up in the order in which they were added, and the losses of answers."""
+    """The failures of future requests and the losses of responses. Failures are used up in the order in which they were added."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -126,7 +128,7 @@ class FailureScript:
         return bool(self._failures or self._lost)
 
     def add(self, code: int, n: int, request: int | None) -> Failure:
-        """Add a failure of the next ``n`` requests, and return it.
+        """Add a failure of the next ``n`` requests. Return the failure.
 
         Args:
             request: A RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0 adds no
@@ -148,10 +150,11 @@ class FailureScript:
         return failure
 
     def lose(self, n: int, request: int) -> int:
-        """Lose the answers to ``n`` more requests of this RequestCode, which are served; 0 cancels all losses of it.
+        """Serve ``n`` more requests of this RequestCode without sending their responses. 0 cancels all losses for this
+        RequestCode.
 
         Returns:
-            The number of losses that earlier calls had left.
+            The number of losses that remained from earlier calls.
 
         Raises:
             TypeError: For an argument that is not a whole number.
@@ -165,7 +168,7 @@ class FailureScript:
         return left
 
     def takes_answer(self, request: int) -> bool:
-        """Return whether the answer to a request of this RequestCode is lost, and use one loss up if it is."""
+        """Return whether the response to a request of this RequestCode is lost, and use up one loss if so."""
         if not self._lost[request]:
             return False
         self._lost[request] -= 1
@@ -174,16 +177,16 @@ class FailureScript:
         return True
 
     def take_back(self, failure: Failure) -> None:
-        """Remove what is left of one failure."""
+        """Remove the remainder of one failure."""
         if failure in self._failures:
             self._failures.remove(failure)
 
     def take(self, request: int, *, named_only: bool) -> int | None:
-        """Use up one failure of a request with RequestCode ``request``: return the code of the answer; None if it is to be
-        served.
+        """Use up one failure of a request with RequestCode ``request``. Return the code of the response. Return None if the
+        request is to be served.
 
         Args:
-            named_only: True applies only failures that were added with this RequestCode.
+            named_only: If True, only failures that were added with this RequestCode apply.
         """
         for failure in self._failures:
             if failure.request == request or (failure.request is None and not named_only and request not in _NEVER_BY_DEFAULT):
@@ -198,17 +201,17 @@ Write = Callable[[Sequence[bytes]], None]
 
 
 class Gate:
-    """Holds the answers of one server back.
+    """Holds back the responses of one server.
 
-    Held answers keep their order, except those with a random delay or with further seconds of their own (``hold``); answers
-    that are made after the end of a delay may overtake them.
+    Held responses keep their order, except responses with a random delay or with additional seconds of their own (``hold``).
+    Responses that are created after the end of a delay may overtake held responses.
 
     Attributes:
-        open: Whether new answers are sent without this gate; the server checks it before it sends.
-        apart: True to hold each answer separately; False to hold the answers of one read together.
-        chance: The random source that selects the requests to serve next; None to serve them in the order of arrival.
-        turn: The number of selections so far; the requests of one selection were in flight together.
-        slices: The random source of the parts in which answers are sent; None to send them whole.
+        open: Whether new responses bypass the gate. The server checks this attribute before it sends.
+        apart: True to hold each response separately. False to hold the responses of one read together.
+        chance: The random source that selects the requests to serve next. None to serve requests in the order of arrival.
+        turn: The number of selections so far. The requests of one selection were in flight together.
+        slices: The random source of the slices in which responses are sent. None to send responses whole.
     """
 
     def __init__(self) -> None:
@@ -222,15 +225,16 @@ class Gate:
         self._jitter = 0.0
         self._jitters = random.Random(0)
         self._last = 0.0
-        """Time of the event loop at which the last answer that keeps its order is sent."""
+        """Event loop time at which the last response that keeps its order is sent."""
         self._count = 0
         self._held: list[tuple[float, int, Write, Sequence[bytes]]] = []
         self._releasing = PendingCall(self._release)
 
     def set_delay(self, seconds: float, jitter: float = 0.0, chance: random.Random | None = None) -> None:
-        """Set the seconds that each later answer waits, and the maximum of further seconds that ``chance`` draws for it.
+        """Set the delay in seconds of each later response, and the maximum of the additional delay that ``chance`` draws for
+        it.
 
-        Waiting answers keep their time.
+        Responses that are already waiting keep their time.
 
         Raises:
             TypeError: For a value that is not a number.
@@ -266,7 +270,7 @@ class Gate:
         self._arm()
 
     def close(self) -> None:
-        """Drop the held answers and reset the switches."""
+        """Drop the held responses and reset the switches."""
         self._releasing.cancel()
         self._held.clear()
         self.stalled = False
@@ -290,7 +294,7 @@ class Gate:
 
 
 def drawn(waiting: deque[T], chance: random.Random) -> deque[T]:
-    """Remove and return some items of ``waiting`` in random order, each with a probability of one half; mixes the rest."""
+    """Remove and return some items of ``waiting`` in random order, each with a probability of one half. Shuffle the rest."""
     mixed = list(waiting)
     chance.shuffle(mixed)
     number = sum(chance.random() < 0.5 for _ in mixed)
@@ -304,8 +308,8 @@ def check_code(name: str, code: object, example: str) -> None:
         raise TypeError(f"{name} must be a whole number, such as {example} (of rmq_protocol.constants), not {shown(code)}")
 
 
-# The queue of sends of a stock broker, in its effect on clients: sends wait in order, and sends that would wait too long
-# are refused with SYSTEM_BUSY (``BrokerFastFailure``).
+# The send queue of a stock broker, as far as clients notice it. Sends wait in order, and a send that would wait too long is
+# refused with SYSTEM_BUSY (``BrokerFastFailure``).
 
 LONGEST_WAIT: Final = 0.2
 """Seconds in the queue after which a send is refused (``waitTimeMillsInSendQueue``)."""
@@ -317,20 +321,22 @@ THROTTLED: Final = frozenset(
         int(RequestCode.CONSUMER_SEND_MSG_BACK),
     }
 )
-"""Requests that wait in the queue of sends."""
+"""Request codes that wait in the send queue."""
 
 
 WARMING: Final = 2.0
-"""Sends per second by which each send that is served raises the rate of a cold broker. At this figure, one that begins with 1,000 a
-second and ends with 20,000 serves 20,000 sends within some 2 s, as a broker of 5.5.0 on two cores does after its start."""
+"""Sends per second by which each served send raises the rate of a cold broker. With this value, a broker that begins with 1,000
+sends per second and ends with 20,000 serves 20,000 sends within about 2 s, as a broker of 5.5.0 on two cores does after its
+start.
+"""
 
 
 class SendQueue:
     """A queue of sends that are served at a rate.
 
     Args:
-        rate: Sends that the broker serves in a second, one after the other.
-        warm: The rate that it comes to, if it begins cold. ``refused`` counts sends that would have waited too long.
+        rate: Number of sends that the broker serves per second, one after the other.
+        warm: The final rate of a broker that begins cold. ``refused`` counts sends that would have waited too long.
     """
 
     def __init__(self, rate: float, warm: float | None = None) -> None:
@@ -346,7 +352,7 @@ class SendQueue:
         self.refused = 0
 
     def take(self, now: float) -> float | None:
-        """Add a send; return the seconds until its answer, None if it is refused."""
+        """Add a send. Return the seconds until its response, or None if the send is refused."""
         begins = max(self._free, now)
         if begins - now > LONGEST_WAIT:
             self.refused += 1
@@ -356,7 +362,7 @@ class SendQueue:
         return self._free - now
 
     def refusal(self, now: float) -> str:
-        """Return the remark to a send that is refused, in the words of a real broker."""
+        """Return the remark for a refused send, in the wording of a real broker."""
         waiting = int((self._free - now) * self._rate)
         return (
             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "

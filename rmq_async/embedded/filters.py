@@ -1,4 +1,6 @@
-"""Filters of pulls and pops: by tags, whose hash codes consume queues hold, or by an SQL92 condition over the properties."""
+"""Filters of pulls and pops. A filter selects messages by tags, whose hash codes are in consume queues, or by an SQL92
+condition over the properties.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,21 @@ from .sql92 import Condition, ConditionError, compile_condition
 from .store import tag_code
 
 MIN_SCAN: Final = 800
-"""Maximum number of records that one pull looks at (16,000 bytes of consume queue, with 20 bytes an entry)."""
+"""Maximum number of records that one pull examines (16,000 bytes of consume queue at 20 bytes per entry)."""
 _LEAST_SCAN: Final = 32
-"""Maximum number of records that a pull with the longest conditions looks at."""
+"""Maximum number of records that a pull with the longest conditions examines."""
 _PARTS_PER_PULL: Final = 40_000
-"""Approximate number of parts of a condition that one pull evaluates: with a longer condition it looks at fewer records."""
+"""Approximate number of parts of conditions that one pull evaluates. The longer the condition, the fewer records the pull
+examines.
+"""
 
 
 class Filter(NamedTuple):
     """A filter of messages.
 
     Attributes:
-        codes: Hash codes of the tags wanted, None for all.
-        condition: None for no condition.
+        codes: Hash codes of the requested tags. None means all tags.
+        condition: The SQL92 condition. None if there is no condition.
     """
 
     codes: frozenset[int] | None = None
@@ -34,13 +38,13 @@ class Filter(NamedTuple):
 
     @property
     def scan(self) -> int:
-        """Maximum number of records that one pull looks at."""
+        """Maximum number of records that one pull examines."""
         if self.condition is None:
             return MIN_SCAN
         return max(_LEAST_SCAN, min(MIN_SCAN, _PARTS_PER_PULL // self.condition.size))
 
     def accepts(self, record: bytes) -> bool:
-        """Return whether the condition is true for a record; True without a condition. Do not compare tags."""
+        """Return whether the condition is true for a record. Return True if there is no condition. Tags are not compared."""
         return self.condition is None or self.condition.matches(properties_of(record))
 
 
@@ -48,12 +52,12 @@ def filter_of(expression: str, kind: str, *, property_filter: bool, brought: boo
     """Return the filter of a pull.
 
     Args:
-        brought: Whether the pull contains its subscription; then an invalid condition, as at a real broker, lets every message
-            pass.
+        brought: Whether the pull contains its subscription. If so, an invalid condition accepts every message, as at a real
+            broker.
 
     Raises:
-        Refused: 23 for invalid tags, and for an empty condition that was brought; 27 for an invalid condition of a heartbeat; 1
-            for any other condition if the broker does not filter by conditions.
+        Refused: With code 23 for invalid tags, and for an empty condition in the pull itself; with code 27 for an invalid
+            condition from a heartbeat; with code 1 for any other condition if the broker does not filter by conditions.
     """
     if kind in ("", TAG):
         if expression in ("", "*"):
@@ -77,10 +81,11 @@ def filter_of(expression: str, kind: str, *, property_filter: bool, brought: boo
 
 
 def check_condition(expression: str, kind: str, *, property_filter: bool) -> None:
-    """Check the condition of a CHECK_CLIENT_CONFIG (46) or of a pop.
+    """Check the condition of a CHECK_CLIENT_CONFIG request (46) or of a pop.
 
     Raises:
-        Refused: 1 for any condition if the broker does not filter by conditions; 23 for an invalid one.
+        Refused: With code 1 for any condition if the broker does not filter by conditions; with code 23 for an invalid
+            condition.
     """
     if kind in ("", TAG):
         return

@@ -1,4 +1,4 @@
-"""Subscription groups of one broker and their settings (200, 201, 207, 225, 352)."""
+"""The subscription groups of one broker and the requests for their settings (200, 201, 207, 225, 352)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .service import Processor, Refused, handles, header_of
 from .topics import FAQ
 
 MAX_GROUPS: Final = 10_000
-"""Maximum number of groups besides the broker's own."""
+"""Maximum number of groups, not counting the broker's system groups."""
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of the settings of all groups, as JSON, above which ``put_all`` does not enlarge them."""
+"""Maximum number of bytes of the settings of all groups, as JSON, up to which ``put_all`` adds settings."""
 
 
 class SubscriptionGroups:
     """The settings of groups.
 
     Args:
-        auto_create: Whether the first heartbeat or request of a group makes it.
+        auto_create: Whether the first heartbeat or request of a group creates the group.
 
     Attributes:
-        changes: How many times a group was made, changed or deleted.
+        changes: Number of times that a group was created, changed or deleted.
     """
 
     def __init__(self, *, auto_create: bool = True) -> None:
@@ -50,9 +50,10 @@ class SubscriptionGroups:
         return dict(self._groups)
 
     def find(self, name: str) -> bodies.SubscriptionGroupConfig | None:
-        """Return the group's settings; create a group that does not exist.
+        """Return the group's settings. Create the group if it does not exist.
 
-        None for an invalid name, if there is no room, and where groups are not created.
+        Return None if the name is invalid, or if the group does not exist and cannot be created, because the table is full or
+        ``auto_create`` is off.
         """
         config = self._groups.get(name)
         if config is None and self._auto_create and group_refusal(name) is None and not self._is_full():
@@ -64,7 +65,7 @@ class SubscriptionGroups:
         """Return the group's settings as ``find`` does.
 
         Raises:
-            Refused: 26 where ``find`` returns None.
+            Refused: With code 26 if ``find`` returns None.
         """
         config = self.find(name)
         if config is None:
@@ -76,9 +77,10 @@ class SubscriptionGroups:
         return config
 
     def put_all(self, configs: Iterable[bodies.SubscriptionGroupConfig]) -> None:
-        """Store settings of new or existing groups.
+        """Store the settings of new or existing groups.
 
-        Raises Refused, and stores none of them: 29 for an invalid name, 1 if there is no room.
+        Raises Refused with code 29 for an invalid name, and with code 1 if the table is full. In these cases, no settings are
+        stored.
         """
         checked = [(config, self._check(config)) for config in configs]
         new = [config for config, _ in checked if config.group_name not in self._groups]

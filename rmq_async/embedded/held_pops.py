@@ -1,8 +1,8 @@
 """Pops that wait for messages (``PopLongPollingService``).
 
-They wait by topic, group and requested queue, -1 for any. A message that arrives wakes, in each group, one pop of any queue and
-one of its queue, which read again; if a pop leaves messages, the next one is woken. Other pops keep waiting. A pop that is still
-held ``EARLY_MS`` before its deadline reads a last time.
+Pops wait by topic, group and requested queue. Queue -1 means any queue. In each group, a message that arrives wakes one pop for
+any queue and one pop for the message's queue. These pops read again, and if a pop leaves messages, the next pop is woken. Other
+pops keep waiting. A pop that is still held ``EARLY_MS`` before its deadline reads one last time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .tables import drop
 
 ANY_QUEUE: Final = -1
 MAX_HELD_PER_KEY: Final = 1024
-"""Number of held pops of one topic, group and queue above which no more are held (``popPollingSize``)."""
+"""Number of held pops of one topic, group and queue above which no further pops are held (``popPollingSize``)."""
 MAX_HELD: Final = 100_000
 """Maximum number of held pops of all topics, groups and queues together (``maxPopPollingSize``)."""
 MAX_WAIT_MS: Final = 3_600_000
 EARLY_MS: Final = 50
-"""Milliseconds before its deadline at which a held pop is answered."""
+"""Milliseconds before its deadline at which the broker responds to a held pop."""
 
 
 class PopKey(NamedTuple):
@@ -36,11 +36,11 @@ class PopKey(NamedTuple):
 
 
 class Pop:
-    """A POP_MESSAGE or NOTIFICATION request.
+    """A POP_MESSAGE or NOTIFICATION request. ``invisible_time`` and ``poll_time`` are in ms.
 
     Attributes:
         count: Maximum number of messages.
-        deadline: Epoch ms until which it may be held; 0 if it may not be held. ``invisible_time`` and ``poll_time`` are in ms.
+        deadline: Epoch ms until which the request may be held. 0 if it may not be held.
     """
 
     __slots__ = (
@@ -68,7 +68,8 @@ class HeldPops:
         reply: Writes a response.
 
     Attributes:
-        serve: Called with a pop, and with True if its wait ends; returns the answer, or None if the pop stays held.
+        serve: The function that serves a pop. Its second argument is True if the wait of the pop ends. It returns the response,
+            or None if the pop stays held.
     """
 
     def __init__(self, clock: Clock, reply: Reply) -> None:
@@ -96,9 +97,9 @@ class HeldPops:
         return self._count < MAX_HELD and self.number_of(key) <= MAX_HELD_PER_KEY
 
     def hold(self, pop: Pop) -> None:
-        """Hold a pop until ``EARLY_MS`` before its deadline at the latest, an hour at most.
+        """Hold a pop until ``EARLY_MS`` before its deadline at the latest, and for at most one hour.
 
-        Drop it if its connection is closed.
+        Drop the pop if its connection is closed.
         """
         if pop.connection.closed:
             return
@@ -106,16 +107,18 @@ class HeldPops:
         wait = min(max(pop.deadline - EARLY_MS - self._clock.now_ms(), 0), MAX_WAIT_MS)
         if not isinstance(self._clock, SystemClock):
             pop.timers.append(self._clock.call_at(pop.deadline - EARLY_MS, lambda: self._expired(pop)))
-            wait = min(wait, max(pop.poll_time - EARLY_MS, 0))  # another clock than the event loop's may stand still
+            wait = min(wait, max(pop.poll_time - EARLY_MS, 0))  # a clock other than the event loop's may stand still
         pop.timers.append(asyncio.get_running_loop().call_later(wait / 1000, self._expired, pop))
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Wake pops after a message has arrived in a queue of a topic for which pops wait (``topics``)."""
+        """Wake pops when a message has arrived in a queue of a topic for which pops wait (``topics``)."""
         self._arrived[topic, queue_id] = self._arrived.get((topic, queue_id), 0) + 1
         self._waking.soon()
 
     def notify(self, key: PopKey, count: int = 1) -> None:
-        """Make the pop that has waited longest read again, and the next one if that pop is answered: ``count`` pops at most."""
+        """Make the pop that has waited longest read again. If that pop gets its response, continue with the next pop, up to
+        ``count`` pops.
+        """
         if key in self._by_key:
             self._woken[key] = self._woken.get(key, 0) + count
             self._waking.soon()
@@ -125,13 +128,13 @@ class HeldPops:
             self._leave(pop)
 
     def resumed(self, connection: Connection) -> None:
-        """Wake a pop of the same key for each pop of a connection that accepts answers again."""
+        """For each pop of a connection that accepts responses again, wake one pop with the same key."""
         # messages may have arrived in the meantime
         for pop in self._by_connection.get(connection, ()):
             self.notify(pop.key)
 
     def close(self) -> None:
-        """Drop all held pops without an answer."""
+        """Drop all held pops without sending responses."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
         self._waking.cancel()

@@ -1,5 +1,5 @@
-"""Locks of queues for orderly consumption (41, 42): one client of a group holds a queue, until it unlocks it, or
-``LOCK_LIFE`` after the last renewal.
+"""Locks of queues for orderly consumption (41, 42). One client of a group holds a queue until the client unlocks the queue, or
+until ``LOCK_LIFE`` seconds after the last renewal.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .server import Connection
 from .service import Processor, Refused, handles
 
 LOCK_LIFE: Final = 60.0
-"""Seconds that a lock lasts without renewal (``RebalanceLockManager``)."""
+"""Lifetime of a lock in seconds if it is not renewed (``RebalanceLockManager``)."""
 MAX_LOCKS: Final = 100_000
 SEARCH_INTERVAL: Final = 1.0
-"""Minimum seconds from a search for ended locks to the next search by ``lock``."""
+"""Minimum number of seconds between two searches for expired locks by ``lock``."""
 MAX_LOCKS_AT_ONCE: Final = 16_384
 MAX_NAME_LENGTH: Final = 512
 """Maximum number of characters of the name of a group, client, topic or broker in a lock."""
@@ -29,19 +29,22 @@ MAX_NAME_LENGTH: Final = 512
 class QueueLocks:
     def __init__(self) -> None:
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
-        """Locks by group and queue: the client that holds the lock, and the time at which it ends (``machine.monotonic``)."""
+        """Locks by group and queue. A lock is the client that holds it and the time at which it expires
+        (``machine.monotonic``).
+        """
         self._count = 0
         self._next_search = 0.0
-        """Time before which a full table is not searched for ended locks again (``machine.monotonic``)."""
+        """Time before which a full table is not searched again for expired locks (``machine.monotonic``)."""
 
     def __len__(self) -> int:
         return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
-        """Lock queues, or renew their locks; return the queues of these that the client holds now.
+        """Lock queues or renew their locks. Return those of the queues that the client now holds.
 
         Raises:
-            Refused: 1 if a queue needs a new lock and the table is full; the locks of the queues before it stay.
+            Refused: With code 1 if a queue needs a new lock and the table is full. The locks of the queues before this queue
+                stay.
         """
         now = machine.monotonic()
         taken: list[MessageQueue] = []
@@ -59,7 +62,7 @@ class QueueLocks:
         return taken
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
-        """Unlock the client's own queues; queues of another client stay locked."""
+        """Unlock the queues that the client holds. Queues that another client holds stay locked."""
         locks = self._groups.get(group, {})
         for queue in queues:
             if queue in locks and locks[queue][0] == client_id:
@@ -73,23 +76,23 @@ class QueueLocks:
         self._count = 0
 
     def holding(self, group: str, queue: MessageQueue, now: float | None = None) -> tuple[str, float] | None:
-        """Return the client that holds a queue, and the seconds since it has locked or renewed it; None for a queue without a
-        lock.
+        """Return the client that holds a queue, and the seconds since it locked the queue or renewed the lock. Return None for
+        a queue without a lock.
 
         Args:
-            now: ``machine.monotonic`` by default.
+            now: The current time. The default is ``machine.monotonic()``.
         """
         now = machine.monotonic() if now is None else now
         client_id, until = self._groups.get(group, {}).get(queue, ("", 0.0))
         return (client_id, now - (until - LOCK_LIFE)) if until > now else None
 
     def any_of(self, group: str) -> bool:
-        """Return whether a client of the group holds a queue."""
+        """Return whether a client of the group holds any queue."""
         now = machine.monotonic()
         return any(until > now for _, until in self._groups.get(group, {}).values())
 
     def _expire(self, now: float) -> bool:
-        """Drop locks that have ended; return whether there is room for one more."""
+        """Drop expired locks. Return whether the table has a free entry."""
         kept = {group: {queue: lock for queue, lock in locks.items() if lock[1] > now} for group, locks in self._groups.items()}
         self._groups = {group: locks for group, locks in kept.items() if locks}
         self._count = sum(map(len, self._groups.values()))

@@ -1,4 +1,6 @@
-"""Serves QUERY_MESSAGE (12): messages of a topic by key or unique id, within a range of store times (``QueryMessageProcessor``)."""
+"""Serves QUERY_MESSAGE (12), which finds messages of a topic by key or unique id within a range of store times
+(``QueryMessageProcessor``).
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,21 @@ from .state import BrokerState
 from .store import key_hash
 
 MAX_FOUND: Final = 64
-"""Largest number of messages in one answer (``maxMsgsNumBatch``)."""
+"""Maximum number of messages in one response (``maxMsgsNumBatch``)."""
 DEFAULT_FOUND: Final = 32
-"""Largest number of messages for a unique id (``defaultQueryMaxNum``)."""
+"""Maximum number of messages for a unique id (``defaultQueryMaxNum``)."""
 MAX_BYTES: Final = 12 * 1024 * 1024
-"""Maximum number of bytes of the messages in one answer, which must fit a frame; the first message may be larger."""
+"""Maximum number of bytes of the messages in one response, which must fit into a frame. The first message may be larger."""
 MAX_LOOKED_AT: Final = 10_000
-"""Maximum number of index entries that one query looks at."""
+"""Maximum number of index entries that one query examines."""
 INDEX_STEP: Final = 5_000
-"""Number of records and keys that are added to the index before the event loop serves other requests again."""
+"""Number of records and keys that are added to the index before the event loop serves other requests."""
 MAX_WAITING: Final = 1024
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
 
 class _Query(NamedTuple):
-    """A query.
+    """A QUERY_MESSAGE request that waits or is served.
 
     Attributes:
         log_end: Physical offset up to which the index must cover the log.
@@ -48,12 +50,12 @@ class _Query(NamedTuple):
 
 
 class LookupProcessor(Processor):
-    """Answers queries.
+    """Serves queries.
 
-    A look-up waits for earlier look-ups, and until the index contains the messages stored before it.
+    A query waits for earlier queries, and until the index contains the messages that were stored before the query.
 
     Args:
-        reply: Sends the answers of queries that have waited.
+        reply: The function that sends the responses to queries that have waited.
     """
 
     def __init__(self, state: BrokerState, reply: Reply) -> None:
@@ -98,7 +100,7 @@ class LookupProcessor(Processor):
         return None
 
     def _step(self) -> None:
-        """Add a step to the index, and serves one query if the index contains the messages stored before it."""
+        """Add a number of records to the index. Serve one query if the index contains the messages that were stored before it."""
         log, waiting = self._state.log, self._waiting
         if waiting and (log.index(INDEX_STEP) or log.keys.end >= waiting[0].log_end):
             query = waiting.popleft()
@@ -120,7 +122,7 @@ class LookupProcessor(Processor):
         return make_response(query.command, ResponseCode.SUCCESS, None, fields, b"".join(reversed(found)))
 
     def _find(self, query: _Query) -> list[bytes]:
-        """Return matching records, newest first, within the limits of one answer."""
+        """Return matching records, newest first, within the limits of one response."""
         log, name = self._state.log, self._state.name
         low, high = log.between(query.begin_ms, query.end_ms)
         found: list[bytes] = []
@@ -131,7 +133,7 @@ class LookupProcessor(Processor):
             if len(found) >= query.most or looked_at >= MAX_LOOKED_AT:
                 break
             looked_at += 1
-            if record_and_queue is None:  # of a topic that was deleted
+            if record_and_queue is None:  # the record's topic was deleted
                 continue
             record, queue = record_and_queue
             if (queue.broker_name, queue.topic) != (name, query.topic) or query.key not in keys_of(record):

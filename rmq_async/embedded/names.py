@@ -1,4 +1,6 @@
-"""The remarks with which a broker refuses a name, in the original wording: clients show them to users, who search for them."""
+"""The remarks with which a broker refuses a name. They have the wording of real brokers, because clients show them to users,
+who search for them.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from rmq_protocol.validation import broker_group_remark, broker_topic_remark
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SHOWN: Final = 300
-"""Maximum number of characters of the name in a remark."""
+"""Maximum number of characters of a name that a remark shows."""
 
 
 def topic_refusal(name: str) -> str | None:
-    """Return the remark that refuses the name of a topic; None for a valid name."""
+    """Return the remark that refuses the name of a topic. Return None for a valid name."""
     if broker_topic_remark(name) is None:
         return None
     inherited = name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
@@ -29,7 +31,7 @@ def topic_refusal(name: str) -> str | None:
 
 
 def group_refusal(name: str) -> str | None:
-    """Return the remark that refuses the name of a group; None for a valid name."""
+    """Return the remark that refuses the name of a group. Return None for a valid name."""
     return None if broker_group_remark(name) is None else _refusal("group", name, MAX_GROUP_LENGTH)
 
 

@@ -1,11 +1,11 @@
 """The embedded name server.
 
-It answers requests for routes (code 105), for the cluster (106) and for topics (206, 216, 224, 304) from its directory of
-brokers, and requests for key-value settings (100-102, 219).
+The name server serves requests for routes (code 105), for the cluster (106) and for topics (206, 216, 224, 304) from its
+directory of brokers. It also serves requests for key-value settings (100-102, 219).
 
-With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers need not register: a topic has a route while a running
-broker has the topic, and a deletion only at the name server has no effect. With ``Registrations`` a name server knows only
-registered brokers.
+With ``LiveBrokers``, the directory of an ``EmbeddedRocketMQ``, brokers need not register. A topic has a route as long as a
+running broker has the topic, and a deletion at the name server alone has no effect. With ``Registrations``, a name server knows
+only registered brokers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .topics import CLUSTER, FAQ
 class LiveBrokers:
     """The directory of the brokers of one process.
 
-    It lists each broker while the broker listens, with the address by which the client that asks can reach it.
+    It lists each broker while the broker listens, with the address at which the requesting client can reach it.
     """
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
@@ -65,20 +65,21 @@ MAX_SETTINGS: Final = 10_000
 MAX_SETTINGS_SIZE: Final = 8 * 1024 * 1024
 """Maximum number of characters of all namespaces, keys and values together."""
 _STANDARD_JSON_FROM: Final = 401
-"""``MQVersion.V4_9_4``: clients from this version on get standard JSON without asking for it."""
+"""``MQVersion.V4_9_4``. Clients of this version or a later one get standard JSON without requesting it."""
 
 
 class NameServer(BaseService):
     """A name server.
 
     Args:
-        directory: The brokers that it knows.
-        failures: The script of requests that fail; by default a new one.
-        name: Name for log records.
-        order_conf: Whether routes carry the order of queues that ``create_topic(order=True)`` writes (``orderMessageEnable``).
-        settings: The key-value settings, by namespace and key, as a name server's file has them; by default none. The docstring
-            of ``Broker`` shows the use without an ``EmbeddedRocketMQ``. After a crash, make a new object with a new directory,
-            and the settings of the old one.
+        directory: The brokers that the name server knows.
+        failures: The script of requests that fail. The default is a new script.
+        name: The name in log records.
+        order_conf: Whether routes contain the order of queues that ``create_topic(order=True)`` writes
+            (``orderMessageEnable``).
+        settings: The key-value settings, by namespace and key, which a real name server keeps in a file. The default is no
+            settings. After a crash, create a new object with a new directory and the settings of the old object. The docstring
+            of ``Broker`` shows how to use a name server without an ``EmbeddedRocketMQ``.
     """
 
     named_failures_only = True
@@ -133,7 +134,7 @@ class NameServer(BaseService):
         return _topic_list(command, self._directory.topics())
 
     def _topics_by_cluster(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Return the topics of a cluster; none for an unknown cluster."""
+        """Return the topics of a cluster. Return no topics for an unknown cluster."""
         header = headers.from_ext(headers.GetTopicsByClusterRequestHeader, command.ext_fields, lenient=True)
         return _topic_list(command, self._directory.topics() if header.cluster == CLUSTER else ())
 
@@ -160,12 +161,12 @@ class NameServer(BaseService):
         return make_response(command, ResponseCode.SUCCESS)
 
     def _change_setting(self, namespace: str, key: str, value: str | None) -> None:
-        """Store a setting; ``value`` None deletes it.
+        """Store a setting. A ``value`` of None deletes the setting.
 
-        Empty namespaces stay, as in a real name server, and stay counted.
+        Empty namespaces stay, as in a real name server, and still count.
 
         Raises:
-            Refused: 1 if there is no room for the setting.
+            Refused: With code 1 if the setting would exceed ``MAX_SETTINGS_SIZE``.
         """
         table = self._settings.get(namespace, {})
         old = table.get(key)

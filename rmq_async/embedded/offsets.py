@@ -1,7 +1,7 @@
-"""Progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets, and resets.
+"""The progress of groups by topic and queue (``OffsetTable``): committed offsets, pulled offsets and resets.
 
-A reset changes the committed offset, and is pending until the response to a pull of that queue contains the new offset, or a pop
-reads from there. While it is pending, commits of the group in that queue are ignored.
+A reset changes the committed offset. It is pending until the response to a pull of that queue contains the new offset, or until
+a pop reads from the new offset. While a reset is pending, the group's commits for that queue are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OffsetTable:
     """The committed offsets of groups.
 
     Args:
-        saved: The offsets to begin with.
+        saved: The initial offsets.
     """
 
     def __init__(self, saved: SavedOffsets | None = None) -> None:
@@ -45,29 +45,31 @@ class OffsetTable:
         self._unsaved.clear()
 
     def restore(self, saved: SavedOffsets) -> None:
-        """Return to the saved offsets; pending resets stay."""
+        """Restore the saved offsets. Pending resets stay."""
         self._count -= sum(map(len, self._committed.values()))
         self._committed = {key: dict(offsets) for key, offsets in saved.items()}
         self._count += sum(map(len, self._committed.values()))
         self._unsaved.clear()
 
     def find(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset of a pending reset, else the group's committed offset, -1 if there is none."""
+        """Return the offset of a pending reset, or else the group's committed offset. Return -1 if the group has no committed
+        offset.
+        """
         key = (group, topic)
         if self._reset and queue_id in self._reset.get(key, ()):
             return self._reset[key][queue_id]
         return self._committed.get(key, {}).get(queue_id, -1)
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset of the group's last pull that was noted, or else the offset that ``find`` returns."""
+        """Return the offset of the group's last recorded pull, or else the offset that ``find`` returns."""
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.find(group, topic, queue_id) if offset is None else offset
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Commit an offset; return False, and commit nothing, while a reset is pending.
+        """Commit an offset. While a reset is pending, commit nothing and return False.
 
         Raises:
-            Refused: 1 if the table is full.
+            Refused: With code 1 if the table is full.
         """
         if self.is_reset(group, topic, queue_id):
             return False
@@ -77,17 +79,19 @@ class OffsetTable:
         return True
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Keep the offset that a pull asked for, if the table has room: only statistics show it."""
+        """Record the offset that a pull requested. Ignore it if the table is full, because the offset appears only in
+        statistics.
+        """
         self._set(self._pulled, group, topic, queue_id, offset)
 
     def is_reset(self, group: str, topic: str, queue_id: int) -> bool:
         return bool(self._reset) and queue_id in self._reset.get((group, topic), ())
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Commit the offset, and make it a pending reset.
+        """Commit the offset and start a pending reset to it.
 
         Raises:
-            Refused: 1 if the table is full.
+            Refused: With code 1 if the table is full.
         """
         self._unsaved[group, topic] = None
         for table in (self._committed, self._reset):
@@ -95,7 +99,7 @@ class OffsetTable:
                 raise _full()
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Remove and return the offset of a pending reset; None if there is none."""
+        """Remove and return the offset of a pending reset. Return None if no reset is pending."""
         if not self.is_reset(group, topic, queue_id):
             return None
         offsets = self._reset[group, topic]
@@ -124,7 +128,7 @@ class OffsetTable:
         return dict.fromkeys(topic for name, topic in self._committed if name == group)
 
     def all(self) -> dict[str, _Offsets]:
-        """Return the committed offsets: ``topic@group`` -> queue id -> offset."""
+        """Return the committed offsets as a mapping ``topic@group`` -> queue id -> offset."""
         return {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._committed.items()}
 
     def forget_group(self, group: str) -> None:

@@ -1,9 +1,9 @@
-"""Queues that are popped in order: a queue whose messages were popped is blocked for other pops until each of the messages is
+"""Queues that are popped in order. A queue whose messages were popped is blocked for other pops until each of these messages is
 acknowledged or visible again.
 
-A queue has one batch, the messages that were popped last. Their acks come in any order, and the committed offset moves to the
-first message without an ack. Messages without an ack are delivered again from the queue itself, with a count of deliveries
-(``OrderInfo``).
+Each queue has one batch: the messages that were popped last. Their acks can arrive in any order, and the committed offset moves
+to the first message without an ack. Messages without an ack are delivered again from the queue itself, with a count of
+deliveries (``OrderInfo``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _Batch:
     """The messages of an ordered queue that were popped last.
 
     Attributes:
-        counts: Number of earlier deliveries by offset, for messages that had any.
-        free_at: Time at which a waiting pop reads again, epoch ms; 0 for none.
+        counts: Number of earlier deliveries by offset, for messages that were delivered before.
+        free_at: Time at which a waiting pop reads again, in epoch ms. 0 if no time is set.
     """
 
     __slots__ = ("acked", "attempt", "counts", "free_at", "invisible_time", "offsets", "pop_time", "visible")
@@ -38,7 +38,7 @@ class _Batch:
         self.offsets = offsets
         self.acked: dict[int, None] = {}
         self.visible: dict[int, int] = {}
-        """Changed times, in epoch ms, at which messages are visible again, by offset."""
+        """Changed times, in epoch ms, at which messages become visible again, by offset."""
         self.counts: dict[int, int] = {}
         self.free_at = 0
 
@@ -73,9 +73,9 @@ class OrderedQueues:
         self._alarm.stop()
 
     def blocked(self, queue: OrderedQueue, attempt: str | None) -> bool:
-        """Return whether a pop gets nothing of the queue.
+        """Return whether the queue is blocked for a pop.
 
-        A repetition of the last pop, with the same attempt id, is not blocked.
+        The queue is not blocked for a repetition of the last pop, which has the same attempt id.
         """
         batch = self._batches.get(queue)
         if batch is None or (batch.attempt is not None and batch.attempt == attempt):
@@ -85,7 +85,7 @@ class OrderedQueues:
     def popped(
         self, queue: OrderedQueue, attempt: str | None, pop_time: int, invisible_time: int, offsets: Sequence[int]
     ) -> dict[int, int]:
-        """Record the pop of messages; return the numbers of their earlier deliveries, if any."""
+        """Record the pop of messages. Return the numbers of their earlier deliveries, if any."""
         batch, before = _Batch(attempt, pop_time, invisible_time, offsets), self._batches.get(queue)
         if before is not None:
             if before.attempt is not None and before.attempt == attempt:
@@ -97,9 +97,9 @@ class OrderedQueues:
         return batch.counts
 
     def ack(self, queue: OrderedQueue, offset: int, pop_time: int) -> int | None:
-        """Count an ack.
+        """Record an ack.
 
-        Return the offset to commit, or None for the ack of another pop than the queue's last, which does not count.
+        Return the offset to commit. Return None if the ack does not belong to the queue's last pop; such an ack has no effect.
 
         Raises:
             LookupError: For an ack of the last pop with an offset that this pop did not take.
@@ -116,7 +116,7 @@ class OrderedQueues:
         return batch.next_offset()
 
     def change(self, queue: OrderedQueue, offset: int, pop_time: int, visible_at: int) -> None:
-        """Make a message of the queue's last pop visible at another time; do nothing for other pops and messages."""
+        """Change the time at which a message of the queue's last pop becomes visible. Do nothing for other pops and messages."""
         batch = self._batches.get(queue)
         if batch is not None and batch.pop_time == pop_time and offset in batch.offsets:
             batch.visible[offset] = visible_at
@@ -132,7 +132,7 @@ class OrderedQueues:
             del self._batches[queue]
 
     def _look_later(self, queue: OrderedQueue, batch: _Batch) -> None:
-        """Set the time at which waiting pops are woken: when the first message that is without an ack and still invisible
+        """Set the time at which waiting pops are woken. It is the time at which the first invisible message without an ack
         becomes visible (``OrderInfo.getLockFreeTimestamp``).
         """
         now = self._clock.now_ms()

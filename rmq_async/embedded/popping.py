@@ -25,7 +25,7 @@ class Popping:
         writer: Stores redelivered messages.
 
     Attributes:
-        held: Pops that wait.
+        held: The pops that wait for messages.
         faults: The faults of the next pops.
     """
 
@@ -100,7 +100,9 @@ class Popping:
             self.held.notify(PopKey(queue.topic, queue.group, asked))
 
     def _revived(self, group: str, topic: str) -> None:
-        """Count a copy, and wake one waiting pop of topic and group: one for any queue, else one for a queue."""
+        """Count a copy and wake one waiting pop of the topic and the group. Prefer a pop for any queue to a pop for a specific
+        queue.
+        """
         self.revived += 1
         for asked in (ANY_QUEUE, *range(self._queues(topic))):
             if self.held.number_of(PopKey(topic, group, asked)):

@@ -1,4 +1,4 @@
-"""Serves POP_MESSAGE (200050), and the two requests that take no messages: NOTIFICATION (200054) and POLLING_INFO (200055)."""
+"""Serves POP_MESSAGE (200050) and two requests that take no messages, NOTIFICATION (200054) and POLLING_INFO (200055)."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from .state import BrokerState
 from .store import Queue
 from .topics import FAQ, Topic
 
-# The reading of one pop: its queues, its offsets, and the fields of its answer (``popMsgFromQueue``,
-# ``PopConsumerService``).
+# How one pop reads: its queues, its offsets, and the fields of its response (``popMsgFromQueue``, ``PopConsumerService``).
 
 MAX_BYTES: Final = 256 * 1024
-"""Bytes of a read of one queue above which no further message is added (``maxTransferBytesOnMessageInMemory``)."""
+"""Number of bytes above which a read of one queue adds no further messages (``maxTransferBytesOnMessageInMemory``)."""
 REVIVE_QUEUES: Final = 8
-"""Number of queues of the revive log, named in turn (``reviveQueueNum``)."""
+"""Number of queues of the revive log, which handles name in turn (``reviveQueueNum``)."""
 ORDERED_REVIVE_QUEUE: Final = 999
-"""Number in place of a revive queue in handles of ordered pops (``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
+"""Queue number that handles of ordered pops contain in place of a revive queue (``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
 MOST_TURNS: Final = 4096
 RETRIES_FIRST: Final = 5
-"""Number of pops of which one, unless it is ordered or by priority, begins with retries (``popFromRetryProbability`` 20)."""
+"""One of this many pops begins with retries, unless the pop is ordered or by priority (``popFromRetryProbability`` 20)."""
 
 
 class Taken:
-    """The messages of one pop, and the fields of its answer.
+    """The messages of one pop, and the fields of its response.
 
     Attributes:
-        rest: The field restNum.
-        starts: The parts of the field startOffsetInfo; ``offsets`` those of msgOffsetInfo, ``counts`` those of orderCountInfo.
+        rest: The value of the field restNum.
+        starts: The parts of the field startOffsetInfo. ``offsets`` has the parts of msgOffsetInfo, and ``counts`` has the parts
+            of orderCountInfo.
     """
 
     def __init__(self, pop_time: int, revive_queue: int) -> None:
@@ -68,7 +68,7 @@ class Taken:
         """Add the numbers of earlier deliveries of a queue's messages.
 
         Args:
-            counts: Offset -> number of attempts, for messages that had any.
+            counts: Number of earlier deliveries by offset, for messages that were delivered before.
         """
         flag = retry_flag(queue.topic)
         self.counts += [f"{flag} qo{queue.queue_id}%{offset} {number}" for offset, number in counts.items()]
@@ -100,11 +100,11 @@ class PopReader:
         """Take the messages of a pop.
 
         Raises:
-            Refused: 1 if the broker can keep no more offsets or queues.
+            Refused: With code 1 if the broker cannot store more offsets or queues.
         """
         taken = self.nothing(pop, now)
         number, self._number = self._number, self._number + 1
-        # the very first pop begins with its queues with the revive log, and with retries with the key-value store
+        # with the revive log, the very first pop begins with its queues; with the key-value store, it begins with retries
         by_priority = topic.is_by_priority and not pop.ordered
         early = not pop.ordered and not by_priority and (number % RETRIES_FIRST == (0 if self._in_store else RETRIES_FIRST - 1))
         if early:
@@ -120,7 +120,7 @@ class PopReader:
 
     def has_messages(self, pop: Pop, topic: Topic) -> bool:
         """Return whether a queue of the pop, or queue 0 of a retry topic, has messages from the group's offset on, with any
-        tags (``NotificationProcessor``). Retries count for an ordered pop, too, which reads none.
+        tags (``NotificationProcessor``). Retries also count for an ordered pop, although it does not read them.
         """
         name, group, asked = pop.key
         offsets = self._pop_offsets(pop)
@@ -142,13 +142,15 @@ class PopReader:
                     self._take_queue(pop, topic, queue_id, taken, retries=True)
 
     def _retry_topics(self, topic: str, group: str) -> list[str]:
-        """Return the retry topics that a pop reads. With the revive log an answer has room for one of them; they take turns."""
+        """Return the retry topics that a pop reads. With the revive log, the response can contain only one of them, so the
+        retry topics take turns.
+        """
         names = self._retry_names(topic, group)
         if self._in_store or len(names) == 1:
             return names
         if len(self._turns) >= MOST_TURNS:
             self._turns.clear()
-        # one turn of all topics would leave one out
+        # if all topics shared one turn, a topic could always miss one of its retry topics
         turn = self._turns[topic, group] = 1 - self._turns.get((topic, group), 1)
         return [names[turn]]
 
@@ -160,7 +162,7 @@ class PopReader:
         group, name = pop.key.group, topic.config.topic_name
         ordered = OrderedQueue(group, name, queue_id)
         queue, room = topic.queue(queue_id), pop.count - len(taken.records)
-        full_store = self._in_store and room <= 0  # a full pop counts from the committed offset, -1 for none, and commits none
+        full_store = self._in_store and room <= 0  # a full pop counts from the committed offset (or -1) and does not commit
         start = self._state.offsets.find(group, name, queue_id) if full_store else self._start(pop, queue)
         if pop.ordered and self._ordered.blocked(ordered, pop.attempt):
             return
@@ -185,10 +187,10 @@ class PopReader:
         taken.rest += queue.max_offset - end
 
     def _start(self, pop: Pop, queue: Queue) -> int:
-        """Return the offset to read from: the offset of a reset, the offset after the last pop, or the first offset of a new
-        group.
+        """Return the offset to read from. It is the offset of a reset, the offset after the last pop, or the first offset of a
+        new group.
 
-        Not below the queue's minimum, nor above its maximum.
+        The offset is limited to the queue's minimum and maximum offset.
         """
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         offsets = self._pop_offsets(pop)
@@ -206,8 +208,8 @@ class PopReader:
     def _first(pop: Pop, queue: Queue) -> int:
         """Return the first offset of a new group.
 
-        A group that begins at the end reads a retry topic, and a queue without deleted messages, from the first message, any
-        other queue from its newest.
+        A group that begins at the end reads a retry topic, or a queue without deleted messages, from its first message. It
+        reads any other queue from its newest message.
         """
         low = queue.min_offset
         if pop.from_oldest or queue.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -218,7 +220,7 @@ class PopReader:
         """Commit the progress of a pop.
 
         With the key-value store, unless pops are ordered, the committed offset is the start of the last pop, and
-        ``pop_offsets`` has the start of the next one.
+        ``pop_offsets`` has the start of the next pop.
         """
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id
         if self._in_store and not pop.ordered:
@@ -251,13 +253,13 @@ class PopReader:
 
 
 LATE_MS: Final = 500
-"""Milliseconds after bornTime + pollTime above which a pop is refused."""
+"""Milliseconds after bornTime + pollTime after which a pop is refused."""
 _FROM_OLDEST: Final = 0
 _READ: Final = int(Perm.READ)
 
 
 class PopProcessor(Processor):
-    """The answers to pops.
+    """Serves pops.
 
     Attributes:
         popped: Called when messages were taken.
@@ -319,7 +321,7 @@ class PopProcessor(Processor):
         )
 
     def _begin(self, pop: Pop, command: RemotingCommand, expression: str, kind: str) -> RemotingCommand | None:
-        """Answer the pop, or hold it."""
+        """Respond to the pop or hold it."""
         try:
             self._topic(pop)
             pop.filter = self._filter(expression, kind)
@@ -334,8 +336,9 @@ class PopProcessor(Processor):
         """Return the topic of a valid pop.
 
         Raises:
-            Refused: 17 for an unknown topic; 16 for a topic without permission to read, and for a group that may not consume;
-                29 for a queue id that the topic does not have; 26 as ``SubscriptionGroups.use`` does.
+            Refused: With code 17 for an unknown topic; with code 16 for a topic without permission to read, and for a group
+                that may not consume; with code 29 for a queue id that the topic does not have; with code 26 if
+                ``SubscriptionGroups.use`` raises it.
         """
         name, group, queue_id = pop.key
         topic = self._state.topics.get(name)
@@ -357,7 +360,8 @@ class PopProcessor(Processor):
         """Return the filter of a pop.
 
         Raises:
-            Refused: 23 for invalid tags and conditions; 1 for any condition if the broker does not filter by conditions.
+            Refused: With code 23 for invalid tags and conditions; with code 1 for any condition if the broker does not filter
+                by conditions.
         """
         if not expression:
             return Filter()
@@ -380,10 +384,11 @@ class PopProcessor(Processor):
             return self._refuse(pop, refusal)
 
     def _pop(self, pop: Pop, topic: Topic, last: bool) -> RemotingCommand | None:
-        """Return the answer; None for a pop that is to be held.
+        """Return the response. Return None for a pop that is to be held.
 
         Raises:
-            Refused: 2 if the broker has too many messages without an ack; 1 as ``PopReader.take`` does.
+            Refused: With code 2 if the broker has too many messages without an ack; with code 1 if ``PopReader.take`` raises
+                it.
         """
         now = self._clock.now_ms()
         if self._faults.take_empty():
@@ -412,7 +417,7 @@ class PopProcessor(Processor):
         return make_response(pop.command, ResponseCode.SUCCESS, None, fields_of(header))
 
     def _unheld(self, pop: Pop, last: bool) -> ResponseCode | None:
-        """Return the code of a pop that finds no messages and is not to be held; None for a pop that is to be held."""
+        """Return the response code for a pop that finds no messages. Return None if the pop is to be held."""
         if last or not pop.deadline or pop.deadline <= self._clock.now_ms():
             return ResponseCode.POLLING_TIMEOUT
         return None if self._held.has_room(pop.key) else ResponseCode.POLLING_FULL

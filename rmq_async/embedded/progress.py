@@ -1,4 +1,4 @@
-"""Serves committed offsets of groups: queries, commits, resets (14, 15, 43, 222)."""
+"""Serves queries, commits and resets of the committed offsets of groups (14, 15, 43, 222)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .state import BrokerState
 
 
 class ProgressProcessor(Processor):
-    """The answers about offsets of groups.
+    """Serves requests about the offsets of groups.
 
     Args:
-        by_server: Whether resets wait at the broker (``useServerSideResetOffset``), else they are sent to the members.
-        gate: While it draws the order of requests, first commits race, as in the threads of a real broker.
+        by_server: Whether resets wait at the broker (``useServerSideResetOffset``). If False, resets are sent to the members.
+        gate: The gate of the server. While it draws the order of requests, first commits race, as in the threads of a real
+            broker.
     """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, by_server: bool = True, gate: Gate | None = None) -> None:
@@ -28,14 +29,14 @@ class ProgressProcessor(Processor):
         self._by_server = by_server
         self._gate = Gate() if gate is None else gate
         self._first = ("", "", -1)
-        """Group and topic of the last commit that made a table of offsets, and the gate's turn in which it came."""
+        """Group and topic of the last commit that created a table of offsets, and the gate's turn in which the commit arrived."""
 
     @handles(RequestCode.QUERY_CONSUMER_OFFSET)
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Return the committed offset.
 
-        For a group without one it is 0 if the queue was used, its minimum offset is 0 and the request does not exclude that
-        (``setZeroIfNotFound`` false), else the answer is code 22.
+        For a group without a committed offset, return 0 if the queue was used, its minimum offset is 0 and the request does not
+        exclude that (``setZeroIfNotFound`` false). Otherwise, respond with code 22.
         """
         header = header_of(headers.QueryConsumerOffsetRequestHeader, command)
         offset = self._state.offsets.find(header.consumerGroup, header.topic, header.queueId)
@@ -64,8 +65,8 @@ class ProgressProcessor(Processor):
         return make_response(command, ResponseCode.SUCCESS, None if taken else "Offset has been previously reset", {})
 
     def _loses(self, group: str, topic: str, queue_id: int) -> bool:
-        """Return whether the offset is lost: each of two concurrent commits that find no table of the group's offsets in the
-        topic makes one, and one replaces the other (``ConsumerOffsetManager.commitOffset``).
+        """Return whether the offset is lost. If two concurrent commits find no table of the group's offsets in the topic, each
+        of them creates a table, and one table replaces the other (``ConsumerOffsetManager.commitOffset``).
         """
         if self._gate.chance is None:
             return False
@@ -83,7 +84,7 @@ class ProgressProcessor(Processor):
 
     @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     def reset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Reset the group's offsets: at this broker, or by its members."""
+        """Reset the group's offsets, either at this broker or through the members."""
         header = header_of(headers.ResetOffsetRequestHeader, command)
         topic = self._state.topics.get(header.topic)
         if topic is None:
@@ -106,10 +107,10 @@ class ProgressProcessor(Processor):
     def _reset_members(
         self, header: headers.ResetOffsetRequestHeader, command: RemotingCommand, queues: int
     ) -> RemotingCommand:
-        """Send offsets of all queues to the members (220), as brokers of 4.9 do.
+        """Send the offsets of all queues to the members (220), as brokers of 4.9 do.
 
         Raises:
-            Refused: 1 if the group has no committed offset in a queue; 206 without members.
+            Refused: With code 1 if the group has no committed offset in a queue; with code 206 if the group has no members.
         """
         table: dict[MessageQueue, int] = {}
         for queue_id in range(queues):
@@ -149,7 +150,7 @@ class ProgressProcessor(Processor):
         return queue.max_offset if header.timestamp < 0 else queue.offset_at(header.timestamp, upper=False)
 
 
-# Serves queries of the offsets and times of queues (29-32), and of messages by physical offset (33).
+# Queries of the offsets and times of queues (29-32), and of messages by physical offset (33).
 
 
 class QueryProcessor(Processor):

@@ -1,10 +1,10 @@
-"""Serves PULL_MESSAGE (11, and LITE_PULL_MESSAGE, 361): reads a queue by offset, and holds the request while there are no
+"""Serves PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), which read a queue from an offset and are held while there are no
 messages (``PullMessageProcessor``).
 
-A held pull waits in the list of its queue. Messages that arrive wake the pulls of their queue once per loop iteration, after all
-sends of one read are stored; a pull whose filter accepts none of them keeps waiting and remembers the next offset. At its
-deadline a held pull is answered with the state of the queue at that time; ``look_again`` so answers pulls that have skipped
-messages.
+A held pull waits in the list of its queue. Messages that arrive wake the pulls of their queue once per loop iteration, after
+all sends of one read are stored. A pull whose filter accepts none of the messages keeps waiting and remembers the next offset.
+At the deadline of a held pull, the response reports the state of the queue at that time. ``look_again`` responds in the same
+form to pulls that have skipped messages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from .topics import FAQ
 
 MAX_RECORDS: Final = 32
 MAX_BYTES: Final = 256 * 1024
-"""Largest numbers of messages and bytes that one pull gets (``maxTransferCountOnMessageInMemory``,
-``maxTransferBytesOnMessageInMemory``); a single message may be larger."""
+"""Maximum numbers of messages and bytes that one pull returns (``maxTransferCountOnMessageInMemory``,
+``maxTransferBytesOnMessageInMemory``). A single message may be larger.
+"""
 MAX_HELD: Final = 65_536
 MAX_HELD_PER_CONNECTION: Final = 1024
 MAX_HELD_TAGS: Final = 1024
@@ -43,11 +44,11 @@ _COMMIT_OFFSET: Final = int(PullSysFlag.COMMIT_OFFSET)
 
 
 class _Pull:
-    """One pull under way.
+    """One pull that is being served or held.
 
     Attributes:
         start: The requested offset.
-        at: Offset of the next record to look at, which is ``start`` until records were looked at.
+        at: Offset of the next record to examine. It equals ``start`` until the first record has been examined.
     """
 
     __slots__ = (
@@ -65,12 +66,12 @@ class _Pull:
         self.filter = wanted
         self.group = header.consumerGroup
         self.sub_version = None if header.sysFlag & _SUBSCRIPTION else header.subVersion
-        """Version of the group's subscription that the client has; None if the pull contains its subscription."""
+        """The version of the group's subscription that the client has. None if the pull contains its subscription."""
         self.sys_flags = (0, 0)
         self.timer: asyncio.TimerHandle | None = None
 
     def answer(self) -> RemotingCommand:
-        """Return the response for the current state of the queue; move ``at`` past the messages that it has looked at."""
+        """Return the response for the current state of the queue. Move ``at`` past the messages that were examined."""
         queue, at = self.queue, self.at
         low, high = queue.min_offset, queue.max_offset
         if high == 0:
@@ -109,8 +110,8 @@ class _Pull:
 class HeldPulls:
     """Pulls that wait for messages.
 
-    ``reply`` writes a response to a connection. ``judge`` returns the response to a held pull that replaces that of
-    ``_Pull.answer``, or None.
+    ``reply`` writes a response to a connection. ``judge`` returns a response that replaces the result of ``_Pull.answer`` for a
+    held pull, or None.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -127,10 +128,11 @@ class HeldPulls:
         return self._count
 
     def hold(self, pull: _Pull, timeout_ms: int) -> None:
-        """Hold a pull for ``timeout_ms``, an hour at most; drop it if its connection is closed.
+        """Hold a pull for ``timeout_ms``, but for at most one hour. Drop the pull if its connection is closed.
 
         Raises:
-            Refused: 2 if the connection or the broker has its maximum of held pulls, or if the pull has too many tags.
+            Refused: With code 2 if the connection or the broker has the maximum number of held pulls, or if the pull has too
+                many tags.
         """
         own = self._by_connection.get(pull.connection, {})
         if len(own) >= MAX_HELD_PER_CONNECTION or self._count >= MAX_HELD:
@@ -158,7 +160,7 @@ class HeldPulls:
         self._waking.soon()
 
     def resumed(self, connection: Connection) -> None:
-        """Wake the pulls of a connection that accepts answers again, if messages have arrived in the meantime."""
+        """Wake the pulls of a connection that accepts responses again, if messages have arrived in the meantime."""
         for pull in self._by_connection.get(connection, ()):
             if pull.queue.max_offset > pull.at:
                 self.arrived(pull.queue)
@@ -168,14 +170,16 @@ class HeldPulls:
             self._forget(pull)
 
     def dropped(self, queues: Iterable[Queue]) -> None:
-        """Answer the held pulls of these queues with TOPIC_NOT_EXIST (17); call it when their topic was deleted."""
+        """Respond to the held pulls of these queues with TOPIC_NOT_EXIST (17). Call this method when the topic of the queues
+        was deleted.
+        """
         for queue in queues:
             for pull in list(self._by_queue.get(queue, ())):
                 remark = f"topic[{queue.topic}] not exist, apply first please! \n{FAQ}"
                 self._end(pull, make_response(pull.command, ResponseCode.TOPIC_NOT_EXIST, remark, {}))
 
     def close(self) -> None:
-        """Drop all held pulls without an answer."""
+        """Drop all held pulls without sending responses."""
         for connection in list(self._by_connection):
             self.disconnected(connection)
         self._waking.cancel()
@@ -192,7 +196,7 @@ class HeldPulls:
                     self._end(pull, self.judge(pull) or response)
 
     def look_again(self) -> None:
-        """Answer the held pulls whose queues have messages from the requested offset on (``PullRequestHoldService``)."""
+        """Respond to the held pulls whose queues have messages from the requested offset on (``PullRequestHoldService``)."""
         for queue, pulls in list(self._by_queue.items()):
             for pull in [each for each in pulls if each.start < queue.max_offset]:
                 if not pull.connection.congested:
@@ -218,7 +222,7 @@ class HeldPulls:
 
 
 class PullMessageProcessor(Processor):
-    """The answers to pulls.
+    """Serves pulls.
 
     Args:
         property_filter: Whether messages are filtered by SQL92 conditions (``enablePropertyFilter``).
@@ -254,7 +258,7 @@ class PullMessageProcessor(Processor):
         return response
 
     def _judge(self, pull: _Pull) -> RemotingCommand | None:
-        """Return the response to a held pull that is refused now, or whose offset was reset; None for others."""
+        """Return the response to a held pull that is now refused, or whose offset was reset. Return None for other pulls."""
         queue = pull.queue
         try:
             config = self._consuming(pull.group)
@@ -269,7 +273,7 @@ class PullMessageProcessor(Processor):
         """Return the settings of a group that may consume.
 
         Raises:
-            Refused: 16 for a group that may not; 26 as ``SubscriptionGroups.use`` does.
+            Refused: With code 16 for a group that may not consume; with code 26 if ``SubscriptionGroups.use`` raises it.
         """
         config = self._state.groups.use(group)
         if not config.consume_enable:
@@ -277,7 +281,7 @@ class PullMessageProcessor(Processor):
         return config
 
     def _filter(self, header: PullMessageRequestHeader, config: SubscriptionGroupConfig) -> Filter:
-        """Return the filter of a pull. Raises Refused as ``_group_subscription`` and ``filter_of`` do."""
+        """Return the filter of a pull. Raise Refused as ``_group_subscription`` and ``filter_of`` do."""
         brought = bool(header.sysFlag & _SUBSCRIPTION)
         if brought:
             expression, kind = header.subscription or "", header.expressionType or TAG
@@ -289,8 +293,8 @@ class PullMessageProcessor(Processor):
         """Return the expression of the group's subscription, and its type.
 
         Raises:
-            Refused: 24 for a group without members or without this subscription; 16 for broadcast that is not permitted; 25 for
-                a subscription older than ``sub_version``.
+            Refused: With code 24 for a group without members or without this subscription; with code 16 if the group may not
+                consume by broadcast; with code 25 for a subscription older than ``sub_version``.
         """
         group = self._state.clients.consumers.get(name)
         if group is None:

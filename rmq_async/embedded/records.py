@@ -1,8 +1,8 @@
-"""Reads and packs stored records, as a broker needs them.
+"""Reads and packs stored records for a broker.
 
-``read_record`` splits a record into its parts, so that the broker can store it again elsewhere. It makes no checks, because this
-server wrote the record, and leaves the body as it is, compressed or not. ``pack_record`` packs the usual form (both hosts IPv4,
-short topic name) faster than ``encode_stored``, which packs the others.
+``read_record`` splits a record into its parts, so that the broker can store it again elsewhere. It makes no checks, because
+this server wrote the record, and leaves the body as it is, compressed or not. ``pack_record`` packs records of the usual form
+(two IPv4 hosts, a short topic name) faster than ``encode_stored``, which packs all other records.
 """
 
 from __future__ import annotations
@@ -114,14 +114,16 @@ def read_record(record: bytes) -> Draft:
 
 @lru_cache(maxsize=4096)
 def _host(host: str) -> bytes:
-    """Return the bytes of an IPv4 host and its port; ``b""`` for other hosts."""
+    """Return the bytes of an IPv4 host and its port. Return ``b""`` for other hosts."""
     ip, port = pack_host(host)
     return ip + _INT.pack(port) if len(ip) == 4 else b""
 
 
 @lru_cache(maxsize=4096)
 def _topic(name: str) -> bytes:
-    """Return a byte with the length of a topic, and the topic; ``b""`` for a topic above MAX_TOPIC_LENGTH bytes."""
+    """Return a byte with the length of a topic, followed by the topic. Return ``b""`` for a topic longer than MAX_TOPIC_LENGTH
+    bytes.
+    """
     encoded = name.encode()
     return bytes((len(encoded),)) + encoded if len(encoded) <= MAX_TOPIC_LENGTH else b""
 
@@ -130,7 +132,7 @@ def pack_record(draft: Draft, properties: bytes, offset: int, position: int, sto
     """Pack a record.
 
     Args:
-        properties: The properties as the record has them, in place of the draft's.
+        properties: The encoded properties of the record, which replace the properties of the draft.
 
     Raises:
         ProtocolError: For values that do not fit their fields.

@@ -1,5 +1,5 @@
-"""Relays requests of admins to clients: for running information (307), to consume a message now (309), and for offsets in
-memory (223, which clients get as 221).
+"""Relays requests of admins to clients: requests for running information (307), requests to consume a message now (309), and
+requests for offsets in memory (223, which clients receive as 221).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .service import ExtFields, Processor, Refused, Reply, handles, header_of, w
 from .state import BrokerState
 
 _FIRST_VERSION: Final = 62
-"""``MQVersion.V3_1_8_SNAPSHOT``: older clients do not know these requests."""
+"""``MQVersion.V3_1_8_SNAPSHOT``. Older clients do not know these requests."""
 
 
 class RelayProcessor(Processor):
     """Relays requests to clients.
 
-    A client's response to 307 and 309 is passed to the requester as it is, when it arrives; the responses to 221 are merged
-    into one.
+    A client's response to 307 or 309 is passed to the requester unchanged when it arrives. The responses to 221 are merged into
+    one.
     """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, reply: Reply) -> None:
@@ -57,7 +57,7 @@ class RelayProcessor(Processor):
 
     @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     def consumer_status(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Ask the members of the group, or the member that ``clientAddr`` names by its id, and merge their answers."""
+        """Send the request to all members of the group, or to the member whose id is ``clientAddr``, and merge their responses."""
         header = header_of(headers.GetConsumerStatusRequestHeader, command)
         group = self._state.clients.consumers.get(header.group)
         if group is None:

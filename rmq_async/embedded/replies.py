@@ -1,5 +1,5 @@
-"""Replies to requests between clients (324, 325): a reply is stored, and pushed (326) to the producer with the client id in its
-property REPLY_TO_CLIENT. The answer to the sender reports whether that producer has accepted it.
+"""Serves replies to requests between clients (324, 325). A reply is stored and then pushed (326) to the producer whose client
+id is in the property REPLY_TO_CLIENT. The response to the sender reports whether that producer has accepted the reply.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReplyProcessor(Processor):
 
     @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     def push(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """Store the reply, then pushes it. A reply that cannot be stored is refused like any other send."""
+        """Store the reply and push it. A reply that cannot be stored is refused like any other send."""
         header = send_header_of(command)
         ext = self._sends.store(connection, header, command.body)
         ext.pop("transactionId", None)

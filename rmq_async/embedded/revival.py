@@ -1,4 +1,6 @@
-"""The redelivery of popped messages without an ack in time: each is copied to a retry topic of its topic and group."""
+"""The redelivery of popped messages that were not acknowledged in time. Each message is copied to a retry topic of its topic
+and group.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .writer import MessageWriter
 logger = logging.getLogger("rmq_async.embedded")
 
 _BATCH: Final = 256
-"""Maximum number of check points that are handled before the event loop serves requests again."""
+"""Maximum number of check points that are handled before the event loop serves other requests."""
 _MAX_INT: Final = 0x7FFFFFFF
 
 
@@ -30,7 +32,7 @@ class Revival:
     """The redelivery of popped messages without an ack.
 
     Args:
-        revived: Called after a message was copied, with the group and the topic that its pop had requested.
+        revived: Called after a message was copied, with the group and the requested topic of the pop.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Revival:
         self._alarm = Alarm(clock, self._ring)
 
     def start(self) -> None:
-        """Start the redelivery, also of messages that became due while the broker was down."""
+        """Start the redelivery, including messages that became due while the broker was down."""
         self._alarm.start()
         self.arm()
 
@@ -59,7 +61,7 @@ class Revival:
         self._alarm.stop()
 
     def arm(self) -> None:
-        """Set the alarm to the check point that ends next."""
+        """Set the alarm to the end of the next check point."""
         end = self._state.check_points.next_end()
         if end is not None:
             self._alarm.by(end + self._delay_ms)
@@ -76,7 +78,7 @@ class Revival:
         self.arm()
 
     def _revive(self, point: CheckPoint, offset: int) -> None:
-        """Store a copy of the message, unless message, topic or group was deleted; log a failure."""
+        """Store a copy of the message, unless the message, its topic or its group was deleted. Log a failure."""
         state, handle = self._state, point.handle
         queue = state.topics.find_queue(handle.topic, handle.queue_id)
         record = None if queue is None else queue.record(offset)
