@@ -1,13 +1,16 @@
-"""Messages that wait: delay levels (DELAY, ``ScheduleMessageService``) and timers (TIMER_*, ``TimerMessageStore``).
+"""Messages that wait for their delivery: delay levels (DELAY, ``ScheduleMessageService``) and timers (TIMER_*,
+``TimerMessageStore``).
 
-As on a real broker such a message is stored twice: first in a system topic with REAL_TOPIC and REAL_QID, then, when it is due,
-in its real topic. So waiting messages are in the log and are deleted with it; this module holds no message.
+As on a real broker, a waiting message is stored twice: first in a system topic with REAL_TOPIC and REAL_QID, and then, when it
+is due, in its real topic. Waiting messages are therefore in the log and are deleted with the log. This module holds no
+messages.
 
-All messages in the queue of a level wait equally long, so the oldest is due next, and one offset per level is enough. Timers are
-due in any order: they are in a heap of numbers, with the due time in the high bits and the queue offset in the low ones. One alarm
-serves levels and timers.
+All messages in the queue of a level wait equally long, so the oldest message is due next and one offset per level is enough.
+Timers are due in any order, so they are stored in a heap of numbers, with the due time in the high bits and the queue offset in
+the low bits. One alarm serves levels and timers.
 
-The recall of a timer stores a message too, with TIMER_DEL_UNIQKEY, which is due in the same second, before the others.
+The recall of a timer also stores a message, with the property TIMER_DEL_UNIQKEY. It is due in the same second as the timer,
+before the messages of that second.
 """
 
 from __future__ import annotations
@@ -40,13 +43,13 @@ from .writer import MessageWriter, Place
 logger = logging.getLogger("rmq_async.embedded")
 
 DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""Seconds of the levels 1 to 18 (``messageDelayLevel``)."""
+"""Delays in seconds of the levels 1 to 18 (``messageDelayLevel``)."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000
-"""Longest time a timer may be set to (``timerMaxDelaySec``)."""
+"""Maximum delay of a timer in milliseconds (``timerMaxDelaySec``)."""
 PRECISION_MS: Final = 1000
-"""Milliseconds to a multiple of which the time of a timer is rounded up (``timerPrecisionMs``)."""
+"""The time of a timer is rounded up to a multiple of this number of milliseconds (``timerPrecisionMs``)."""
 _RELATIVE: Final = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
 _TIMERS: Final = (*_RELATIVE, "TIMER_DELIVER_MS")
 DELAY_NAMES: Final = frozenset({"DELAY", *_TIMERS})
@@ -57,11 +60,13 @@ _ILLEGAL_TIMER: Final = (
 )
 _BATCH: Final = 256
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Numbers of messages of levels, and likewise of timers, and of their bytes, from which on the event loop serves requests again."""
+"""Numbers of messages and of their bytes, for levels and for timers separately, after which the event loop serves other
+requests.
+"""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _MESSAGE: Final = 1 << _OFFSET_BITS
-"""Bit of a heap entry that is 1 for a message and 0 for a recall, which so comes before the messages of its second."""
+"""Bit of a heap entry that is 1 for a message and 0 for a recall, so that a recall comes before the messages of its second."""
 _DUE_SHIFT: Final = _OFFSET_BITS + 1
 _RECALLS: Final = "TIMER_DEL_UNIQKEY"
 _SWEEP_FROM: Final = 1024
@@ -71,7 +76,7 @@ class Schedule:
     """The messages that wait for a delay.
 
     Args:
-        delays: Seconds per delay level.
+        delays: The delays of the levels in seconds.
     """
 
     def __init__(self, state: BrokerState, writer: MessageWriter, clock: Clock, delays: Sequence[float]) -> None:
@@ -86,29 +91,29 @@ class Schedule:
         self._next[: len(done.levels)] = done.levels[: len(self._delays)]
         self._heap = self._waiting_timers(done)
         self._second = done.timers - 1
-        """Due time of the timer that came due last; before the first, a time that no waiting timer has."""
+        """Due time of the timer that came due last. Before the first timer comes due, it is a time that no waiting timer has."""
         self._recalled: set[int] = set()
         """Hashes of topic and unique id of the messages that were recalled in the second ``_second``."""
         self._alarm = Alarm(clock, self._ring)
         self.truncated()
 
     def progress(self) -> ScheduleProgress:
-        """Return the progress of deliveries, for the disk.
+        """Return the progress of deliveries, as the disk stores it.
 
-        If some timers of a second were delivered, and others not yet, all of them are delivered after a crash.
+        If only some timers of a second have been delivered, all timers of that second are delivered again after a crash.
         """
         over = not self._heap or self._heap[0] >> _DUE_SHIFT > self._second
         return ScheduleProgress(tuple(self._next), self._second + over, self._timers.max_offset)
 
     def truncated(self) -> None:
-        """Remove waiting messages that the log has lost from its end."""
+        """Remove the waiting messages that were truncated from the end of the log."""
         self._next = [min(at, self._levels.queue(index).max_offset) for index, at in enumerate(self._next)]
         end = self._timers.max_offset
         self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK < end]
         heapq.heapify(self._heap)
 
     def start(self) -> None:
-        """Start deliveries, also of messages that became due while the broker was down."""
+        """Start deliveries, including messages that became due while the broker was down."""
         self._alarm.start()
         self._arm()
 
@@ -116,9 +121,10 @@ class Schedule:
         self._alarm.stop()
 
     def put(self, draft: Draft) -> Place:
-        """Store the message in its topic or, if it has a delay, in the topic where it waits; ``draft`` then has that topic.
+        """Store the message in its topic. If the message has a delay, store it in the topic where it waits, and set the topic
+        of ``draft`` to that topic.
 
-        Raises Refused as ``_timer_out`` and ``MessageWriter.put`` do, and 1 for a DELAY that is not a Java int.
+        Raises Refused as ``_timer_out`` and ``MessageWriter.put`` do, and with code 1 for a DELAY that is not a Java int.
         """
         properties = draft.properties
         level = _java_int(properties.get("DELAY", "0"))
@@ -144,7 +150,7 @@ class Schedule:
         return place
 
     def recall(self, topic: str, unique_id: str, when_ms: int, client: str) -> None:
-        """Recall the timer messages of this id that leave in the second of ``when_ms`` and wait for ``topic``.
+        """Recall the timer messages for ``topic`` that have this id and are due in the second of ``when_ms``.
 
         Raises Refused as ``put`` does.
 
@@ -155,7 +161,7 @@ class Schedule:
         self.put(Draft(topic, 0, b"0", properties, 0, 0, self._clock.now_ms(), client))
 
     def waiting(self, topic: str) -> list[MessageExt]:
-        """Return the messages of delay levels that wait for ``topic``, soonest first, with queue offset -1."""
+        """Return the messages for ``topic`` that wait for their delay level, soonest first, with queue offset -1."""
         found: list[tuple[int, int, MessageExt]] = []
         for index, at in enumerate(self._heads()):
             queue = self._levels.queue(index)
@@ -175,18 +181,19 @@ class Schedule:
         return msgspec.structs.replace(message, topic=queue.topic, queue=queue, queue_offset=-1)
 
     def sweep(self) -> None:
-        """Remove timers whose messages were deleted because of ``max_memory``, once there are many of them."""
+        """Remove the timers whose messages were deleted because of ``max_memory``, if there are many such timers."""
         oldest = self._timers.min_offset
         if len(self._heap) > _SWEEP_FROM + 2 * (self._timers.max_offset - oldest):
             self._heap = [entry for entry in self._heap if entry & _OFFSET_MASK >= oldest]
             heapq.heapify(self._heap)
 
     def _timer_out(self, properties: dict[str, str]) -> int | None:
-        """Return the second, in epoch ms, after which the message is delivered; None if it has no timer, one that has passed,
-        or TIMER_OUT_MS already.
+        """Return the second, in epoch ms, after which the message is delivered. Return None if the message has no timer, if its
+        timer has passed, or if it already has TIMER_OUT_MS.
 
         Raises:
-            Refused: 13 for an invalid timer, for one beyond ``MAX_DELAY_MS``, and for a recall of one that has passed.
+            Refused: With code 13 for an invalid timer, for a timer beyond ``MAX_DELAY_MS``, and for a recall of a timer that
+                has passed.
         """
         name = next((name for name in _TIMERS if name in properties), None)
         if name is None or "TIMER_OUT_MS" in properties:
@@ -202,8 +209,8 @@ class Schedule:
     def _waiting_timers(self, done: ScheduleProgress) -> list[int]:
         """Return the entries of the heap for the timers in the log that are not done.
 
-        As on a real broker (5.5.0), timers added after the last save exist twice after a crash: they are in the wheel, whose
-        file the kernel has kept, and they are added again.
+        As on a real broker (5.5.0), timers that were added after the last save exist twice after a crash. They are in the timer
+        wheel, whose file the kernel has kept, and they are added again.
         """
         found: list[int] = []
         for offset in range(self._timers.oldest, self._timers.max_offset):
@@ -242,7 +249,7 @@ class Schedule:
         self._arm()
 
     def _timer_due(self, entry: int, now: int, lost: list[str]) -> int:
-        """Deliver a timer; return the bytes of the message. The recalls of a second are handled before its messages."""
+        """Deliver a timer. Return the number of bytes of the message. The recalls of a second are handled before its messages."""
         if self._second != entry >> _DUE_SHIFT:
             self._second = entry >> _DUE_SHIFT
             self._recalled = set()
@@ -260,7 +267,7 @@ class Schedule:
         return len(record)
 
     def _deliver(self, draft: Draft, added: dict[str, str], lost: list[str]) -> None:
-        """Store a due message in its real topic; if that is impossible, append topic and reason to ``lost``."""
+        """Store a due message in its real topic. If that is impossible, append the topic and the reason to ``lost``."""
         draft.topic = draft.properties["REAL_TOPIC"]
         draft.queue_id = int(draft.properties["REAL_QID"])
         plain = draft.properties
@@ -271,7 +278,7 @@ class Schedule:
             except Refused as refusal:
                 if not added or refusal.code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                draft.properties = plain  # the times do not fit any more
+                draft.properties = plain  # the times no longer fit
                 self._writer.put(draft)
         except (Refused, ProtocolError) as error:
             lost.append(f"{draft.topic}: {error}")
@@ -285,7 +292,7 @@ class Schedule:
             self._alarm.by(min(waiting))
 
     def _heads(self) -> list[int]:
-        """Return for each level the offset of its oldest waiting message; the maximum offset if there is none."""
+        """Return, for each level, the offset of its oldest waiting message, or the maximum offset if no message waits."""
         return [max(at, self._levels.queue(index).min_offset) for index, at in enumerate(self._next)]
 
     def _due(self, index: int, offset: int) -> int:
@@ -303,21 +310,21 @@ def _java_int(text: str) -> int:
     """Parse the text of a Java int.
 
     Raises:
-        Refused: 1 for another text, as a real broker answers Java's exception.
+        Refused: With code 1 for any other text, because a real broker responds with Java's exception.
     """
     if not _JAVA_NUMBER.fullmatch(text) or not -0x80000000 <= int(text) <= 0x7FFFFFFF:
         raise Refused(ResponseCode.SYSTEM_ERROR, f'java.lang.NumberFormatException: For input string: "{text[:60]}"')
     return int(text)
 
 
-# Serves RECALL_MESSAGE (370), which recalls a timer message before its delivery, by the handle in the response to its send.
+# RECALL_MESSAGE (370) recalls a timer message before its delivery. The client sends the handle from the response to the send.
 #
-# A stock broker refuses this (``recallMessageEnable`` is false); here it is enabled. The answer is success even if the message
-# does not exist, as on a real broker.
+# A stock broker refuses the request (``recallMessageEnable`` is false); this broker serves it. As on a real broker, the
+# response is success even if the message does not exist.
 
 
 def recall_handle(topic: str, broker: str, out_ms: int, unique_id: str) -> str | None:
-    """Return the recall handle of a timer message; None for a unique id that no handle can contain.
+    """Return the recall handle of a timer message. Return None for a unique id that a handle cannot contain.
 
     Args:
         out_ms: TIMER_OUT_MS of the message.

@@ -1,8 +1,9 @@
-"""Messages that a consumer could not handle: they go to the group's retry topic after a delay, and finally to its dead-letter
-topic.
+"""Messages that a consumer could not handle. They are stored in the group's retry topic after a delay, and finally in its
+dead-letter topic.
 
-There are two ways. CONSUMER_SEND_MSG_BACK (36) names the message by its offset and the broker does the rest; a client whose
-request fails sends the message to the retry topic itself, and ``bury`` is called for each send to a retry topic.
+A message comes back in one of two requests. CONSUMER_SEND_MSG_BACK (36) names the message by its offset, and the broker copies
+the message. If that request fails, the client itself sends the message to the retry topic. ``bury`` is called for each send to
+a retry topic.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .state import BrokerState
 from .topics import FAQ, UNIT_SUBSCRIBED
 
 _FIRST_LEVEL: Final = 3
-"""Delay level of the first retry if the client gives none; each further retry has the next level."""
+"""Delay level of the first retry if the client specifies no level. Each further retry uses the next level."""
 _WRITE: Final = int(Perm.WRITE)
 _MAX_INT: Final = 0x7FFFFFFF
 
@@ -33,10 +34,10 @@ class SendBackProcessor(Processor):
         self._state = state
         self._schedule = schedule
         self.refusal: int | None = None
-        """The code with which all is refused; None where it is not."""
+        """The code with which all messages that come back are refused. None if they are accepted."""
         self.refused = 0
         self.is_silent = False
-        """Whether all is stored and not answered."""
+        """Whether all messages that come back are stored without a response."""
         self.unanswered = 0
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
@@ -65,21 +66,22 @@ class SendBackProcessor(Processor):
         else:
             properties["DELAY"] = str(header.delayLevel or min(_FIRST_LEVEL + draft.reconsume_times, _MAX_INT))
             draft.topic = retry.topic_name
-            draft.queue_id = machine.random.randrange(queues)  # also beyond the queues that the topic has
+            draft.queue_id = machine.random.randrange(queues)  # possibly beyond the queues of the topic
         draft.reconsume_times = min(draft.reconsume_times + 1, _MAX_INT)
         draft.prepared_offset = 0
         self._schedule.put(draft)
         return make_response(command, ResponseCode.SUCCESS)
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
-        """Change a send to a retry topic into one to the dead-letter topic if the message was consumed too often, or if the
-        group holds a lock: a group that consumes in order sends a message there only after its last attempt.
+        """Redirect a send to a retry topic to the dead-letter topic if the message was consumed too often or if the group holds
+        a lock. A group that consumes in order sends a message to the retry topic only after the last attempt.
 
         Args:
-            max_times: The maximum that the client sent; None for the maximum in the group's settings.
+            max_times: The maximum number of retries that the client sent. None means the maximum in the group's settings.
 
         Raises:
-            Refused: 26 as ``_policy`` does; the code of ``refusal``; 1 if the broker has its maximum of topics.
+            Refused: With code 26 if ``_policy`` raises it; with the code ``refusal`` if it is set; with code 1 if the broker
+                has the maximum number of topics.
         """
         self._refuse()
         group = draft.topic.removeprefix(RETRY_TOPIC_PREFIX)
@@ -94,7 +96,7 @@ class SendBackProcessor(Processor):
             raise Refused(self.refusal, f"the broker[{self._state.ip}] sending message is forbidden")
 
     def is_unanswered(self, command: RemotingCommand) -> bool:
-        """Return whether a request that was served gets no answer, because of ``is_silent``."""
+        """Return whether a served request gets no response, because of ``is_silent``."""
         if not self.is_silent or not _gives_back(command):
             return False
         self.unanswered += 1
@@ -105,10 +107,10 @@ class SendBackProcessor(Processor):
         draft.topic, draft.queue_id = self._state.topics.ensure(DLQ_TOPIC_PREFIX + group).config.topic_name, 0
 
     def _policy(self, group: str) -> tuple[int, int]:
-        """Return the group's number of retries and of retry queues.
+        """Return the group's number of retries and its number of retry queues.
 
         Raises:
-            Refused: 26 if ``SubscriptionGroups.find`` returns None.
+            Refused: With code 26 if ``SubscriptionGroups.find`` returns None.
         """
         config = self._state.groups.find(group)
         if config is None:
@@ -117,7 +119,7 @@ class SendBackProcessor(Processor):
 
 
 def _gives_back(command: RemotingCommand) -> bool:
-    """Return whether a request is a CONSUMER_SEND_MSG_BACK, or a send to a retry topic."""
+    """Return whether a request is a CONSUMER_SEND_MSG_BACK or a send to a retry topic."""
     fields = command.ext_fields or {}
     topic = fields.get("b") or fields.get("topic") or ""
     is_copy = command.code in SENDS and topic.startswith(RETRY_TOPIC_PREFIX)

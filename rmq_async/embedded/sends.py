@@ -1,8 +1,8 @@
 """Serves SEND_MESSAGE (10, 310, 320): a broker's checks, its additions to the message, and the response.
 
-This is the hot request of the server, so a JSON send in the one-letter form has a separate path (``fast``): it decodes the
-header into its Struct and fills the response into a template. Both paths store by ``_put``; ``fast`` leaves a send that is
-refused to the general path.
+This is the most frequent request of the server, so a JSON send in the one-letter form has a separate path (``fast``), which
+decodes the header into its Struct and builds the response from a template. Both paths store the message with ``_put``. ``fast``
+leaves a send that is refused to the general path.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ class SendMessageProcessor(Processor):
         self._made = 0
 
     def listening(self) -> None:
-        """Prepare the prefixes of message ids, once the broker's address is known."""
+        """Prepare the prefixes of message ids. Call this method once the broker's address is known."""
         address = self._state.address
         self._id_prefix = pack_offset_id(address, 0)[:-16]
         self._unique_prefix = unique_id_prefix(pack_host(address)[0], 0, pack_host(address)[1])
 
     def fast(self, connection: Connection, frame: Frame) -> tuple[int, bytes | None] | None:
-        """Serve a well-formed JSON send (310, 320); return its code and its response, which is None for a one-way send.
+        """Serve a well-formed JSON send (310, 320). Return its code and its response. The response is None for a one-way send.
 
-        Return None, with nothing stored, if the general path must decide.
+        If the general path must decide, store nothing and return None.
         """
         try:
             request = decode_send(frame.header)
@@ -132,7 +132,7 @@ class SendMessageProcessor(Processor):
         return make_response(command, ResponseCode.SUCCESS, None, fields)
 
     def store(self, connection: Connection, header: headers.SendMessageRequestHeaderV2, body: bytes) -> ExtFields:
-        """Store the message or batch of a send; return the fields of the response. Raises as ``_put`` does."""
+        """Store the message or batch of a send. Return the fields of the response. Raise the errors of ``_put``."""
         try:
             stored = self._put(connection, header, body)
         except Refused as refusal:
@@ -147,7 +147,7 @@ class SendMessageProcessor(Processor):
         return {**headers.to_ext(reply), **_REPLY_FIELDS}
 
     def _put(self, connection: Connection, header: headers.SendMessageRequestHeaderV2, body: bytes) -> _Stored:
-        """Store the message or batch of a send. Raises Refused or ProtocolError; then no message is stored."""
+        """Store the message or batch of a send. If this raises Refused or ProtocolError, no message is stored."""
         topics = self._state.topics
         topic = topics.sendable(header.b) or topics.for_send(header.b, header.c, header.d, unit_mode=header.k)
         queue_id = self._queue_of_send(connection, topic, header.e)
@@ -171,10 +171,10 @@ class SendMessageProcessor(Processor):
 
     @staticmethod
     def _queue_of_send(connection: Connection, topic: Topic, queue_id: int) -> int:
-        """Return the queue id of a send; a random write queue for a negative id.
+        """Return the queue id of a send. For a negative id, return a random write queue.
 
         Raises:
-            Refused: 29 if there is no such queue.
+            Refused: With code 29 if the queue does not exist.
         """
         config = topic.config
         if queue_id < 0 < config.write_queue_nums:
@@ -187,13 +187,13 @@ class SendMessageProcessor(Processor):
         return queue_id
 
     def _stored_properties(self, text: str, properties: dict[str, str]) -> tuple[bytes, str]:
-        """Return the properties of an ordinary message, with the broker's additions and encoded, and the unique id.
+        """Return the encoded properties of an ordinary message, including the broker's additions, and its unique id.
 
         Args:
-            properties: ``text`` decoded.
+            properties: The decoded ``text``.
 
         Raises:
-            Refused: 13 for too many bytes, 1 for text without a UTF-8 form.
+            Refused: With code 13 for too many bytes; with code 1 for a text that cannot be encoded in UTF-8.
         """
         if text.count("\x02") != len(properties) or not text.endswith("\x02"):
             text = properties_text(properties)
@@ -207,8 +207,8 @@ class SendMessageProcessor(Processor):
         return encoded, unique_id
 
     def _put_special(self, draft: Draft, queue_id: int, max_reconsume_times: int | None) -> _Stored:
-        """Store a message that needs more than an addition of properties: with a delay or a transaction, to a topic that begins
-        with "%", or with properties that a broker has added before.
+        """Store a message that needs more than additional properties: a message with a delay or a transaction, a message for a
+        topic whose name begins with "%", or a message with properties that a broker has added earlier.
         """
         asked_for, properties = draft.topic, draft.properties
         for name in (*_ADDED, "POP_CK"):
@@ -224,14 +224,14 @@ class SendMessageProcessor(Processor):
         else:
             raise self._not_a_half()
         handle = None
-        if draft.topic == TIMER_TOPIC != asked_for:  # a client that sends to this topic itself gets no handle
+        if draft.topic == TIMER_TOPIC != asked_for:  # no handle for a client that sends to TIMER_TOPIC itself
             handle = recall_handle(properties["REAL_TOPIC"], self._state.name, int(properties["TIMER_OUT_MS"]), unique_id)
         return _Stored(queue_id, place.offset, f"{self._id_prefix}{place.position:016X}", unique_id, handle)
 
     def _put_batch(
         self, connection: Connection, header: headers.SendMessageRequestHeaderV2, topic: Topic, queue_id: int, body: bytes
     ) -> _Stored:
-        """Store each message of a batch as a separate record; brokers add nothing to their properties."""
+        """Store each message of a batch as a separate record. Brokers add no properties to the messages of a batch."""
         name = header.b
         if name.startswith(RETRY_TOPIC_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {name}")
@@ -260,12 +260,12 @@ class SendMessageProcessor(Processor):
         return _Stored(queue_id, first, ",".join(ids), properties.get("UNIQ_KEY"))
 
     def _not_a_half(self) -> Refused:
-        """Return the refusal of transaction flags in a send that is not a half message."""
+        """Return the error for transaction flags in a send that is not a half message."""
         # a real broker stores such a message where no consumer sees it
         return Refused(ResponseCode.NO_PERMISSION, f"the broker[{self._state.ip}] sending transaction message is forbidden")
 
     def _unique_id(self) -> str:
-        """Return a unique id for a message whose client gave none."""
+        """Return a unique id for a message to which the client assigned none."""
         now = self._state.log.now()
         local = datetime.fromtimestamp(now / 1000).astimezone()
         month = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -274,20 +274,22 @@ class SendMessageProcessor(Processor):
 
 
 def send_header_of(command: RemotingCommand) -> headers.SendMessageRequestHeaderV2:
-    """Return the header of a send or a reply in the one-letter form; raise as ``header_of`` does."""
+    """Return the header of a send or a reply in the one-letter form. Raise the errors of ``header_of``."""
     if command.code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE):
         return headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))
     return header_of(headers.SendMessageRequestHeaderV2, command)
 
 
 def _is_retry(draft: Draft) -> bool:
-    """Return whether a message was sent back for a retry: old consumers leave TRAN_MSG in one that was committed."""
+    """Return whether a message was sent back for a retry. Old consumers leave TRAN_MSG in a message that a transaction
+    committed.
+    """
     level = draft.properties.get("DELAY", "")
     return draft.reconsume_times > 0 and level.isascii() and level.isdecimal() and bool(level.strip("0"))
 
 
 def _reply(opaque: int, stored: _Stored) -> bytes:
-    """Build the response frame to a stored send; ``SendMessageProcessor.send`` builds the same from Structs."""
+    """Build the response frame for a stored send. ``SendMessageProcessor.send`` builds the same response from Structs."""
     queue_id, offset, msg_id, transaction_id, recall = stored
     transaction = "" if recall is None else f'"recallHandle":"{recall}",'
     if transaction_id is not None:
@@ -302,7 +304,7 @@ def _reply(opaque: int, stored: _Stored) -> bytes:
 
 
 def _queue_of_priority(topic: Topic, priority: str, queue_id: int) -> int:
-    """Return the queue of a message with a priority, in a topic of any type; ``queue_id`` if the text is not a priority."""
+    """Return the queue of a message with a priority, in a topic of any type. Return ``queue_id`` if the text is not a priority."""
     if not _priority(priority) or int(priority) > _MAX_INT:
         return queue_id
     return min(int(priority), topic.config.write_queue_nums - 1)

@@ -1,11 +1,13 @@
 """The network side of an embedded server: its listening sockets, its connections, and its limits against faulty peers.
 
-It must serve all other clients while some send garbage, half a frame, one byte a second, or never read their answers. So it
-allocates no memory for a length that was only announced (FrameDecoder), the bytes of unfinished frames and of unread answers
-are limited over all connections together (the connection with most of them is closed), a connection whose write buffer is full
-is neither read nor served until the buffer drains, and one without traffic for ``IDLE_TIMEOUT`` is closed.
+The server must serve all other clients while some clients send garbage, half a frame or one byte per second, or never read
+their responses. Therefore, it allocates no memory for a length that was only announced (FrameDecoder). The bytes of unfinished
+frames and of unread responses are limited over all connections together, and the connection with the most such bytes is closed.
+A connection whose write buffer is full is neither read nor served until the buffer drains. A connection without traffic for
+``IDLE_TIMEOUT`` is closed.
 
-Answers of one read are written together, because a write per answer costs as much as serving the request.
+The responses to the requests of one read are written together, because a write per response costs as much as serving the
+request.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ from .clock import PendingCall
 from .faults import Gate, drawn
 from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_host
 
-# Answers that are written in slices, as a network may deliver them.
+# Responses that are written in slices, as a network may deliver them.
 
 PAUSE: Final = 0.001
-"""Seconds between two slices, so that the peer can read them one by one."""
+"""Seconds between two slices, so that the peer can read the slices one by one."""
 SMALL: Final = 9
-"""Maximum number of bytes of about half of the slices: the two lengths at the start of a frame are eight bytes."""
+"""Maximum number of bytes of about half of the slices. It splits the eight bytes of the two lengths at the start of a frame."""
 
 
 class SlicedWriter:
-    """Writes to one connection in slices, whose sizes the gate's random source draws.
+    """Writes to one connection in slices. The gate's random source draws the sizes of the slices.
 
-    When the gate has none any more, the bytes that wait are written in one piece.
+    When the gate no longer has a random source, the bytes that wait are written in one piece.
     """
 
     def __init__(self, transport: asyncio.Transport, gate: Gate) -> None:
@@ -58,7 +60,7 @@ class SlicedWriter:
             self.resume()
 
     def resume(self) -> None:
-        """Write the next slice, and further ones after pauses, unless the server is stalled."""
+        """Write the next slice, and further slices after pauses, unless the server is stalled."""
         self.cancel()
         if not self._pending or self._gate.stalled or self._transport.is_closing():
             return
@@ -77,7 +79,7 @@ class SlicedWriter:
             self._pending = b""
 
     def cancel(self) -> None:
-        """Stop writing; bytes that wait stay here until ``resume`` or ``flush``."""
+        """Stop writing. The bytes that wait are kept until ``resume`` or ``flush``."""
         self._resuming.cancel()
 
 
@@ -89,14 +91,15 @@ logger = logging.getLogger("rmq_async.embedded")
 
 MAX_CONNECTIONS: Final = 4096
 RESERVED_DESCRIPTORS: Final = 128
-"""Number of descriptors of the process that connections to embedded servers leave free for everything else."""
+"""Number of descriptors that connections to embedded servers leave free for the rest of the process."""
 MAX_UNFINISHED: Final = 64 * 1024 * 1024
 """Maximum number of bytes of unfinished frames of all connections together."""
 MAX_UNREAD: Final = 64 * 1024 * 1024
-"""Maximum number of bytes of answers that peers do not read, of all connections together."""
+"""Maximum number of bytes of responses that peers have not read, of all connections together."""
 READ_AT_ONCE: Final = 128 * 1024
-"""Bytes of one read from which on the connection is not read again in this iteration of the event loop: uvloop would read it
-many times in a row, and one fast sender would hold up other clients."""
+"""Size of one read, in bytes, from which on the connection is not read again in the same iteration of the event loop.
+Otherwise, uvloop would read the connection many times in a row, and one fast sender would hold up other clients.
+"""
 FLUSH_SIZE: Final = 256 * 1024
 WRITE_HIGH: Final = 1024 * 1024
 WRITE_LOW: Final = 256 * 1024
@@ -111,26 +114,32 @@ class Service(Protocol):
     """Serves the requests of one listener."""
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
-        """Serve a frame; return the answer's parts, None for no answer (yet). A ProtocolError closes the connection."""
+        """Serve a frame. Return the parts of the response, or None if there is no response (yet). A ProtocolError closes the
+        connection.
+        """
 
     def disconnected(self, connection: Connection) -> None:
-        """Drop the state of a connection; called once when it is closed, but not by ``Listener.crash``."""
+        """Drop the state of a connection. The method is called once, when the connection is closed, but not by
+        ``Listener.crash``.
+        """
 
     def resumed(self, connection: Connection) -> None:
-        """Serve what has waited for a connection; called when it is no longer congested, unless the listener is stalled."""
+        """Serve the requests that waited because a connection was congested. The method is called when the congestion ends,
+        unless the listener is stalled.
+        """
 
     def tick(self) -> None:
-        """Run periodic work; called every few seconds while the listener runs and is not stalled."""
+        """Run periodic work. The method is called every few seconds while the listener runs and is not stalled."""
 
 
 class Connection(asyncio.Protocol):
     """The connection of one client.
 
     Args:
-        second: Whether it uses the listener's second port.
+        second: Whether the connection uses the listener's second port.
 
     Attributes:
-        remote: Its "ip:port".
+        remote: The address of the client, "ip:port".
         local_ip: The local address of the connection.
         unfinished: Bytes of an incomplete frame.
     """
@@ -154,17 +163,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether the write buffer is full, because the peer does not read its answers."""
+        """Whether the write buffer is full, because the peer does not read its responses."""
         return self._paused
 
     @property
     def unread(self) -> int:
-        """Bytes of answers in the write buffer, and in slices that wait."""
+        """Number of bytes of responses in the write buffer and in waiting slices."""
         sliced = 0 if self._sliced is None else len(self._sliced)
         return 0 if self._transport is None else self._transport.get_write_buffer_size() + sliced
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's class is no subclass
         transport.set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
         ip, port = endpoint(transport.get_extra_info("peername"))
         self.remote = endpoint_text(ip, port)
@@ -173,7 +182,7 @@ class Connection(asyncio.Protocol):
         self._listener.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._listener.gate.chance is not None:  # what has been read is served, as a broker's threads would do it
+        if self._listener.gate.chance is not None:  # serve what has been read, as a broker's threads would
             self._serve(self._frames)
         self._transport = None
         self._frames.clear()
@@ -225,8 +234,8 @@ class Connection(asyncio.Protocol):
             self.work()
 
     def work(self) -> None:
-        """Serve the frames that have arrived, as far as the peer takes the answers; with ``shuffle`` a random part of them at a
-        time.
+        """Serve the frames that have arrived, as long as the peer reads the responses. With ``shuffle``, serve a random subset
+        of the frames at a time.
         """
         gate = self._listener.gate
         if gate.chance is None:
@@ -268,7 +277,7 @@ class Connection(asyncio.Protocol):
             self._listener.gate.hold(self._write, parts)
 
     def send_later(self, parts: Parts, seconds: float) -> None:
-        """Write the parts of a whole frame after that many seconds and the delay of the listener's gate."""
+        """Write the parts of a whole frame after ``seconds`` plus the delay of the listener's gate."""
         self._listener.gate.hold(self._write, parts, seconds)
 
     def _write(self, parts: Parts) -> None:
@@ -283,7 +292,7 @@ class Connection(asyncio.Protocol):
         elif sum(map(len, parts)) <= FLUSH_SIZE:
             transport.write(b"".join(parts))
         else:
-            for part in parts:  # not writelines: asyncio of Python 3.12 and 3.13.0 does not call pause_writing there
+            for part in parts:  # in Python 3.12 and 3.13.0, asyncio's writelines does not call pause_writing
                 transport.write(part)
 
     def stall(self, stalled: bool) -> None:
@@ -301,7 +310,7 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def refuse(self, error: Exception) -> None:
-        """Close the connection because of invalid bytes; answers that are not held back are still sent."""
+        """Close the connection because of invalid bytes. Responses that are not held back are still sent."""
         logger.info("%s: connection of %s closed: %s", self._listener.name, self.remote, error)
         self._listener.refused += 1
         self._frames.clear()
@@ -314,7 +323,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close the connection at once; bytes that were not written yet are dropped."""
+        """Close the connection at once. Bytes that were not yet written are dropped."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -324,7 +333,8 @@ class Listener:
 
     ``accepted`` and ``refused`` are the counters that ``ServerStatistics`` describes.
 
-    A process without free descriptors cannot even refuse connections, so all listeners together use fewer than its limit.
+    A process without free descriptors cannot even refuse connections, so all listeners together use fewer descriptors than its
+    limit.
     """
 
     _in_process: ClassVar[int] = 0
@@ -334,7 +344,7 @@ class Listener:
         self.service = service
         self.gate = Gate()
         self.connections: dict[Connection, None] = {}
-        """Connections in the order of arrival, so that simulations with one seed are equal."""
+        """Connections in the order of arrival, so that simulations with the same seed are equal."""
         self.congested: dict[Connection, None] = {}
         self.accepted = 0
         self.refused = 0
@@ -355,7 +365,9 @@ class Listener:
         return self._loop.time() if self._loop is not None else 0.0
 
     def address(self, connection: Connection | None = None) -> str:
-        """Return the "ip:port" of this server; if bound to every address, with the local one of ``connection``, else loopback."""
+        """Return the "ip:port" of this server. If the server is bound to all addresses, use the local address of
+        ``connection``, or loopback without a connection.
+        """
         ip = ipaddress.ip_address(self.host)
         if ip.is_unspecified:
             own = "127.0.0.1" if ip.version == 4 else "::1"
@@ -363,10 +375,10 @@ class Listener:
         return endpoint_text(ip, self.port)
 
     async def start(self, host: str, port: int, *, second: bool = False) -> None:
-        """Listen on ``host`` (an address, or a name that is looked up); ``port`` 0 takes a free one.
+        """Listen on ``host`` (an address, or a name that is looked up) and ``port``. Port 0 means a free port.
 
         Args:
-            second: True also listens on the port two below.
+            second: If True, also listen on the port two below ``port``.
 
         Raises:
             OSError: If the name cannot be resolved, or an address or port is not available.
@@ -380,7 +392,7 @@ class Listener:
         self._scan.after(_SCAN_INTERVAL)
 
     async def stop(self) -> None:
-        """Close the sockets and every connection; answers in the write buffers have half a second to be sent."""
+        """Close the sockets and all connections. The responses in the write buffers have half a second to be sent."""
         servers, self._servers = self._servers, []
         if not servers:
             return
@@ -397,7 +409,9 @@ class Listener:
             await server.wait_closed()
 
     def crash(self) -> None:
-        """End as a killed process does: close the sockets and reset the connections, unless the event loop is closed."""
+        """End the listener as a kill of its process does: close the sockets and reset the connections, unless the event loop is
+        closed.
+        """
         servers, self._servers = self._servers, []
         connections, self.connections = self.connections, {}
         self.congested.clear()
@@ -441,7 +455,9 @@ class Listener:
                 self._gone.set_result(None)
 
     def count_unfinished(self, connection: Connection, size: int) -> None:
-        """Count the bytes of a connection's unfinished frame; drop the connection with most of them above ``MAX_UNFINISHED``."""
+        """Count the bytes of a connection's unfinished frame. Above ``MAX_UNFINISHED``, drop the connection with the most such
+        bytes.
+        """
         self._unfinished += size - connection.unfinished
         connection.unfinished = size
         if self._unfinished > MAX_UNFINISHED:
@@ -450,11 +466,13 @@ class Listener:
             logger.warning("%s: connection of %s closed: %s; its client must send whole frames", self.name, largest.remote, why)
             self.refused += 1
             self._unfinished -= largest.unfinished
-            largest.unfinished = 0  # before the event loop calls connection_lost, which must not subtract it again
+            largest.unfinished = 0  # connection_lost, called later, must not subtract it again
             largest.abort()
 
     def bound_unread(self, connections: Collection[Connection]) -> None:
-        """Drop the connections with the most bytes of unread answers, until the others together have at most ``MAX_UNREAD``."""
+        """Drop the connections with the most bytes of unread responses until the remaining connections together have at most
+        ``MAX_UNREAD``.
+        """
         sizes = {connection: connection.unread for connection in connections if not connection.closed}
         total = sum(sizes.values())
         for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):
@@ -472,7 +490,7 @@ class Listener:
             connection.stall(stalled)
 
     def shuffle(self, chance: random.Random | None) -> None:
-        """Make the listener serve requests in the order that ``chance`` draws; None for the order of arrival."""
+        """Make the listener serve requests in the order that ``chance`` draws. None restores the order of arrival."""
         self.gate.chance = chance
         for connection in list(self.connections):
             connection.work()

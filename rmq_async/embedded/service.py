@@ -1,7 +1,8 @@
-"""The serving of requests, common to name server and broker: one handler per request code.
+"""Serves requests, for both name servers and brokers, with one handler per request code.
 
-A handler returns the response, or None for no response (yet), for example to a held pull, or raises ``Refused``. Every other
-error becomes a response with code 1, as in the reference servers. A frame with an invalid header closes the connection.
+A handler returns the response, returns None if there is no response (yet), for example for a held pull, or raises ``Refused``.
+Every other error becomes a response with code 1, as in the reference servers. A frame with an invalid header closes the
+connection.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ logger = logging.getLogger("rmq_async.embedded")
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 ExtFields = dict[str, str | None]
 Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
-"""Function of a connection, a request and its response: sends the response to a request that was not answered at once."""
+"""A function that takes a connection, a request and its response, and sends the response to a request that was held."""
 
 STORED_WITH_A_FLAW: Final = STORED_CODES - {ResponseCode.SUCCESS}
-"""Codes that answer a send although its message was stored."""
+"""Response codes of sends whose message was stored nevertheless."""
 MAX_CODES: Final = 1024
 SENDS: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})
 
@@ -37,7 +38,7 @@ Method = TypeVar("Method", bound=Callable[..., RemotingCommand | None])
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
-    """Ends a handler with a response: ``code``, ``remark`` and optional extFields."""
+    """Raised by a handler to respond with ``code``, ``remark`` and optional extFields."""
 
     def __init__(self, code: int, remark: str, ext_fields: ExtFields | None = None) -> None:
         super().__init__(remark)
@@ -50,7 +51,7 @@ def header_of(cls: type[H], command: RemotingCommand) -> H:
     """Return the request's custom header.
 
     Raises:
-        Refused: 1, which names the field that is missing or not readable.
+        Refused: With code 1 and a remark that names the field that is missing or unreadable.
     """
     try:
         return from_ext(cls, command.ext_fields)
@@ -64,12 +65,12 @@ def fields_of(header: Header) -> ExtFields:
 
 
 def without_content(command: RemotingCommand) -> RemotingCommand:
-    """Return the part of a request that a later response needs, so that waiting requests take little memory."""
+    """Return the part of a request that a later response needs. Waiting requests thus take little memory."""
     return RemotingCommand(code=command.code, opaque=command.opaque, flag=command.flag, version=command.version)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """Return the answer (3) to a request that is not served."""
+    """Return the response (3) to a request that is not served."""
     return make_response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")
 
 
@@ -84,7 +85,7 @@ def handles(*codes: RequestCode) -> Callable[[Method], Method]:
 
 
 class Processor:
-    """Handlers of requests: its methods that ``handles`` marks."""
+    """A set of request handlers, which are the methods that ``handles`` marks."""
 
     def handlers(self) -> dict[int, Handler]:
         methods = vars(type(self)).items()
@@ -92,14 +93,14 @@ class Processor:
 
 
 class BaseService:
-    """The common part of name server and brokers.
+    """The common base of name servers and brokers.
 
-    ``requests`` counts received requests by code, refused and failed ones included; those of unknown codes only while it has
-    fewer than ``MAX_CODES`` codes.
+    ``requests`` counts the received requests by code, including refused and failed requests. Requests with unknown codes are
+    counted only while fewer than ``MAX_CODES`` codes have been counted.
     """
 
     named_failures_only = False
-    """Whether only failures that were added for a request code apply, not those for any request."""
+    """Whether only failures that were added for a request code apply. If False, failures for any request apply too."""
 
     def __init__(self, name: str, failures: FailureScript | None = None) -> None:
         self.name = name
@@ -109,15 +110,15 @@ class BaseService:
         self.handlers: dict[int, Handler] = {}
 
     async def start(self, host: str, port: int) -> None:
-        """Start the listener, and raise what ``Listener.start`` raises."""
+        """Start the listener. Raise the errors of ``Listener.start``."""
         await self.listener.start(host, port)
 
     async def stop(self) -> None:
-        """Close every socket and connection; do nothing if the service does not run."""
+        """Close all sockets and connections. Do nothing if the service is not running."""
         await self.listener.stop()
 
     def crash(self) -> None:
-        """End the service as a kill of its process does. Do not start it again: a new object replaces it."""
+        """End the service as a kill of its process does. Do not start the service again; create a new object instead."""
         self.listener.crash()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
@@ -160,7 +161,9 @@ class BaseService:
         return response
 
     def encode(self, command: RemotingCommand, response: RemotingCommand) -> Parts:
-        """Encode a response; one that cannot be encoded (say, a remark with lone surrogates) is replaced by one of code 1."""
+        """Encode a response. A response that cannot be encoded, for example because of lone surrogates in its remark, is
+        replaced by a response with code 1.
+        """
         try:
             return encode_command(response)
         except ProtocolError as error:
@@ -168,16 +171,16 @@ class BaseService:
             return encode_command(make_response(command, ResponseCode.SYSTEM_ERROR, "the response cannot be encoded"))
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
-        """Drop a response: this service sends no requests."""
+        """Drop a response, because this service sends no requests."""
 
     def disconnected(self, connection: Connection) -> None:
-        """Do nothing: there is no state of connections."""
+        """Do nothing, because this service has no state per connection."""
 
     def resumed(self, connection: Connection) -> None:
-        """Do nothing: no request waits for it."""
+        """Do nothing, because no requests wait for the connection."""
 
     def tick(self) -> None:
-        """Do nothing: there is no periodic work."""
+        """Do nothing, because this service has no periodic work."""
 
 
 assert set(REQUEST_HEADERS) >= SENDS

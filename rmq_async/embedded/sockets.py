@@ -13,23 +13,23 @@ from .._lookups import look_up
 from .arguments import check_whole, check_within
 
 SECOND_BELOW: Final = 2
-"""Distance from a broker's second port up to its first one (``MixAll.brokerVIPChannel``)."""
+"""Difference between a broker's first port and its second port, which is the lower one (``MixAll.brokerVIPChannel``)."""
 PORT_STEP: Final = 10
-"""Distance between the first ports of brokers whose ports are given."""
+"""Difference between the first ports of successive brokers whose ports are specified."""
 MAX_PORT: Final = 65_535
 MOST_PORTS_TRIED: Final = 64
-"""Maximum number of free ports that are tried as the first port until the second one is free, too."""
+"""Maximum number of free ports that are tried as the first port until the second port is also free."""
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Factory = Callable[[], asyncio.Protocol]
 
 
 def broker_ports(first: int, brokers: int) -> list[int]:
-    """Return the first port of each broker, 0 for a free one.
+    """Return the first port of each broker. 0 means a free port.
 
     Raises:
         TypeError: For a ``first`` that is not a whole number.
-        ValueError: For a first port that leaves no room for the others, or for the second port below it.
+        ValueError: For a first port that is so high or so low that other ports of the brokers would be out of range.
     """
     check_whole("broker_port", first)
     if not first:
@@ -39,7 +39,8 @@ def broker_ports(first: int, brokers: int) -> list[int]:
 
 
 async def numeric_host(host: str, port: int) -> str:
-    """Return an IP address of ``host``, a name or an address; one only, because port 0 gives each address another port.
+    """Return one IP address of ``host``, which is a name or an address. More than one is not possible, because port 0 would
+    give each address a different port.
 
     Raises:
         OSError: For a name that cannot be resolved.
@@ -49,7 +50,7 @@ async def numeric_host(host: str, port: int) -> str:
     except ValueError:
         try:
             infos = await look_up(host, port)
-        except UnicodeError as error:  # a label that is empty or has more than 63 characters
+        except UnicodeError as error:  # a label is empty or has more than 63 characters
             raise socket.gaierror(
                 socket.EAI_NONAME, f"host must be a name or an IP address, not {host[:300]!r} ({error})"
             ) from None
@@ -57,10 +58,10 @@ async def numeric_host(host: str, port: int) -> str:
 
 
 async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> list[asyncio.Server]:
-    """Listen on ``port`` and, if there is a ``second`` factory, on the port ``SECOND_BELOW`` it; return the servers.
+    """Listen on ``port`` and, if a ``second`` factory is given, also on the port ``SECOND_BELOW`` lower. Return the servers.
 
-    ``port`` 0 takes a free one for which the second port is free too: no process has bound it, and no connection to it has
-    ended lately.
+    Port 0 means a free port whose second port is also free. A port is free if no process has bound it and no connection to it
+    has ended recently.
 
     Raises:
         OSError: If a port is not available.
@@ -75,7 +76,7 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
         try:
             below = server.sockets[0].getsockname()[1] - SECOND_BELOW
             return [server, await _serving(loop, second, ip, below, reuse_address=reuse)]
-        except BaseException as error:  # OSError: the port is taken, or not for this process
+        except BaseException as error:  # OSError: the port is taken or not permitted
             server.close()
             tries -= 1
             if not tries or not isinstance(error, OSError):
@@ -86,11 +87,11 @@ async def listen(ip: str, port: int, first: Factory, second: Factory | None) -> 
 async def _serving(
     loop: asyncio.AbstractEventLoop, factory: Factory, ip: str, port: int, *, reuse_address: bool | None = None
 ) -> asyncio.Server:
-    """Create a server and then make it listen: a ``create_server`` that does both leaves the socket open if its caller is
-    cancelled in its last iteration of the event loop.
+    """Create a server and then make it listen. If ``create_server`` did both and its caller were cancelled in the last
+    iteration of the event loop, the socket would stay open.
 
     Args:
-        reuse_address: As for ``create_server``.
+        reuse_address: The argument of ``create_server``.
     """
     server = await loop.create_server(factory, ip, port, start_serving=False, reuse_address=reuse_address)
     try:
@@ -102,17 +103,19 @@ async def _serving(
 
 
 def descriptor_limit() -> int:
-    """Return the largest number of descriptors that this process may have; ``sys.maxsize`` without a limit."""
+    """Return the maximum number of descriptors that this process may have. Return ``sys.maxsize`` if there is no limit."""
     try:
         import resource
-    except ImportError:  # no such limit there
+    except ImportError:  # the platform has no such limit
         return sys.maxsize
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def endpoint(name: Any) -> tuple[IpAddress, int]:
-    """Return address and port of a result of getpeername or getsockname; 0.0.0.0 and 0 for a closed socket, which has none."""
+    """Return the address and port in a result of getpeername or getsockname. Return 0.0.0.0 and 0 for a closed socket, which
+    has no address.
+    """
     if not name:
         return ipaddress.IPv4Address(0), 0
     ip = ipaddress.ip_address(name[0].partition("%")[0])

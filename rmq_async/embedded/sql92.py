@@ -1,11 +1,11 @@
-"""SQL92 conditions over the properties of messages, with the results of the classes that Java brokers use
+"""SQL92 conditions over the properties of messages. They give the same results as the classes that Java brokers use
 (``SelectorParser``).
 
     condition = compile_condition("a > 5 AND region = 'eu'")
     condition.matches({"a": "7", "region": "eu"})
 
-The lexer reads the words of a text, the parser makes a tree of nodes, and values are compared as Java compares them. Length and
-depth of a condition are limited.
+The lexer reads the tokens of a text, the parser builds a tree of nodes from them, and values are compared as Java compares
+them. The length and the depth of a condition are limited.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-# Errors of a condition: when it is parsed, and when it is evaluated.
+# Errors that are raised when a condition is parsed or evaluated.
 
 
 class ConditionError(ValueError):
-    """A text is not a condition, or a condition is too long or too deep."""
+    """Raised if a text is not a condition, or if a condition is too long or too deep."""
 
 
 class EvaluationError(Exception):
-    """A comparison has no result for the properties of a message; the message is then not delivered."""
+    """Raised if a comparison has no result for the properties of a message. The message is then not delivered."""
 
 
 # Values of a condition, compared as Java compares them.
 #
-# A property is a string; a number in the condition is an ``int`` (Java's Integer), a ``Long`` or a ``float`` (Double). A string
+# A property is a string. A number in the condition is an ``int`` (Java's Integer), a ``Long`` or a ``float`` (Double). A string
 # that is compared with a number is converted to the number's type; if that fails, the comparison has no result.
 
 
@@ -57,10 +57,10 @@ _HEX_DIGITS: Final = re.compile(r"0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA
 
 
 def read_whole(text: str, among: range) -> int:
-    """Return the number that a text is, as ``Long.valueOf`` and ``Integer.valueOf`` read it.
+    """Parse a whole number as ``Long.valueOf`` and ``Integer.valueOf`` do.
 
     Raises:
-        EvaluationError: For others.
+        EvaluationError: If the text is not such a number.
     """
     if _WHOLE.fullmatch(text) and max(text) <= "\uffff" and (value := int(text)) in among:
         return value
@@ -68,10 +68,10 @@ def read_whole(text: str, among: range) -> int:
 
 
 def read_floating(text: str) -> float:
-    """Return the number that a text is, as ``Double.valueOf`` reads it.
+    """Parse a number as ``Double.valueOf`` does.
 
     Raises:
-        EvaluationError: For others.
+        EvaluationError: If the text is not such a number.
     """
     found = _FLOATING.fullmatch(text.strip(_BLANKS))
     if found is None or (found["hex"] and not _HEX_DIGITS.match(found["hex"])):
@@ -87,7 +87,7 @@ def read_floating(text: str) -> float:
 
 
 def compare(left: Known, right: Known) -> int:
-    """Return the order of two values: a number below 0, 0, or above 0; -1 for types without an order.
+    """Return the order of two values: a negative number, 0, or a positive number. Return -1 for types without an order.
 
     Raises:
         EvaluationError: For a string that cannot be compared with the other value.
@@ -112,10 +112,10 @@ def compare(left: Known, right: Known) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Return whether two values are equal; None if only the right one exists.
+    """Return whether two values are equal. Return None if only the right value exists.
 
     Raises:
-        EvaluationError: As ``compare`` does.
+        EvaluationError: If ``compare`` raises it.
     """
     if left is None:
         return True if right is None else None
@@ -125,7 +125,7 @@ def equal(left: Value, right: Value) -> bool | None:
 
 
 def ordered(left: Value, right: Value) -> int | None:
-    """Return the order of two values as ``compare`` does, None if one is missing.
+    """Return the order of two values as ``compare`` does. Return None if one of the values is missing.
 
     Raises:
         EvaluationError: For a string that is not a number.
@@ -138,14 +138,14 @@ def ordered(left: Value, right: Value) -> int | None:
 
 
 def negate(value: Value) -> Value:
-    """Return the negated number; None for a value that is not a number."""
+    """Return the negated number. Return None for a value that is not a number."""
     if isinstance(value, Long):
         return Long(-value)
     return -value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _as(number: Known, text: str) -> int | float:
-    """Return the number that ``text`` is, read as the type of ``number``.
+    """Parse ``text`` as a number of the same type as ``number``.
 
     Raises:
         EvaluationError: For any other text.
@@ -156,7 +156,7 @@ def _as(number: Known, text: str) -> int | float:
 
 
 def _compare_floating(left: float, right: float) -> int:
-    """Compare as ``Double.compareTo``: -0.0 is below 0.0, NaN is above all numbers and equal to itself."""
+    """Compare two numbers as ``Double.compareTo`` does: -0.0 is below 0.0, and NaN is above all numbers and equal to itself."""
     if left != right:
         return (
             math.isnan(left) - math.isnan(right) if math.isnan(left) or math.isnan(right) else (left > right) - (left < right)
@@ -164,14 +164,14 @@ def _compare_floating(left: float, right: float) -> int:
     return int(math.copysign(1.0, left) - math.copysign(1.0, right)) if left == 0 else 0
 
 
-# The nodes of a condition's tree, which the parser builds: their checks, which are those of Java's classes, and their
-# evaluation.
+# The nodes of a condition's tree, which the parser builds. They have the checks of Java's classes, and they evaluate the
+# condition.
 
 MAX_DEPTH: Final = 64
-"""Maximum number of levels of brackets and operators inside each other. Java's limit is the stack of a thread."""
+"""Maximum number of nested levels of brackets and operators. Java's limit is the stack of a thread."""
 
 _MOST_DIGITS: Final = 19
-"""Digits of the largest number of 63 bits."""
+"""Number of digits of the largest number of 63 bits."""
 Properties = Mapping[str, str]
 
 
@@ -189,9 +189,9 @@ class Node(NamedTuple):
     """A part of a condition.
 
     Attributes:
-        value: Value of a constant.
-        depth: Number of nodes on the longest path down from this one, this one included.
-        size: Number of all nodes in this part.
+        value: The value, if the node is a constant.
+        depth: Number of nodes on the longest path down from this node, including the node itself.
+        size: Number of nodes in this part.
     """
 
     shape: Shape
@@ -202,7 +202,7 @@ class Node(NamedTuple):
 
     @property
     def described(self) -> str:
-        """Text of a constant, at most 40 characters; the kind of another node."""
+        """A description of the node: the text of a constant, in at most 40 characters, or the kind of any other node."""
         if self.shape is Shape.TRUTH:
             return "NULL" if self.value is None else str(self.value).upper()
         return repr(self.value)[:40] if self.shape is Shape.CONSTANT else self.shape.value
@@ -224,7 +224,7 @@ def _made(shape: Shape, evaluate: Callable[[Properties], Value], parts: Sequence
 
 
 def constant(value: Value) -> Node:
-    """Make the node of a string, a number, or TRUE, FALSE or NULL."""
+    """Make a node for a string, a number, TRUE, FALSE or NULL."""
     shape = Shape.TRUTH if value is None or isinstance(value, bool) else Shape.CONSTANT
     return Node(shape, lambda _: value, value)
 
@@ -234,7 +234,7 @@ def property_of(name: str) -> Node:
 
 
 def as_condition(node: Node) -> Node:
-    """Return a node that is true, false or unknown; a property is never true.
+    """Convert the node to one that is true, false or unknown. A property is never true.
 
     Raises:
         ConditionError: For strings, numbers and values with a minus sign.
@@ -247,7 +247,7 @@ def as_condition(node: Node) -> Node:
 
 
 def _of_known(node: Node, holds: Callable[[Known], bool]) -> Node:
-    """Make a condition of the value of a node, which is unknown where the node has none."""
+    """Make a condition node from the value of a node. The condition is unknown if the node has no value."""
     inner = node.evaluate
 
     def evaluate(properties: Properties) -> Value:
@@ -258,12 +258,12 @@ def _of_known(node: Node, holds: Callable[[Known], bool]) -> Node:
 
 
 def both(parts: Sequence[Node]) -> Node:
-    """Make the node of AND."""
+    """Make an AND node of ``parts``."""
     return _joined(parts, False)
 
 
 def either(parts: Sequence[Node]) -> Node:
-    """Make the node of OR."""
+    """Make an OR node of ``parts``."""
     return _joined(parts, True)
 
 
@@ -288,7 +288,7 @@ def _joined(parts: Sequence[Node], decisive: bool) -> Node:
 
 
 def opposite(node: Node) -> Node:
-    """Make the node of NOT."""
+    """Make a NOT node."""
     return _of_known(as_condition(node), lambda value: not value)
 
 
@@ -330,7 +330,7 @@ _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
 
 
 def order(sign: str, left: Node, right: Node) -> Node:
-    """Make the node of >, >=, < or <=.
+    """Make a node for >, >=, < or <=.
 
     Raises:
         ConditionError: For a side that is a string or a condition.
@@ -362,7 +362,7 @@ def not_between(node: Node, low: Node, high: Node) -> Node:
 
 
 def member(node: Node, texts: frozenset[str], *, outside: bool) -> Node:
-    """Make the node of IN, or of NOT IN."""
+    """Make a node for IN or NOT IN."""
     if node.shape is not Shape.PROPERTY:
         raise ConditionError(f"IN must follow a property, not {node.described}")
     return _of_known(node, lambda value: (value in texts) is not outside)
@@ -376,8 +376,8 @@ _PARTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
 
 
 def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
-    """Make the node of CONTAINS, STARTSWITH, ENDSWITH or their opposites, which are false for an empty ``part`` and for values
-    that are not strings.
+    """Make a node for CONTAINS, STARTSWITH, ENDSWITH or one of their opposites. All of these are false for an empty ``part``
+    and for values that are not strings.
     """
     inner, holds = node.evaluate, _PARTS[word]
 
@@ -389,7 +389,7 @@ def contains(word: str, node: Node, part: str, *, outside: bool) -> Node:
 
 
 def whole(text: str) -> Node:
-    """Make the node of a whole number that Java's Long can hold."""
+    """Make a node for a whole number that Java's Long can hold."""
     digits = text.rstrip("lL")
     if len(digits) > _MOST_DIGITS or (value := int(digits)) >= 2**63:
         raise ConditionError(f"{text[:40]} is above {2**63 - 1}, the largest whole number; give a smaller one")
@@ -397,7 +397,7 @@ def whole(text: str) -> Node:
 
 
 def floating(text: str) -> Node:
-    """Make the node of a number with a fraction or an exponent, which Java takes only above 0."""
+    """Make a node for a number with a fraction or an exponent. Java accepts such numbers only above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise ConditionError(
@@ -406,11 +406,11 @@ def floating(text: str) -> Node:
     return constant(value)
 
 
-# The words of a condition.
+# The tokens of a condition, called words here.
 #
-# If several words are possible, the longest one is taken, and a reserved word rather than a name.
+# If several words match, the longest word is taken, and a reserved word is preferred to a name.
 #
-# Words are read one by one, as the parser asks for them: an unknown character is an error only where the parser looks at it.
+# Words are read one by one when the parser requests them, so an unknown character is an error only if the parser reaches it.
 
 
 class Kind(Enum):
@@ -427,8 +427,8 @@ class Word(NamedTuple):
     """One word of a condition.
 
     Attributes:
-        text: The text of the word, reserved words in capitals.
-        at: Place of its first character.
+        text: The text of the word. Reserved words are in capitals.
+        at: Index of the first character.
     """
 
     kind: Kind
@@ -444,7 +444,9 @@ _RESERVED: Final = frozenset(
 )
 _EXPONENT: Final = r"[eE][+-]?[0-9]+"
 _BLANK: Final = re.compile(r"[ \t\n\r\f]+|--[^\n\r]*(?:\r\n|\n|\r)|/\*(?:[^*]|\*(?!/))*\*/")
-"""Blanks and comments. A comment from ``--`` to the end of its line needs a line break; without one, ``--`` are two signs."""
+"""Blanks and comments. A comment that begins with ``--`` must end with a line break. Without a line break, ``--`` is two minus
+signs.
+"""
 _WORD: Final = re.compile(
     rf"(?P<FLOATING>[0-9]+\.[0-9]*(?:{_EXPONENT})?|\.[0-9]+(?:{_EXPONENT})?|[0-9]+{_EXPONENT})"
     r"|(?P<WHOLE>0|[1-9][0-9]*[lL]?)"
@@ -469,7 +471,7 @@ class Lexer:
         """Return the next word.
 
         Raises:
-            ConditionError: For a character that begins no word, and for a string without an end.
+            ConditionError: For a character that cannot begin a word, and for an unterminated string.
         """
         text, at = self._text, self.at
         while blank := _BLANK.match(text, at):
@@ -502,7 +504,7 @@ class Lexer:
 #     unary      = ("+" | "-" | NOT) unary | primary
 #     primary    = string | number | TRUE | FALSE | NULL | name | "(" condition ")"
 #
-# So NOT binds tighter than the comparisons. Text behind a complete condition is ignored, as by those brokers.
+# NOT therefore binds tighter than the comparisons. Text after a complete condition is ignored, as it is by RocketMQ's brokers.
 
 _TRUTHS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 _COMPARING: Final = frozenset([">", ">=", "<", "<=", "NOT", "BETWEEN", "IN", *_PARTS])
@@ -512,7 +514,7 @@ def parse(text: str) -> Node:
     """Return the tree of a condition.
 
     Raises:
-        ConditionError: For a text that is not a condition, or is deeper than MAX_DEPTH.
+        ConditionError: For a text that is not a condition, and for a condition deeper than MAX_DEPTH.
     """
     return as_condition(_Parser(text).condition())
 
@@ -570,7 +572,7 @@ class _Parser:
         return left
 
     def _compared(self, left: Node, word: str) -> Node:
-        """Make the comparison that begins with ``word``, which is taken."""
+        """Make the comparison whose operator begins with ``word``, which has already been read."""
         if word in (">", ">=", "<", "<="):
             return order(word, left, self._unary())
         negative = word == "NOT"
@@ -670,9 +672,9 @@ class Condition:
     """A parsed condition.
 
     Attributes:
-        size: Number of its parts.
-        evaluate: Returns True, False, or None for unknown, for properties; raises EvaluationError for a comparison without a
-            result.
+        size: Number of nodes of the condition.
+        evaluate: A function that evaluates the condition for properties. It returns True, False, or None for unknown. It raises
+            EvaluationError for a comparison without a result.
     """
 
     __slots__ = ("evaluate", "size", "text")
@@ -686,7 +688,7 @@ class Condition:
         return f"<Condition {self.text[:80]!r}>"
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether the condition is true for these properties; only such messages are delivered."""
+        """Return whether the condition is true for these properties. A message is delivered only if its condition is true."""
         try:
             return self.evaluate(properties) is True
         except EvaluationError:
@@ -698,7 +700,8 @@ def compile_condition(text: str) -> Condition:
     """Parse a condition.
 
     Raises:
-        ConditionError: For a text that is not a condition, is longer than MAX_LENGTH, or is deeper than MAX_DEPTH.
+        ConditionError: For a text that is not a condition, and for a condition that is longer than MAX_LENGTH or deeper than
+            MAX_DEPTH.
     """
     if len(text) > MAX_LENGTH:
         raise ConditionError(f"the condition has {len(text)} characters, the limit is {MAX_LENGTH}; shorten it")

@@ -1,4 +1,4 @@
-"""The state of one embedded broker: objects that the processors (sends, pulls, queries, clients) share and change."""
+"""The state of one embedded broker, which its processors (sends, pulls, queries, clients) share and change."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class BrokerState:
     """The tables of a broker, on its ``disk`` and in memory.
 
     Args:
-        pops_in_store: Whether check points are in the key-value store.
+        pops_in_store: Whether check points are stored in the key-value store.
 
     Attributes:
-        peers: All brokers of the cluster, this one included.
-        address: "ip:port" of the broker's socket, known once it listens.
+        peers: All brokers of the cluster, including this broker.
+        address: The "ip:port" of the broker's socket. It is known once the broker listens.
     """
 
     def __init__(self, disk: BrokerDisk, *, pops_in_store: bool = False) -> None:
         disk.mount()
-        if disk.check_points.single != pops_in_store:  # of a broker with other settings, which does not read these
+        if disk.check_points.single != pops_in_store:  # written with other settings, which this broker does not read
             disk.check_points = CheckPoints(single=pops_in_store)
         self.disk = disk
         self.name = disk.name

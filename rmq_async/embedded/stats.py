@@ -17,17 +17,17 @@ from .state import BrokerState
 from .topics import Topic
 
 MAX_QUEUES_SHOWN: Final = 65_536
-"""Maximum number of queues in one answer."""
+"""Maximum number of queues in one response."""
 
 
 class StatisticsProcessor(Processor):
     """Serves statistics.
 
-    Rates are not measured: they are always 0.
+    Rates are not measured. They are always 0.
 
     Args:
-        config: Settings of a real broker that have a counterpart here.
-        now_ms: Returns the broker's time.
+        config: The settings of a real broker that the embedded broker supports.
+        now_ms: A function that returns the broker's time.
     """
 
     def __init__(self, state: BrokerState, config: Mapping[str, bool], version: str, now_ms: Callable[[], int]) -> None:
@@ -65,10 +65,10 @@ class StatisticsProcessor(Processor):
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.ConsumeStats(table)))
 
     def _topics_to_show(self, header: headers.GetConsumeStatsRequestHeader) -> list[str]:
-        """Return the topics of ``topicList``.
+        """Return the topics in ``topicList``.
 
-        Without one: the requested topic, or all topics in which the group has committed offsets; if the group has
-        subscriptions, only those of these topics that it subscribes to, or that are retry topics of its pops.
+        If there is no ``topicList``, return the requested topic, or all topics in which the group has committed offsets. If the
+        group has subscriptions, leave out topics that it does not subscribe to, except the retry topics of its pops.
         """
         listed = list(dict.fromkeys(name for name in (header.topicList or "").split(";") if name))
         if listed:
@@ -77,7 +77,7 @@ class StatisticsProcessor(Processor):
         group = self._state.clients.consumers.get(header.consumerGroup)
         if group is not None and group.subscriptions:
             read = {*group.subscriptions}
-            for each in group.subscriptions:  # a real broker subscribes a group to these when it pops (compensateSubscribeData)
+            for each in group.subscriptions:  # a real broker adds these subscriptions at a pop (compensateSubscribeData)
                 read |= {pop_retry_topic_v1(each, header.consumerGroup), pop_retry_topic(each, header.consumerGroup)}
             topics = [name for name in topics if name in read]
         return topics
@@ -120,7 +120,7 @@ class StatisticsProcessor(Processor):
 
     @handles(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Return the figures that admin tools read; 0 for figures that are not measured here, such as rates."""
+        """Return the figures that admin tools read. Figures that are not measured here, such as rates, are 0."""
         log = self._state.log
         running = (self._now_ms() - self._started_ms) // 1000
         hours, seconds = divmod(running, 3600)

@@ -1,13 +1,13 @@
-"""Messages in memory: a commit log, of one broker or of all brokers of a server, and the queues that point into it.
+"""Messages in memory: a commit log, for one broker or for all brokers of a server, and the queues that point into the log.
 
-A record is the bytes a broker would have on disk (``rmq_protocol.stored``), made once when the message arrives and returned
-unchanged. The log holds the records in store order, and only the log deletes them: above ``max_memory`` the oldest record of
-all topics is deleted, and its queue's minimum offset moves, as when a real broker deletes its oldest file. The brokers of one
-``EmbeddedRocketMQ`` share one log, and so one sequence of physical offsets, because that gives one store order and one bound
-for the whole server; for one broker it is a log with gaps.
+A record consists of the bytes that a broker would have on disk (``rmq_protocol.stored``). It is created once, when the message
+arrives, and returned unchanged. The log holds the records in store order, and only the log deletes them: above ``max_memory``,
+the oldest record of all topics is deleted and the minimum offset of its queue moves, as when a real broker deletes its oldest
+file. The brokers of one ``EmbeddedRocketMQ`` share one log, and therefore one sequence of physical offsets, because a shared
+log gives one store order and one memory limit for the whole server. Each broker sees a log with gaps.
 
-Deleted records leave an unused front of the lists, which is removed when it makes up half of them. ``max_memory`` counts a record
-with ``RECORD_OVERHEAD``, and its entries in the index (``index``).
+Deleted records leave unused entries at the front of the lists, which are removed when they make up half of a list.
+``max_memory`` limits the bytes of the records, a ``RECORD_OVERHEAD`` per record, and the entries in the index (``index``).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from .records import keys_of, physical_offset, stored_ms
 
 # The index of keys for QUERY_MESSAGE.
 #
-# Queries, not sends, add its entries.
+# Queries add the entries, so sends need not.
 #
-# An entry is two 8-byte numbers: a hash over broker, topic and key, and the message's physical offset, in store order. A look-up
-# searches the column of hashes as bytes, from its end. Different keys may have one hash, so the caller compares the message itself.
+# An entry is two 8-byte numbers: a hash over broker, topic and key, and the message's physical offset, in store order. A
+# look-up searches the column of hashes as bytes, from the end. Different keys can have the same hash, so the caller must
+# compare the message itself.
 
 ENTRY_SIZE: Final = 32
-"""Bytes per entry that count against the memory bound: two numbers, and as much for entries that were forgotten."""
+"""Bytes per entry that count against the memory limit: two numbers, and the same amount for forgotten entries."""
 _INDEX_CUT_FROM: Final = 4096
 _NUMBER: Final = 8
 
@@ -43,7 +44,7 @@ class KeyIndex:
     """The index of messages by their keys.
 
     Attributes:
-        end: Physical offset up to which messages have been looked at.
+        end: Physical offset up to which messages have been indexed.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class KeyIndex:
         self._positions.append(position)
 
     def forget(self, before: int) -> int:
-        """Drop the entries of positions below ``before``; return their number."""
+        """Drop the entries of positions below ``before``. Return their number."""
         positions, old = self._positions, self._first
         first, end = old, len(positions)
         while first < end and positions[first] < before:
@@ -72,7 +73,9 @@ class KeyIndex:
         return first - old
 
     def truncate(self, end: int) -> int:
-        """Drop the entries of positions from ``end`` on, which other messages will have; return their number."""
+        """Drop the entries of positions from ``end`` on, because other messages will get these positions. Return the number of
+        entries.
+        """
         at = bisect_left(self._positions, end, self._first)
         gone = len(self._positions) - at
         del self._hashes[at:], self._positions[at:]
@@ -91,31 +94,33 @@ class KeyIndex:
             if found % _NUMBER == 0:
                 yield self._positions[first + found // _NUMBER]
                 end = found
-            else:  # half of one entry and half of the next
+            else:  # the match spans two entries
                 end = found + _NUMBER - 1
 
 
 RECORD_OVERHEAD: Final = 128
-"""Bytes that a record counts besides its own (measured with tracemalloc: 80, and 44 in the unused front of the lists)."""
+"""Overhead in bytes that counts for each record (measured with tracemalloc: 80, and 44 in the unused front of the lists)."""
 _CUT_FROM: Final = 1024
 _FIXED_SIZE: Final = 80
-"""First bytes of a record that contain its store time, with any kind of hosts."""
+"""Number of bytes at the beginning of a record that contain its store time, with any kind of hosts."""
 _LOOK_UP_COST: Final = 16
 """Cost of finding one record of a queue in the log, as a multiple of the cost of visiting one record of the log in order."""
 _SWEEP_EVERY: Final = 256
-"""Number of deleted records between two sweeps of the index; until a sweep, their entries count against ``max_memory``."""
+"""Number of deleted records between two sweeps of the index. Until a sweep, the entries of deleted records count against
+``max_memory``.
+"""
 
 
 class Queue:
-    """One queue of a topic on one broker: its records in order, the hash codes of their tags, their store times.
+    """One queue of a topic on one broker: its records in order, the hash codes of their tags, and their store times.
 
     Args:
-        broker_name: Name of its broker.
+        broker_name: The name of the queue's broker.
 
     Attributes:
-        oldest: Offset of the oldest record that exists.
-        max_offset: Offset of the next record to be written. ``min_offset``, which pulls report, is below ``oldest`` after
-            records were expired, until it is corrected.
+        oldest: Offset of the oldest existing record.
+        max_offset: Offset of the next record to be written. After records were expired, ``min_offset``, which pulls report, is
+            below ``oldest`` until it is corrected.
     """
 
     __slots__ = ("_codes", "_expired", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")
@@ -151,17 +156,17 @@ class Queue:
         self._times.append(stored_ms)
 
     def expire(self, before: int) -> None:
-        """Delete the records below ``before``; ``min_offset`` stays until ``correct`` or ``forget_oldest``."""
+        """Delete the records below ``before``. ``min_offset`` stays unchanged until ``correct`` or ``forget_oldest`` is called."""
         for at in range(self.oldest, before):
             self._records[at - self._start] = b""
         self._expired = max(self._expired, before)
 
     def correct(self) -> None:
-        """Make ``min_offset`` the offset of the oldest record."""
+        """Set ``min_offset`` to the offset of the oldest record."""
         self._first = self.oldest - self._start
 
     def take_back(self) -> None:
-        """Remove the newest record as if it was never stored."""
+        """Remove the newest record as if it had never been stored."""
         self._records.pop()
         self._codes.pop()
         self._times.pop()
@@ -185,14 +190,14 @@ class Queue:
         codes: Collection[int] | None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> tuple[list[bytes], int]:
-        """Return matching records from ``offset`` (between minimum and maximum) on, and the offset to read from next.
+        """Return the matching records from ``offset`` (between minimum and maximum) on, and the offset at which to read next.
 
-        Look at ``scan`` records at most, expired ones included, and stop before a record that exceeds ``count`` records or
-        ``size`` bytes; the first match may be larger.
+        Examine at most ``scan`` records, including expired records, and stop before a record that exceeds ``count`` records or
+        ``size`` bytes. The first match may be larger.
 
         Args:
-            codes: Hash codes of the tags wanted, None for all.
-            accepts: Returns whether a record with such tags is wanted, None for all.
+            codes: Hash codes of the requested tags. None means all tags.
+            accepts: A function that returns whether a record with matching tags is requested. None means all records.
         """
         found: list[bytes] = []
         total = 0
@@ -210,10 +215,12 @@ class Queue:
         return found, at + self._start
 
     def offset_at(self, time_ms: int, *, upper: bool) -> int:
-        """Return the offset of the first record stored at ``time_ms`` or later, else the maximum offset.
+        """Return the offset of the first record stored at ``time_ms`` or later, or the maximum offset if there is no such
+        record.
 
         Args:
-            upper: True to return the offset of the last record stored at ``time_ms`` or earlier, else of the oldest record.
+            upper: If True, return the offset of the last record stored at ``time_ms`` or earlier, or of the oldest record if
+                there is no such record.
         """
         if not upper:
             return self._start + bisect_left(self._times, time_ms, self.oldest - self._start)
@@ -232,8 +239,9 @@ class CommitLog:
     """All records in store order, and the index of their keys.
 
     Args:
-        max_memory: Bytes of records and their book-keeping above which the oldest records are deleted, but not the newest one.
-        clock: Milliseconds since the epoch.
+        max_memory: Maximum number of bytes of records and their overhead. Above it, the oldest records are deleted, but never
+            the newest record.
+        clock: A function that returns the milliseconds since the epoch.
     """
 
     def __init__(self, max_memory: int, clock: Callable[[], int]) -> None:
@@ -255,9 +263,9 @@ class CommitLog:
         return len(self._records) - self._first
 
     def now(self) -> int:
-        """Return the time of the clock, or the latest earlier time if the clock went back.
+        """Return the time of the clock, or the latest time that was returned before if the clock was set back.
 
-        Store times must not decrease: they are found by binary search.
+        Store times must not decrease, because binary searches look them up.
         """
         now = self._clock()
         if now > self._now:
@@ -266,26 +274,26 @@ class CommitLog:
 
     @property
     def start(self) -> int:
-        """The physical offset of the oldest record; ``end`` if there is none."""
+        """The physical offset of the oldest record. It equals ``end`` if there are no records."""
         return self._offsets[self._first] if self._first < len(self._offsets) else self.end
 
     @property
     def flushed(self) -> int:
-        """Physical offset up to which records survive a loss of power; here all of them."""
+        """Physical offset up to which records survive a loss of power. In this log, all records do."""
         return self.end
 
     def flush(self) -> None:
-        """Make all records survive a loss of power; here they do already."""
+        """Make all records survive a loss of power. In this log, they already do."""
 
     def halt(self) -> None:
-        """Stop the flushes, because the process has ended; here there are none."""
+        """Stop the flushes, because the process has ended. This log has no flushes."""
 
     def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
         """Store a message.
 
         Args:
             code: Hash code of the message's tags (``tag_code``).
-            stored_ms: Store time, the result of ``now``.
+            stored_ms: The store time, a result of ``now``.
         """
         queue.append(record, code, stored_ms)
         self._records.append(record)
@@ -298,9 +306,9 @@ class CommitLog:
             self._forget_oldest()
 
     def index(self, count: int) -> bool:
-        """Add the keys of further records to ``keys``, until ``count`` records and keys were handled.
+        """Add the keys of further records to ``keys`` until ``count`` records and keys have been handled.
 
-        Return whether all records have been handled now. Delete the oldest records if ``memory`` then exceeds ``max_memory``.
+        Return whether all records are now in the index. Delete the oldest records if ``memory`` then exceeds ``max_memory``.
         """
         offsets, keys = self._offsets, self.keys
         at = bisect_left(offsets, keys.end, self._first)
@@ -322,7 +330,7 @@ class CommitLog:
         return keys.end == self.end
 
     def view(self, offset: int) -> tuple[bytes, Queue] | None:
-        """Return the record that begins at a physical offset, and its queue; None if there is none."""
+        """Return the record that begins at a physical offset, and its queue. Return None if no record begins there."""
         at = bisect_left(self._offsets, offset, self._first)
         if at == len(self._offsets) or self._offsets[at] != offset:
             return None
@@ -330,14 +338,14 @@ class CommitLog:
         return None if queue is None else (self._records[at], queue)
 
     def last(self) -> tuple[int, bytes] | None:
-        """Return the physical offset of the newest record, and its first bytes up to the store time or more; None without
-        records.
+        """Return the physical offset of the newest record, and at least its first bytes up to the store time. Return None if
+        there are no records.
         """
         return (self._offsets[-1], self._records[-1]) if len(self) else None
 
     def between(self, first_ms: int, last_ms: int) -> tuple[int, int]:
-        """Return the physical offsets of the records stored from ``first_ms`` to ``last_ms``: of the first one, and behind the
-        last one.
+        """Return the range of the physical offsets of the records stored from ``first_ms`` to ``last_ms``: the offset of the
+        first record and the offset after the last record.
         """
         records, offsets = self._records, self._offsets
         low = bisect_left(records, first_ms, self._first, key=stored_ms)
@@ -355,11 +363,11 @@ class CommitLog:
                 yield record, queue
 
     def earliest_ms(self) -> int:
-        """Return the store time of the oldest record, epoch ms; -1 without records."""
+        """Return the store time of the oldest record in epoch ms. Return -1 if there are no records."""
         return stored_ms(self._records[self._first]) if len(self) else -1
 
     def drop(self, queues: Collection[Queue]) -> None:
-        """Remove all records of the queues except their store times; the queues must not be used afterwards."""
+        """Remove all records of the queues except their store times. The queues must not be used afterwards."""
         gone = dict.fromkeys(queue for queue in queues if queue.max_offset > queue.min_offset)
         count = sum(queue.max_offset - queue.min_offset for queue in gone)
         everywhere = count * _LOOK_UP_COST >= len(self)
@@ -368,19 +376,19 @@ class CommitLog:
                 self._cut(at)
 
     def expire(self, queue: Queue, before: int) -> None:
-        """Delete the queue's records below ``before``; its minimum offset stays until it is corrected."""
+        """Delete the queue's records below ``before``. The queue's minimum offset stays unchanged until it is corrected."""
         for offset in range(queue.oldest, before):
             self._cut(self._place(queue, offset))
         queue.expire(before)
 
     def truncate(self, position: int, broker_name: str) -> int:
-        """Remove the records of the broker from physical offset ``position`` on: maximum offsets of its queues decrease.
+        """Remove the records of the broker from physical offset ``position`` on. The maximum offsets of its queues decrease.
 
-        Records of other brokers stay; ``end`` decreases to the end of the last that stays. Offsets that were expired already
-        stay counted.
+        Records of other brokers stay. ``end`` decreases to the end of the last record that stays. Offsets that had already
+        expired still count.
 
         Returns:
-            The number of records.
+            The number of removed records.
         """
         offsets, records, queues = self._offsets, self._records, self._queues
         low = bisect_left(offsets, position, self._first)
@@ -399,7 +407,7 @@ class CommitLog:
         return taken
 
     def place_of_last(self, count: int, broker_name: str) -> int:
-        """Return the physical offset from which on ``truncate`` removes the broker's last ``count`` records."""
+        """Return the physical offset from which ``truncate`` must start in order to remove the broker's last ``count`` records."""
         place = self.end
         for at in range(len(self._offsets) - 1, self._first - 1, -1):
             queue = self._queues[at]
@@ -426,7 +434,7 @@ class CommitLog:
         return bisect_left(self._offsets, physical_offset(record), self._first)
 
     def clear(self) -> None:
-        """Delete every record, as ``max_memory`` does: offsets keep counting."""
+        """Delete all records, as ``max_memory`` does. Offsets continue from their current values."""
         while len(self):
             self._forget_oldest()
         self._forget_keys()
@@ -450,7 +458,7 @@ class CommitLog:
         self.memory -= self.keys.forget(self.start) * ENTRY_SIZE
 
 
-@lru_cache(maxsize=256)  # of up to 32 kB each
+@lru_cache(maxsize=256)  # each key may have 32 kB
 def tag_code(tags: str | None) -> int:
-    """Return the number that a consume queue keeps for a message's tags: Java's ``String.hashCode``, 0 for none."""
+    """Return the number that a consume queue stores for a message's tags: Java's ``String.hashCode``, or 0 without tags."""
     return java_hash(tags) if tags else 0

@@ -1,4 +1,4 @@
-"""Tables of tables."""
+"""A helper for dictionaries of dictionaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def drop(table: dict[Any, dict[Any, Any]], key: object, item: object) -> None:
-    """Remove an item of the inner table at ``key`` if it is there, and the inner table when it is empty."""
+    """Remove an item, if it exists, from the inner table at ``key``. Remove the inner table when it is empty."""
     inner = table.get(key)
     if inner is not None:
         inner.pop(item, None)

@@ -1,4 +1,4 @@
-"""Serves requests of admins to create, change, show and delete topics (17, 18, 21, 215, 305, 351)."""
+"""Serves admin requests to create, change, show and delete topics (17, 18, 21, 215, 305, 351)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TopicProcessor(Processor):
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     def create_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Create or change the topics of the list; none of them if ``TopicTable.check`` refuses one."""
-        # attributes are checked one by one, as on a real broker (5.5.0: TopicConfigManager.updateTopicConfigList): the topics
-        # before a refused one stay changed
+        """Create or change the topics in the list. If ``TopicTable.check`` refuses one topic, no topic is created or changed."""
+        # As on a real broker (5.5.0: TopicConfigManager.updateTopicConfigList), attributes are checked one topic at a time, so
+        # the topics before a refused topic stay changed.
         configs = bodies.decode_body(bodies.CreateTopicListRequestBody, command.body).topic_config_list
         topics = self._state.topics
         for config in configs:
@@ -56,7 +56,7 @@ class TopicProcessor(Processor):
 
     @handles(RequestCode.DELETE_TOPIC_IN_BROKER)
     def delete(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Delete a topic with its messages and committed offsets, and answer the pulls that wait for it."""
+        """Delete a topic with its messages and committed offsets, and respond to the pulls that wait for the topic."""
         name = header_of(DeleteTopicRequestHeader, command).topic
         topic = self._state.topics.delete(name)
         if topic is not None:
@@ -74,7 +74,9 @@ class TopicProcessor(Processor):
 
 
 def _as_change(config: TopicConfig) -> str:
-    """Return the attributes of a topic in a list, whose keys may lack their signs, in the text form of a single creation."""
+    """Return the attributes of a topic in a list, in the text form that a request for a single topic uses. In a list, the signs
+    of the keys may be missing.
+    """
     return ",".join(
         f"{key if key.startswith(('+', '-')) else '+' + key}" + ("" if key.startswith("-") else f"={value}")
         for key, value in config.attributes.items()

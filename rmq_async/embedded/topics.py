@@ -1,7 +1,7 @@
 """The topics of one broker: their settings, their queues, and the rules for new ones.
 
-Queues are created at their first use, so a topic of many queues costs nothing. The number of topics and of queues is bounded:
-names come from the network.
+Queues are created at their first use, so a topic with many queues costs nothing. The numbers of topics and of queues are
+limited, because names come from the network.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UNIT_MODE: Final = 1
 UNIT_SUBSCRIBED: Final = 2
 """topicSysFlag of a retry topic whose group is in unit mode."""
 MAX_TOPICS: Final = 10_000
-"""Maximum number of topics besides the broker's own."""
+"""Maximum number of topics, not counting the broker's system topics."""
 MAX_QUEUES: Final = 16_384
 """Maximum number of read queues, and of write queues, of one topic on one broker."""
 MAX_QUEUES_IN_USE: Final = 200_000
-"""Maximum number of queues, of all topics, to which messages were sent, or from which consumers have read."""
+"""Maximum number of queues, of all topics, to which messages were sent or from which consumers have read."""
 DEFAULT_QUEUES: Final = 8
 """Number of queues of TBW102 (``BrokerConfig.defaultTopicQueueNums``)."""
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -53,7 +53,7 @@ _OWN: Final = (
     ("RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC", 1, Perm.READ | Perm.WRITE),
     ("rmq_sys_wheel_timer", 1, Perm.READ | Perm.WRITE),
 )
-"""Topics that a broker has from the start: name, queues, permissions."""
+"""System topics that a broker has from the start, each with its name, number of queues and permissions."""
 _READ: Final = int(Perm.READ)
 _INHERIT: Final = int(Perm.INHERIT)
 _ATTRIBUTES: Final = {
@@ -64,11 +64,11 @@ _ATTRIBUTES: Final = {
 
 
 _UNCHANGEABLE: Final = frozenset({"queue.type", "cleanup.policy"})
-"""Attributes that only a new topic can get."""
+"""Attributes that can be set only when a topic is created."""
 
 
 def describe(config: TopicConfig) -> str:
-    """Return a topic's settings in the form in which a broker's remark on a refused queue id has them."""
+    """Return a topic's settings in the form that a broker uses in its remark on a refused queue id."""
     perm = "".join(letter if config.perm & bit else "-" for bit, letter in ((4, "R"), (2, "W"), (1, "X")))
     attributes = ", ".join(f"{name}={value}" for name, value in config.attributes.items())
     return (
@@ -89,10 +89,10 @@ class Topic:
         self._queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """Return the queue, and create it at its first use; the id must be within the settings.
+        """Return the queue. Create the queue at its first use. The id must be within the settings.
 
         Raises:
-            Refused: 1 if the broker has its maximum of queues.
+            Refused: With code 1 if the broker has the maximum number of queues.
         """
         queue = self._queues.get(queue_id)
         if queue is None:
@@ -106,7 +106,7 @@ class Topic:
 
     @property
     def is_by_priority(self) -> bool:
-        """Whether unordered pops begin with the queue of the highest number."""
+        """Whether unordered pops begin with the queue that has the highest id."""
         return self.config.attributes.get("message.type") == "PRIORITY"
 
     def find(self, queue_id: int) -> Queue | None:
@@ -124,13 +124,15 @@ class TopicTable:
         self._topics: dict[str, Topic] = {}
         self._auto_create = auto_create
         self.changes = 0
-        """Number of times that a topic was made or changed, or was to be deleted."""
+        """Number of times that a topic was created or changed, or that its deletion was requested."""
         self.changed: Callable[[], object] = lambda: None
-        """Function that is called after each of these."""
+        """Function that is called after each increment of ``changes``."""
         self.get = self._topics.get
         self._sendable: dict[str, Topic] = {}
         self.sendable = self._sendable.get
-        """Returns the topic with a name; None if there is none, or if clients may not send to a topic of that name."""
+        """A function that returns the topic with a name. It returns None if the topic does not exist, or if clients may not
+        send to topics with that name.
+        """
         for name, queues, perm in _OWN:
             if auto_create or name != AUTO_CREATE_TOPIC_KEY:
                 name = name.format(cluster=cluster, broker=broker_name)
@@ -144,15 +146,15 @@ class TopicTable:
         return len(self._topics)
 
     def is_own(self, name: str) -> bool:
-        """Return whether the topic belongs to the broker and cannot be created, changed or deleted by a user."""
+        """Return whether the topic is a system topic, which users cannot create, change or delete."""
         return name in self._own or is_system_topic(name)
 
     def system_topics(self) -> list[str]:
-        """Return the names of the broker's own topics and of topics that RocketMQ reserves."""
+        """Return the names of the broker's system topics and of the topics that RocketMQ reserves."""
         return sorted(self._own | SYSTEM_TOPICS)
 
     def create(self, header: CreateTopicRequestHeader) -> None:
-        """Create a topic, or change the settings of an existing one, whose messages stay (UPDATE_AND_CREATE_TOPIC)."""
+        """Create a topic, or change the settings of an existing topic and keep its messages (UPDATE_AND_CREATE_TOPIC)."""
         self.put(
             TopicConfig(
                 header.topic,
@@ -167,8 +169,8 @@ class TopicTable:
         )
 
     def check(self, config: TopicConfig) -> None:
-        """Raise Refused: 29 for an invalid name, for one of the system, and for a number of queues out of range; 1 for an
-        unknown filter type.
+        """Raise Refused with code 29 for an invalid name, the name of a system topic, or a number of queues out of range. Raise
+        Refused with code 1 for an unknown filter type.
         """
         name = config.topic_name
         remark = topic_refusal(name)
@@ -183,12 +185,13 @@ class TopicTable:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{config.topic_filter_type[:60]}] value invalid")
 
     def put(self, config: TopicConfig, attributes: str) -> None:
-        """Make or change a user's topic.
+        """Create or change a user topic.
 
-        Raises Refused as ``check`` does, and 1 for changes that are not possible and if the broker has its maximum of topics.
+        Raises Refused as ``check`` does, and with code 1 for impossible changes and if the broker has the maximum number of
+        topics.
 
         Args:
-            attributes: Changes of its attributes, as ``+key=value,-key``.
+            attributes: Changes of the topic's attributes, such as ``+key=value,-key``.
         """
         self.check(config)
         old = self._topics.get(config.topic_name)
@@ -196,10 +199,10 @@ class TopicTable:
         self._put(msgspec.structs.replace(config, attributes=merged))
 
     def delete(self, name: str) -> Topic | None:
-        """Remove and return a user's topic; None if there is none.
+        """Remove and return a user topic. Return None if it does not exist.
 
         Raises:
-            Refused: 29 for a blank name and for a topic of the system.
+            Refused: With code 29 for a blank name and for a system topic.
         """
         if is_blank(name):
             raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
@@ -215,16 +218,16 @@ class TopicTable:
     def for_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool | None = False) -> Topic:
         """Return the topic to send to.
 
-        A topic that does not exist is created, with the permissions of ``default_topic``, if the broker creates topics and
-        ``default_topic`` allows it; a group's retry topic always.
+        A topic that does not exist is created with the permissions of ``default_topic``, if the broker creates topics and
+        ``default_topic`` allows it. A group's retry topic is always created.
 
         Args:
-            queues: Number of queues of the new topic, at most as many as ``default_topic`` has.
-            unit_mode: The sender's ``unit_mode``, for topicSysFlag of the new topic.
+            queues: Number of queues of the new topic. ``default_topic``'s number of queues is the maximum.
+            unit_mode: The sender's ``unit_mode``, which determines the topicSysFlag of the new topic.
 
         Raises:
-            Refused: 29 for an invalid name; 16 for a topic to which clients may not send; 17 for a topic that does not exist
-                and is not created; 1 if the broker has its maximum of topics.
+            Refused: With code 29 for an invalid name; with code 16 for a topic to which clients may not send; with code 17 for
+                a topic that does not exist and is not created; with code 1 if the broker has the maximum number of topics.
         """
         topic = self._sendable.get(name)
         if topic is not None:
@@ -248,8 +251,8 @@ class TopicTable:
         """Return the topic to pull from.
 
         Raises:
-            Refused: 17 for an unknown topic; 16 for one without permission to read; 29 for a queue id that the topic does not
-                have.
+            Refused: With code 17 for an unknown topic; with code 16 for a topic without permission to read; with code 29 for a
+                queue id that the topic does not have.
         """
         topic = self._topics.get(name)
         if topic is None:
@@ -266,10 +269,10 @@ class TopicTable:
         return topic
 
     def ensure(self, name: str, queues: int = 1, sys_flag: int = 0) -> Topic:
-        """Return a topic that the broker itself needs, such as a retry topic, and create it if necessary.
+        """Return a topic that the broker itself needs, such as a retry topic. Create the topic if necessary.
 
         Raises:
-            Refused: 1 if the broker has its maximum of topics.
+            Refused: With code 1 if the broker has the maximum number of topics.
         """
         topic = self._topics.get(name)
         if topic is None:
@@ -309,7 +312,8 @@ def _attributes(old: dict[str, str], text: str, *, is_new: bool) -> dict[str, st
     """Return the attributes after the changes in ``text``, such as ``+key=value,-key`` (``AttributeParser``).
 
     Raises:
-        Refused: 1 for a malformed change, an unknown key or value, and a change of an attribute that only a new topic can get.
+        Refused: With code 1 for a malformed change, an unknown key or value, and a change of an attribute that can be set only
+            when a topic is created.
     """
     attributes = dict(old)
     for item in text.split(",") if text else ():

@@ -1,12 +1,12 @@
-"""Transactions: half messages, END_TRANSACTION (37), and CHECK_TRANSACTION_STATE (39) for transactions that stay open.
+"""Serves transactions: half messages, END_TRANSACTION (37), and CHECK_TRANSACTION_STATE (39) for transactions that stay open.
 
-As on a real broker a half message waits in RMQ_SYS_TRANS_HALF_TOPIC, which no consumer of its real topic sees; a commit stores
-it again in its own topic. Each check stores it again at the end of the half topic's queue with TRANSACTION_CHECK_TIMES one
-higher, so the queue from ``_open`` on holds every open transaction once, the message itself holds its number of checks, and
-``max_memory`` covers both. Besides the queue, one byte per offset records whether that transaction ended.
+As on a real broker, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC, where no consumer of its real topic sees it. A commit
+stores it again in its real topic. Each check stores it again at the end of the half topic's queue, with TRANSACTION_CHECK_TIMES
+increased by one. From ``_open`` on, the queue therefore holds every open transaction once, each message holds its number of
+checks, and ``max_memory`` covers both. In addition to the queue, one byte per offset records whether the transaction has ended.
 
-A real broker reads the log and not the state of the transaction, so a second commit delivers a second time, and a commit after
-a rollback delivers too; this broker does the same.
+A real broker reads the log and not the state of the transaction, so a second commit delivers the message a second time, and a
+commit after a rollback also delivers the message. This broker does the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 _IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Numbers of half messages, and of their bytes, from which on the event loop serves requests again."""
+"""Numbers of half messages and of their bytes after which the event loop serves other requests."""
 
 
 class CheckSettings(NamedTuple):
@@ -52,7 +52,7 @@ class CheckSettings(NamedTuple):
     Attributes:
         timeout: Seconds before the first check of a half message without CHECK_IMMUNITY_TIME_IN_SECONDS.
         interval: Seconds between rounds of checks.
-        max_checks: Checks of one half message before it goes to TRANS_CHECK_MAX_TIME_TOPIC.
+        max_checks: Number of checks of one half message before it moves to TRANS_CHECK_MAX_TIME_TOPIC.
     """
 
     timeout: float = 6.0
@@ -80,27 +80,28 @@ class Transactions(Processor):
         self._max_checks = checks.max_checks
         self._queue = state.topics.ensure(HALF_TOPIC).queue(0)
         self._open, ended, ends = state.disk.transactions
-        self._ended = bytearray(ended)  # from the offset _open on, as far as any has ended; the first has not
-        self._ends = deque(ends)  # position in the log behind each end, and its offset: those whose half message is still there
+        self._ended = bytearray(ended)  # from offset _open, which is open, to the last offset that has ended
+        self._ends = deque(ends)  # (log position after the end, offset) per end whose half message still exists
         self._began = 0
         self._round: tuple[int, int] | None = None
         self._alarm = Alarm(clock, self._ring)
         self._forget_from(state.log.end)
 
     def progress(self) -> TransactionProgress:
-        """Return the open transactions, for the disk. A transaction that ends later is checked again after a crash."""
+        """Return the open transactions, as the disk stores them. A transaction that ends later is checked again after a crash."""
         return TransactionProgress(self._open, bytes(self._ended), tuple(self._ends))
 
     def truncated(self, position: int) -> None:
-        """Remove the transactions of messages that the log has lost, from a position on."""
+        """Remove the transactions of messages that the log has lost, from a log position on."""
         self._forget_from(position)
         self._arm()
 
     def _forget_from(self, position: int) -> None:
-        """Remove the transactions of messages from a position of the log on, and the ends that were lost with them.
+        """Remove the transactions of messages from a log position on, and the ends of transactions that were lost with these
+        messages.
 
-        On a real broker an end is a message too, after the committed one. A rollback, which stores no message here, is
-        kept while the records before it are.
+        On a real broker, the end of a transaction is also a message, stored after the committed message. Here, a rollback
+        stores no message; it is kept as long as the records before it are kept.
         """
         end = self._queue.max_offset
         while self._ends and self._ends[-1][0] > position:
@@ -138,7 +139,7 @@ class Transactions(Processor):
     def end(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         header = header_of(EndTransactionRequestHeader, command)
         if header.commitOrRollback not in (_COMMIT, _ROLLBACK):
-            return None  # the state is unknown: brokers send no response, one-way or not
+            return None  # brokers do not respond to an unknown state, one-way or not
         record = self._half(header)
         draft = read_record(record)
         if not header.fromTransactionCheck and _IMMUNITY in draft.properties:
@@ -198,7 +199,9 @@ class Transactions(Processor):
             self._skip_ended()
 
     def _next_open(self, offset: int) -> int:
-        """Return the first offset from ``offset`` on whose transaction has not ended; it may be beyond the end of the queue."""
+        """Return the first offset from ``offset`` on whose transaction has not ended. The offset may be beyond the end of the
+        queue.
+        """
         at = max(offset - self._open, 0)
         found = self._ended.find(0, at)
         return self._open + (max(at, len(self._ended)) if found < 0 else found)
@@ -206,7 +209,7 @@ class Transactions(Processor):
     # -------------------------------------------------------------------------------------------------------------- checks
 
     def _arm(self) -> None:
-        """Set the alarm to the next round; rounds come at fixed intervals from the start."""
+        """Set the alarm to the next round. Rounds come at fixed intervals from the start."""
         if self._open < self._queue.max_offset and self._round is None:
             rounds = (self._clock.now_ms() - self._began) // self._interval + 1
             self._alarm.by(self._began + rounds * self._interval)
@@ -228,7 +231,7 @@ class Transactions(Processor):
             self._arm()
 
     def _check(self, offset: int, now: int) -> int:
-        """Check the transaction at ``offset`` if it is due; return the size of its record."""
+        """Check the transaction at ``offset`` if it is due. Return the size of its record."""
         record = self._queue.record(offset)
         if record is None:
             return 0

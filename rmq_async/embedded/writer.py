@@ -1,4 +1,4 @@
-"""Stores messages: packs the record, appends it to queue and log, and wakes the pulls and pops that are held for it."""
+"""Stores messages: packs the record, appends it to the queue and the log, and wakes the pulls and pops that wait for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ILLEGAL: Final = (
 
 
 class Place(NamedTuple):
-    """The place of a stored message: offset in its queue, physical offset in the log."""
+    """The place of a stored message: its offset in the queue and its physical offset in the log."""
 
     offset: int
     position: int
@@ -35,13 +35,13 @@ class MessageWriter:
         self._held_pops = held_pops
 
     def put(self, draft: Draft) -> Place:
-        """Store a draft; create a group's retry topic if it was deleted.
+        """Store a draft. Create the group's retry topic again if it was deleted.
 
-        Raises as ``append`` and ``TopicTable.ensure`` do, too.
+        Also raises the errors of ``append`` and ``TopicTable.ensure``.
 
         Raises:
-            Refused: 17 for another topic that does not exist, 13 for properties that are too long, 1 for properties without a
-                UTF-8 form.
+            Refused: With code 17 for any other topic that does not exist; with code 13 for properties that are too long; with
+                code 1 for properties that cannot be encoded in UTF-8.
         """
         topic = self._state.topics.get(draft.topic)
         if topic is None and draft.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -55,11 +55,11 @@ class MessageWriter:
         return Place(*self.append(topic, draft, encoded, properties.get("TAGS")))
 
     def append(self, topic: Topic, draft: Draft, properties: bytes, tags: str | None) -> tuple[int, int]:
-        """Store a message with these ``properties`` in the draft's queue of its topic; return the fields of its Place.
+        """Store a message with these ``properties`` in the draft's queue of its topic. Return the fields of its Place.
 
         Raises:
-            ProtocolError: For values that do not fit their fields, Refused (1) if the broker has its maximum of queues; nothing
-                is stored then.
+            ProtocolError: For values that do not fit their fields. Refused (1) is raised if the broker has the maximum number
+                of queues. In both cases, nothing is stored.
         """
         state = self._state
         log = state.log
