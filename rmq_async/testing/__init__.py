@@ -1,4 +1,4 @@
-"""Tools for tests of code that uses rmq_async; never loaded by ``import rmq_async``.
+"""Tools for tests of code that uses rmq_async. ``import rmq_async`` does not load them.
 
     FaultProxy, ClusterProxy      proxies that delay, limit, cut or stall the traffic of one server or a whole cluster
     ScriptedPeer                  a server that plays an exact transcript
@@ -6,8 +6,8 @@
     RealCluster                   the official name server and brokers as child processes
     simulation                    cluster, clients and network under virtual time
 
-Each is loaded when it is first asked for. The pytest fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq`` need no
-import at all.
+Each tool is loaded when it is first used. The pytest fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq``
+need no import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The certificates of one cluster: of a certificate authority, of a server at 127.0.0.1 and localhost, and of a client."""
+"""The certificates of one cluster. They belong to a certificate authority, to a server at 127.0.0.1 and localhost, and to a
+client.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from ._errors import ClusterError
 
 @dataclass(frozen=True)
 class Certificates:
-    """The certificate files in ``directory``: ``ca.pem``, the certificates ``server.pem`` and ``client.pem``, which it has signed,
-    and their private keys ``server.key`` and ``client.key``.
+    """The certificate files in ``directory``: ``ca.pem``, the certificates ``server.pem`` and ``client.pem``, which the
+    authority of ``ca.pem`` has signed, and their private keys ``server.key`` and ``client.key``.
     """
 
     directory: Path
@@ -22,7 +24,7 @@ class Certificates:
         """Write new certificates into ``directory``.
 
         Raises:
-            ClusterError: Where the package trustme is missing.
+            ClusterError: If the package trustme is missing.
         """
         try:
             import trustme
@@ -41,7 +43,9 @@ class Certificates:
         return made
 
     def context(self, *, client: bool = False) -> ssl.SSLContext:
-        """Return an SSLContext for clients that trusts only ``ca.pem``; with ``client`` it presents the client's certificate."""
+        """Return an SSLContext for clients that trusts only ``ca.pem``. With ``client``, the context presents the client's
+        certificate.
+        """
         context = ssl.create_default_context(cafile=self._file("ca.pem"))
         if client:
             context.load_cert_chain(self._file("client.pem"), self._file("client.key"))
@@ -52,7 +56,7 @@ class Certificates:
 
 
 def _pkcs8(key: bytes) -> bytes:
-    """Convert a private key to PKCS #8, the only form with which the Java servers start."""
+    """Convert a private key to PKCS #8, the only form that the Java servers accept."""
     from cryptography.hazmat.primitives import serialization as forms
 
     read = forms.load_pem_private_key(key, password=None)

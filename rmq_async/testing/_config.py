@@ -1,7 +1,7 @@
-"""Configuration of a real cluster's servers: profiles, JVM options, and the files they read.
+"""The configuration of a real cluster's servers: profiles, JVM options, and the files that the servers read.
 
-Every key was run against 5.5.0. A profile is data: a new one (users, certificates, transaction timers) needs keys and JVM
-properties here and no other code. ``|`` combines profiles.
+All keys were tested with 5.5.0. A profile is data: a new profile (users, certificates, transaction timers) needs keys and JVM
+properties in this module but no other code. ``|`` combines profiles.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ class Profile:
     """Keys for the configuration files of brokers and name servers, and JVM options, in addition to the keys and options of
     every server.
 
-    In ``a | b`` the keys of ``b`` replace equal keys of ``a``, and the JVM options of ``b`` follow the options of ``a``.
+    In ``a | b``, the keys of ``b`` replace equal keys of ``a``, and the JVM options of ``b`` follow the options of ``a``.
 
     Attributes:
-        credentials: Credentials of a user with all rights; None: requests are not signed.
-        tls: Certificates are made for the cluster, and its own requests use TLS; the directory of the certificates replaces
-            ``{certificates}`` in JVM options, which must make the servers accept only TLS.
-        client_certificate: True if the cluster's own requests present a client certificate.
+        credentials: Credentials of a user with all permissions. With None, requests are not signed.
+        tls: Whether the cluster uses TLS. If so, certificates are created for the cluster, and its own requests use TLS. The
+            directory of the certificates replaces ``{certificates}`` in JVM options. These options must make the servers accept
+            only TLS.
+        client_certificate: Whether the cluster's own requests present a client certificate.
     """
 
     broker: Mapping[str, str] = field(default_factory=dict)
@@ -56,15 +57,18 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """Return the JVM options of one kind of server: TLS off, then the profile's options, which may override it."""
+    """Return the JVM options of one kind of server. The first one turns TLS off; the profile's options follow and may override
+    it.
+    """
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))
 
 
-# Default: "permissive", with which at each start a name server makes a self-signed RSA certificate in Java, and a broker two: 2.4
-# and 5.5 s of CPU instead of 1.0 and 2.5 s (medians of 5, interleaved; both up in 5.5 s instead of 2.2 s).
+# With the default, "permissive", a name server creates a self-signed RSA certificate in Java at each start, and a broker
+# creates two. The starts then take 2.4 s and 5.5 s of CPU instead of 1.0 s and 2.5 s (medians of 5, interleaved), and both
+# servers are up after 5.5 s instead of 2.2 s.
 _NO_TLS: Final = "-Dtls.server.mode=disabled"
-# Long limits: on a loaded machine, on which several brokers may run, a test must not get the errors of a busy broker.
+# Long limits, because a test must not get the errors of a busy broker on a loaded machine, on which several brokers may run.
 _CORRECTNESS: Final = Profile(
     broker={
         "waitTimeMillsInSendQueue": "5000",
@@ -96,8 +100,8 @@ _TRANSACTIONS: Final = Profile(
         "transactionTimeOut": "2000",
         "transactionCheckInterval": "1000",
         "transactionCheckMax": "3",
-        # With other values, the defaults included, 5.5.0's TransactionalOpBatchService spins one core from one batch interval after
-        # the first ended transaction. These write each op message at once.
+        # With other values, including the defaults, 5.5.0's TransactionalOpBatchService spins one core, beginning one batch
+        # interval after the first transaction has ended. With these values, it writes each op message at once.
         "transactionOpMsgMaxSize": "1",
         "transactionOpBatchInterval": "3600000",
     }
@@ -129,15 +133,15 @@ _MUTUAL: Final = Profile(
 
 PROFILES: Final[Mapping[str, Profile]] = {
     "correctness": _CORRECTNESS,
-    # The servers' defaults: 200 ms in the send queue, then SYSTEM_BUSY. For tests of busy brokers and for benchmarks.
+    # The servers' defaults, for tests of busy brokers and for benchmarks: SYSTEM_BUSY after 200 ms in the send queue.
     "stock": Profile(),
     "auth": _CORRECTNESS | _AUTHENTICATION,
     "authorization": _CORRECTNESS | _AUTHENTICATION | _AUTHORIZATION,
-    # A half message is checked 2.6-2.9 s after its arrival, then each second, three times.
+    # A half message is checked for the first time 2.6-2.9 s after its arrival, and then every second, three times.
     "transactions": _CORRECTNESS | _TRANSACTIONS,
     "recall": _CORRECTNESS | Profile(broker={"recallMessageEnable": "true"}),
     "trace": _CORRECTNESS | Profile(broker={"traceTopicEnable": "true"}),
-    # For 5 s after SIGTERM (``Server.stop``): GO_AWAY (1500) to requests of clients from 5.3.2 on; older ones are served.
+    # For 5 s after SIGTERM (``Server.stop``), requests of clients from 5.3.2 on get GO_AWAY (1500). Older clients are served.
     "go-away": _CORRECTNESS | Profile(broker={"enableShutdownGracefully": "true", "shutdownWaitTimeSeconds": "5"}),
     "tls": _CORRECTNESS | _TLS,
     "mutual-tls": _CORRECTNESS | _TLS | _MUTUAL,
@@ -150,19 +154,21 @@ _OPEN_MODULES: Final = (
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/jdk.internal.misc=ALL-UNNAMED",
 )
-# Small servers live for minutes: the first compiler alone starts them in 3.7 s instead of 4.9 s (5.9 s of CPU instead of 8.7 s,
-# medians of 4) and serves 23,000 sends a second in the first seconds, where the second compiler still competes (17,000).
+# Small servers live for minutes only. With the first compiler alone, they start in 3.7 s instead of 4.9 s (5.9 s of CPU instead
+# of 8.7 s, medians of 4) and serve 23,000 sends per second in the first seconds. With both compilers, they serve 17,000,
+# because the second compiler competes for the CPU.
 _SMALL: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _MEMORY: Final = {
-    # (main class, small) -> options. Heaps of 24m and 96m still worked, a name server's of 16m did not. 256m of direct
-    # memory ran out while members popped.
+    # (main class, small) -> options. Heaps of 24m for name servers and 96m for brokers still worked, but a heap of 16m for a
+    # name server did not. 256m of direct memory were exhausted while members popped.
     (NAME_SERVER_CLASS, True): ("-Xmx32m", *_SMALL),
     (NAME_SERVER_CLASS, False): ("-Xms64m", "-Xmx192m"),
     (BROKER_CLASS, True): ("-Xmx192m", "-XX:MaxDirectMemorySize=1g", *_SMALL),
     (BROKER_CLASS, False): ("-Xms384m", "-Xmx768m", "-XX:MaxDirectMemorySize=1g"),
 }
 _LOGBACK_NAME: Final = "logback.xml"
-# One file instead of 5.5.0's eighty appenders, each with a thread: a name server and a broker start in 2.6 s of CPU, not 3.0 s.
+# One file replaces 5.5.0's eighty appenders, each of which has a thread. A name server and a broker then start in 2.6 s of CPU
+# instead of 3.0 s.
 _LOGBACK: Final = """\
 <configuration>
   <appender name="file" class="ch.qos.logback.core.FileAppender">
@@ -192,25 +198,26 @@ def broker_keys(name: str, port: int, namesrv: str, directory: Path) -> dict[str
         "mappedFileSizeCommitLog": str(128 * 1024 * 1024),
         "mappedFileSizeConsumeQueue": "600000",
         "autoCreateTopicEnable": "true",
-        # 5.5.0's TransactionMetricsFlushService spins one core from its start until this many ms (stock: 10 s) have passed, and
-        # writes its file each time they have, in 1 ms of CPU. With 200 ms a broker that lives for a minute takes the least.
+        # 5.5.0's TransactionMetricsFlushService spins one core from its start until this interval (10 s by default) has passed.
+        # It writes its file at every interval, in 1 ms of CPU. With 200 ms, a broker that lives for a minute uses the least
+        # CPU.
         "transactionMetricFlushInterval": "200",
-        # Default: 1 s. Each flush compares and writes all slots of the timer wheel, in 0.25 s of CPU: 13 % of a core in an idle
-        # small broker, 3 % with 5 s, 1 % with 30 s; ten minutes take most of that off, too. After a crash the timer log is
-        # read again from the last flush.
+        # The default is 1 s. Each flush compares and writes all slots of the timer wheel, in 0.25 s of CPU. An idle small
+        # broker then uses 13 % of a core, 3 % with 5 s and 1 % with 30 s. With ten minutes, it uses almost nothing for flushes.
+        # After a crash, the timer log is read again from the last flush.
         "timerFlushIntervalMs": "600000",
-        # A full disk refuses writes instead of deleting messages that a test still wants to read.
+        # On a full disk, the broker refuses writes instead of deleting messages that a test may still read.
         "cleanFileForciblyEnable": "false",
         "diskMaxUsedSpaceRatio": "95",
     }
 
 
 def write_configuration(directory: Path, keys: Mapping[str, str], *, version: str) -> Path:
-    """Create a server's directory with its files and return the configuration file."""
+    """Create a server's directory with its files. Return the path of the configuration file."""
     (directory / "tmp").mkdir(parents=True, exist_ok=True)
     (directory / "conf").mkdir(exist_ok=True)
     for name in ("logback_namesrv.xml", "logback_broker.xml") if version.startswith("4.") else (_LOGBACK_NAME,):
-        (directory / "conf" / name).write_text(_LOGBACK)  # 4.x exits with 255 when its own are not there
+        (directory / "conf" / name).write_text(_LOGBACK)  # 4.x exits with 255 if its own files are missing
     file = directory / "server.conf"
     file.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
     return file
@@ -219,9 +226,9 @@ def write_configuration(directory: Path, keys: Mapping[str, str], *, version: st
 def java_command(
     java: str, main_class: str, class_path: str, directory: Path, *, small: bool, options: tuple[str, ...] = ()
 ) -> list[str]:
-    """Return a server's command, with which it writes under ``directory``.
+    """Return the command that starts a server. The server writes files only under ``directory``.
 
-    With UsePerfData it would leave a file in /tmp after SIGKILL.
+    With UsePerfData, the server would leave a file in /tmp after SIGKILL.
     """
     own = (
         f"-Duser.home={directory}",

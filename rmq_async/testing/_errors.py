@@ -4,11 +4,11 @@ from rmq_protocol.errors import RocketMQError
 
 
 class ClusterError(RocketMQError):
-    """A cluster or one of its servers cannot be started, controlled or reached, or an argument is invalid.
+    """Raised if a cluster or one of its servers cannot be started, controlled or reached, or if an argument is invalid.
 
-    The text names the failed step; where a server ended or was late, it ends with the last lines of that server's log.
+    The message names the failed step. If a server ended or was late, the message ends with the last lines of that server's log.
     """
 
 
 class PortInUseError(ClusterError):
-    """A server ended, and its log says that one of its ports was in use; a start with other ports may succeed."""
+    """Raised if a server ended and its log reports that one of its ports was in use. A start with other ports may succeed."""

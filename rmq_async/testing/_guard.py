@@ -1,12 +1,12 @@
 """Kills the servers of a cluster whose owner process has ended for any reason (SIGKILL, SIGTERM, os._exit, a crash), and deletes
 DIRECTORY.
 
-Run as ``python -I -S _guard.py OWNER_PID [DIRECTORY]`` with one end of a pipe from the owner as standard input, as the leader
-of a new process group. All servers of the cluster join that group, so one signal reaches every one of them, including one that
-the owner has just started. In an orderly stop the owner kills the group, guard included.
+Run it as ``python -I -S _guard.py OWNER_PID [DIRECTORY]`` with one end of a pipe from the owner as standard input, as the
+leader of a new process group. All servers of the cluster join that group, so one signal reaches all servers, including a server
+that the owner has just started. In an orderly stop, the owner kills the group, including the guard.
 
-PR_SET_PDEATHSIG is no alternative: it fires when the *thread* that forked ends, which would kill servers started from a worker
-thread, and only Linux has it. A guard costs one idle interpreter (8 MB) per cluster.
+PR_SET_PDEATHSIG is no alternative, because only Linux supports it and because it fires when the *thread* that forked ends.
+Servers that were started from a worker thread would then be killed. A guard costs one idle interpreter (8 MB) per cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 def main(owner: int, directory: str | None) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    while os.getppid() == owner:  # a forked child of the owner may hold the pipe open: look at the parent too
+    while os.getppid() == owner:  # also check the parent, because a forked child of the owner may hold the pipe open
         readable, _, _ = select.select([0], [], [], 0.5)
         if readable and not os.read(0, 64):
             break

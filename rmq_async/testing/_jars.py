@@ -1,10 +1,10 @@
-"""The official server's jars: Maven resolves them once, later starts read a list of files.
+"""The jars of the official server. Maven resolves them once, and later starts read a list of files.
 
-A first resolution downloads some 90 MB in 136 jars for 5.5.0 (19 s when it was measured); later ones read one small file. Several
-processes may ask at once (parallel test runs): one holds a file lock and works in a directory of its own, which becomes visible
-by one rename, and a set of which a jar is missing is not used. Jars are hard links to Maven's local repository where the file
-system allows, else copies: the set stays complete when that repository is cleaned. Maven runs with its own defaults and settings;
-nothing here names a registry.
+The first resolution downloads about 90 MB in 136 jars for 5.5.0, which took 19 s in a measurement. Later resolutions read one
+small file. Several processes may resolve jars at the same time (parallel test runs). One of them holds a file lock and works in
+a separate directory, which becomes visible by a single rename. A set with a missing jar is not used. Jars are hard links to
+Maven's local repository if the file system allows it, and copies otherwise, so the set stays complete when that repository is
+cleaned. Maven runs with its own defaults and settings, and this module names no registry.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ _POM: Final = """\
 
 
 _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""JVM options of Maven, which runs only for seconds here; MAVEN_OPTS of the environment replaces them."""
+"""JVM options of Maven, which runs only for seconds. The environment variable MAVEN_OPTS replaces them."""
 
 
 def missing(version: str) -> str:
-    """Return what this machine lacks for a cluster of ``version``, Java or Maven, and the remedy; an empty text for nothing.
+    """Return which requirement of a cluster of ``version`` (Java or Maven) is missing on this machine, and the remedy. Return
+    an empty string if nothing is missing.
 
-    Maven is not needed once the jars are in the cache.
+    Maven is not required once the jars are in the cache.
     """
     java = find_java()
     if java is None:
@@ -87,12 +88,12 @@ def find_maven() -> str | None:
 
 
 def resolve(version: str) -> str:
-    """Return the class path of name server and broker; block while Maven fetches jars that the cache does not have.
+    """Return the class path of name servers and brokers. Block while Maven downloads jars that are not in the cache.
 
     Raises:
-        ClusterError: For a malformed version, when the jars cannot be stored, and when Maven is missing, takes more than 15
-            minutes or fails (with its last lines).
-        OSError: Where the directory above that of the jars cannot be made or written to.
+        ClusterError: If the version is malformed, if the jars cannot be stored, or if Maven is missing, takes more than 15
+            minutes or fails. If Maven fails, the message contains its last lines.
+        OSError: If the parent of the jars' directory cannot be created or written to.
     """
     directory = _directory(version)
     if jars := _cached(directory):
@@ -123,7 +124,9 @@ def _directory(version: str) -> Path:
 
 
 def _cached(directory: Path) -> list[str]:
-    """Return the jars of a complete set, in Maven's order; empty when there is none or a file of it is missing."""
+    """Return the jars of a complete set, in Maven's order. Return no jars if the set does not exist or one of its files is
+    missing.
+    """
     try:
         names = (directory / _LIST).read_text().split("\n")
         jars = [directory / name for name in names if name]
@@ -134,7 +137,7 @@ def _cached(directory: Path) -> list[str]:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Lock the file; without ``wait`` yield False where another process holds the lock."""
+    """Lock the file. Without ``wait``, yield False if another process holds the lock."""
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,18 +210,21 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-# Class-data archives of the servers, kept beside their jars: a server spends much of its start on loading and linking classes.
+# Class-data archives of the servers, which are stored next to the jars. Without them, a server spends much of its start on
+# loading and linking classes.
 #
-# A running JVM of 17 or later dumps its loaded classes to an archive (``jcmd``, so only with a JDK, not a JRE), and later JVMs map
-# that file. The first cluster on a machine makes its servers dump theirs, which takes some seconds. A file's name has a digest of
-# the main class, of Java and of the jars. The JVM checks them too, and ignores an archive that does not match.
+# A running JVM of version 17 or later can dump its loaded classes to an archive, and JVMs that start later map that file. The
+# dump uses ``jcmd``, so it needs a JDK, not only a JRE. The first cluster on a machine makes its servers dump their classes,
+# which takes some seconds. The name of an archive contains a digest of the main class, of Java and of the jars. The JVM also
+# checks them and ignores an archive that does not match.
 #
-# Measured, interleaved, medians of 6, while servers still made certificates at each start: a name server and a broker of 5.5.0 are
-# up in 4.6 s instead of 5.8 s, for 7.5 s of CPU instead of 9.8 s.
+# Measured while servers still created certificates at each start (medians of 6, interleaved): a name server and a broker of
+# 5.5.0 are up after 4.6 s instead of 5.8 s, and use 7.5 s of CPU instead of 9.8 s.
 #
-# A static archive has the JDK's classes too, and those that were loaded and not linked yet: with it a name server starts in 0.58 s
-# of CPU and a broker in 0.99 s, with a dynamic one in 0.68 s and 1.11 s (medians of 5). The JVM starts another one that makes it
-# and leaves the output of that one in its working directory, so it is for programs that have one of their own.
+# A static archive also contains the JDK's classes, and classes that were loaded but not yet linked. With a static archive, a
+# name server starts in 0.58 s of CPU and a broker in 0.99 s; with a dynamic archive, they start in 0.68 s and 1.11 s (medians
+# of 5). To create a static archive, the JVM starts a second JVM and leaves the output of that JVM in its working directory.
+# Static archives are therefore suitable only for programs with a separate working directory.
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +233,7 @@ WRITE_TIMEOUT: Final = 120.0
 
 
 class ClassData:
-    """The archive for servers of one main class, one class path and one Java; ``static``: see above."""
+    """The archive for servers with one main class, one class path and one Java. ``static`` is explained above."""
 
     def __init__(self, java: str, main_class: str, class_path: str, *, static: bool = True) -> None:
         self._jcmd = Path(java).resolve().with_name("jcmd")
@@ -240,20 +246,24 @@ class ClassData:
 
     @property
     def wanted(self) -> bool:
-        """Whether this Java can dump an archive, and no file is there yet: after a dump that failed there is an empty one."""
+        """Whether this Java can dump an archive and the file does not exist yet. After a failed dump, the file exists and is
+        empty.
+        """
         return self._able and not self._file.exists()
 
     def options(self) -> tuple[str, ...]:
-        """Return the JVM options that use the archive, or that enable a later ``write``; empty if neither is possible."""
+        """Return the JVM options that use the archive or that enable a later ``write``. Return no options if neither is
+        possible.
+        """
         if self.wanted:
             return ("-XX:+RecordDynamicDumpInfo",) if self._dump == "dynamic_dump" else ()
         return (f"-XX:SharedArchiveFile={self._file}",) if self._able and self._file.stat().st_size else ()
 
     def write(self, pid: int) -> None:
-        """Make the server with this pid dump its classes; the server stands still meanwhile.
+        """Make the server with this pid dump its classes. The server is suspended during the dump.
 
-        Do nothing if there is an archive, or while another process makes one. Failures are logged; after a dump that ``jcmd``
-        could not make, none is tried again.
+        Do nothing if the archive exists, or while another process creates it. Failures are logged. After ``jcmd`` has failed
+        once, no further dump is tried.
         """
         try:
             with _locked(self._file.with_suffix(".lock"), wait=False) as alone:

@@ -1,9 +1,9 @@
 """Free ports for servers on this machine.
 
-Ports are drawn at random below (or above) the kernel's range for outgoing connections, if that leaves room. Inside that range
-any client's connection may take the port of a broker that is down for a moment, and a client that keeps connecting to a closed
-port of the range can even connect to itself. A port may still be taken between this check and the server's bind; starts are
-repeated.
+Ports are drawn at random below (or above) the kernel's range for outgoing connections, if enough ports are outside of that
+range. Inside the range, any client's connection may take the port of a broker that is down for a moment, and a client that
+keeps connecting to a closed port of the range can even connect to itself. A port may still be taken between this check and the
+server's bind, so starts are repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Final
 from ._errors import ClusterError
 
 BROKER_OFFSETS: Final = (0, -2, 1)
-"""Offsets of a broker's ports: with port p it takes p - 2 (VIP channel) and p + 1 (HA, on all interfaces for every bindAddress)."""
+"""Offsets of a broker's ports. A broker with port p also listens on p - 2 (VIP channel) and p + 1 (HA, always on all
+interfaces).
+"""
 
 _random = random.SystemRandom()  # forked or equally seeded processes must not draw the same ports
 
@@ -26,7 +28,7 @@ _random = random.SystemRandom()  # forked or equally seeded processes must not d
 def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
     """Return one port for each entry of ``offsets``.
 
-    The sums of a port and the offsets of its entry are free ports now, and no two entries share one.
+    The sums of a port and the offsets of its entry are free ports at this moment, and no two entries share a port.
 
     Raises:
         ClusterError: After 1000 tries without such a port.
@@ -50,9 +52,10 @@ def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Return whether the process ``pid`` listens on the port; without /proc, whether any process does on 127.0.0.1.
+    """Return whether the process ``pid`` listens on the port. Without /proc, return whether any process listens on the port of
+    127.0.0.1.
 
-    A connect alone could reach the listener of another process that has taken the port.
+    A connection attempt alone could reach another process that has taken the port.
     """
     try:
         tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
@@ -89,8 +92,8 @@ def _candidates() -> range:
 
 
 def _is_free(port: int) -> bool:
-    """Return whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen: two sockets that only bind
-    do not collide.
+    """Return whether a socket can bind as the servers do (SO_REUSEADDR, all interfaces) and listen. The check includes
+    listening because two sockets that only bind do not collide.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,6 @@
-"""Requests to servers that may not be ready yet: one connection per request; a refused connection is an ordinary outcome."""
+"""Sends requests to servers that may not be ready yet. Each request has its own connection, and a refused connection is an
+ordinary outcome.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ _TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Access:
-    """Access settings of a cluster.
+    """The access settings of a cluster.
 
     Attributes:
-        tls: None for plain connections.
-        credentials: None for unsigned requests.
+        tls: The TLS settings. None means plain connections.
+        credentials: The credentials that sign requests. None means unsigned requests.
     """
 
     tls: ssl.SSLContext | None = None
@@ -40,7 +42,7 @@ PLAIN = Access()
 async def ask(
     address: str, code: int, ext_fields: dict[str, str | None] | None = None, body: bytes = b"", *, access: Access = PLAIN
 ) -> RemotingCommand | None:
-    """Return the response to one request; None when none arrives within 2 s or the exchange fails."""
+    """Return the response to one request. Return None if no response arrives within 2 s or the exchange fails."""
     if access.credentials is not None:
         ext_fields = {**sign(access.credentials, ext_fields, [body])}
     command = RemotingCommand(code=code, opaque=1, ext_fields=ext_fields, body=body)
@@ -60,10 +62,10 @@ async def hurry_registration(broker: str, access: Access = PLAIN) -> None:
 
 
 async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic: bool, access: Access = PLAIN) -> list[str]:
-    """Return those of the given addresses of brokers and replicas that the name server does not yet route to.
+    """Return the given addresses of brokers and replicas to which the name server does not yet route.
 
-    A broker is routed to when the cluster info (106) lists it and, with ``default_topic``, the route of TBW102 (105) does so, too:
-    producers use that route for a topic that does not exist yet.
+    The name server routes to a broker if the cluster info (106) lists the broker. With ``default_topic``, the route of TBW102
+    (105) must also list it, because producers use that route for a topic that does not exist yet.
     """
     known = _addresses(await _listed(name_server, access))
     if default_topic:
@@ -75,15 +77,19 @@ async def not_routed(name_server: str, brokers: Iterable[str], *, default_topic:
 
 
 async def broker_addresses(name_server: str, access: Access = PLAIN) -> dict[str, str]:
-    """Return, by broker name, the address of each master that the name server lists; empty when it does not respond."""
+    """Return, by broker name, the address of each master that the name server lists. Return no addresses if it does not
+    respond.
+    """
     brokers = await _listed(name_server, access)
     return {each.broker_name: each.broker_addrs[MASTER_ID] for each in brokers if MASTER_ID in each.broker_addrs}
 
 
 async def commit_log_end(broker: str, access: Access = PLAIN) -> int | None:
-    """Return the end offset of the broker's commit log in bytes; None when the broker does not respond or has no figures yet."""
+    """Return the end offset of the broker's commit log in bytes. Return None if the broker does not respond or has no figures
+    yet.
+    """
     answer = await ask(broker, RequestCode.GET_BROKER_RUNTIME_INFO, access=access)
-    if answer is None or answer.code != ResponseCode.SUCCESS:  # in its first second
+    if answer is None or answer.code != ResponseCode.SUCCESS:  # in the broker's first second
         return None
     return int(decode_body(KVTable, answer.body).table["commitLogMaxOffset"])
 

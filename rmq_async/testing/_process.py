@@ -1,7 +1,7 @@
-"""Child processes of a cluster, in one process group, each controlled by its pid.
+"""The child processes of a cluster. They are in one process group, and each of them is controlled by its pid.
 
-They use ``subprocess.Popen`` and polling instead of asyncio's subprocesses, which belong to one event loop, while a cluster of a
-test session outlives the loops of its tests. Coroutines that wait for an end poll every 20 ms.
+The module uses ``subprocess.Popen`` and polling, because asyncio's subprocesses belong to one event loop, while a cluster of a
+test session outlives the loops of its tests. Coroutines that wait for the end of a process poll every 20 ms.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _POLL = 0.02
 
 
 class ServerProcess:
-    """One JVM, which the constructor starts.
+    """One JVM. The constructor starts it.
 
     Args:
-        log: The file for its standard output and error.
+        log: The file for the standard output and standard error of the process.
     """
 
     def __init__(
@@ -48,11 +48,13 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code; None while the process runs (paused or not); the negative signal number when a signal ended it."""
+        """The exit code. None while the process exists, paused or not. If a signal ended the process, it is the negative signal
+        number.
+        """
         return self._popen.poll()
 
     async def terminate(self, timeout: float) -> bool:
-        """Send SIGTERM and wait for the end; return False when the process still runs after ``timeout`` seconds."""
+        """Send SIGTERM and wait for the end. Return False if the process still runs after ``timeout`` seconds."""
         self._popen.terminate()
         self.resume()  # a stopped process handles SIGTERM only after SIGCONT
         return await self._ended(time.monotonic() + timeout)
@@ -62,10 +64,10 @@ class ServerProcess:
         await self._ended(time.monotonic() + 30)
 
     def pause(self) -> None:
-        """Send SIGSTOP and return when the process has stopped; without /proc returns at once.
+        """Send SIGSTOP. Return when the process has stopped, or at once without /proc.
 
         Raises:
-            ClusterError: When it has not stopped after 1 s.
+            ClusterError: If the process has not stopped after 1 s.
         """
         self._popen.send_signal(signal.SIGSTOP)
         self.paused = True
@@ -82,7 +84,7 @@ class ServerProcess:
         self.paused = False
 
     def reap(self) -> None:
-        """Wait for the end of a process that was killed, for 30 s at most."""
+        """Wait for the end of a process that was killed, but for at most 30 s."""
         self._popen.wait(30)
 
     async def _ended(self, deadline: float) -> bool:
@@ -93,7 +95,7 @@ class ServerProcess:
         return True
 
     def stat_field(self, number: int) -> str:
-        """Return field ``number`` (at least 3, numbered as in proc(5)) of /proc/PID/stat; empty without /proc."""
+        """Return field ``number`` (at least 3, numbered as in proc(5)) of /proc/PID/stat. Return an empty string without /proc."""
         try:
             text = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -120,7 +122,7 @@ class Group:
         return self._guard.pid
 
     def kill(self) -> None:
-        """Send SIGKILL to the group. The guard is reaped only afterwards, so the group's id cannot have been reused."""
+        """Send SIGKILL to the group. The guard is reaped only afterwards, so that the id of the group cannot have been reused."""
         os.killpg(self._guard.pid, signal.SIGKILL)
         self._guard.wait(30)
         if self._guard.stdin is not None:

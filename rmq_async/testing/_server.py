@@ -23,10 +23,10 @@ _BIND_MARKS: Final = ("BindException", "Address already in use", "Failed to bind
 
 @dataclass(frozen=True)
 class Launch:
-    """Start instructions of a server, for any number of starts.
+    """Instructions to start a server, any number of times.
 
-    ``prepare(keys)`` writes its files and starts its process; ``keys`` are those of its configuration that a move has changed.
-    ``ready(server, deadline)`` waits until it serves.
+    ``prepare(keys)`` writes the server's files and starts its process. ``keys`` are the keys of the configuration that a move
+    has changed. ``ready(server, deadline)`` waits until the server serves requests.
     """
 
     directory: Path
@@ -43,8 +43,8 @@ class Server:
     ``resume`` are plain calls.
 
     Args:
-        name: The broker's name, or ``namesrv-N``.
-        address: "host:port", as clients see it.
+        name: The name of the broker, or ``namesrv-N``.
+        address: The "host:port" at which clients reach the server.
     """
 
     def __init__(self, name: str, address: str, launch: Launch | None = None) -> None:
@@ -64,7 +64,7 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists, paused or not."""
+        """Whether the process exists. A paused process exists."""
         return self._process is not None and self._process.exit_code is None
 
     @property
@@ -83,26 +83,28 @@ class Server:
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory in bytes, from /proc; 0 without it."""
+        """Resident memory in bytes, read from /proc. 0 without /proc."""
         pages = self._own().stat_field(24)
         return int(pages or 0) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self) -> float:
-        """Return the seconds of user and system time of all threads so far, from /proc in steps of 10 ms; 0.0 without it."""
+        """Return the user and system time of all threads so far, in seconds, read from /proc in steps of 10 ms. Return 0.0
+        without /proc.
+        """
         process = self._own()
         ticks = int(process.stat_field(14) or 0) + int(process.stat_field(15) or 0)
         return ticks / os.sysconf("SC_CLK_TCK")
 
     async def start(self, *, registered: bool = True, timeout: float = 60.0) -> None:
-        """Start a server that is down, with its former port and store; do nothing while it runs.
+        """Start a server that is down, with its former port and store. Do nothing if the server is running.
 
-        A broker is up when every running name server routes to it, a name server when it routes to every running broker;
-        brokers are made to register at once. Paused servers do not count. With ``registered=False`` a server is up when its
-        port is open, and brokers register in their own time (10-30 s after a name server's restart).
+        A broker is up when every running name server routes to it. A name server is up when it routes to every running broker;
+        brokers are made to register at once. Paused servers do not count. With ``registered=False``, a server is up when its
+        port is open, and brokers register at their usual times (10-30 s after a restart of a name server).
 
         Raises:
-            ClusterError: With the end of the server's log, when the server ends or is not up within ``timeout`` seconds; also
-                when its cluster was stopped.
+            ClusterError: If the server ends or is not up within ``timeout`` seconds; the message contains the end of the
+                server's log. Also if the cluster was stopped.
         """
         launch = self._launched()
         if self.running:
@@ -113,7 +115,7 @@ class Server:
             try:
                 await self.wait_port(deadline)
                 break
-            except PortInUseError:  # a connection of the former process may still hold it
+            except PortInUseError:  # a connection of the former process may still hold the port
                 if attempt == 2:
                     raise
                 await asyncio.sleep(1.0)
@@ -121,21 +123,21 @@ class Server:
             await launch.ready(self, deadline)
 
     def spawn(self) -> None:
-        """Start the process without waiting until it serves."""
+        """Start the process without waiting until it serves requests."""
         self._process = self._launched().prepare(self._moved)
 
     def relocate(self, address: str, keys: Mapping[str, str]) -> None:
-        """Give later starts another address, by these keys of the configuration; see ``RealCluster.move``."""
+        """Change the address for later starts, with these keys of the configuration. See ``RealCluster.move``."""
         self.address = address
         self._moved = dict(keys)
 
     async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """Shut the server down by SIGTERM and return when it has ended; do nothing while it does not run.
+        """Shut the server down with SIGTERM. Return when the server has ended. Do nothing if the server is not running.
 
-        Its connections close at once, except with the profile "go-away"; a broker ends some 16 s later (5.5.0).
+        The server's connections close at once, except with the profile "go-away". A broker ends about 16 s later (5.5.0).
 
         Raises:
-            ClusterError: When it has not ended after ``timeout`` seconds; the shutdown continues after that.
+            ClusterError: If the server has not ended after ``timeout`` seconds. The shutdown then continues.
         """
         if not self.running and self._launched():
             return
@@ -143,27 +145,29 @@ class Server:
             raise ClusterError(f"{self.name} has not ended {timeout:g} s after SIGTERM; wait, or kill() it\n{self.log_tail()}")
 
     async def kill(self) -> None:
-        """Send SIGKILL; return when the process has ended, after 30 s at the latest. Do nothing while it does not run."""
+        """Send SIGKILL. Return when the process has ended, but after 30 s at the latest. Do nothing if the server is not
+        running.
+        """
         if self.running or not self._launched():
             await self._own().kill()
 
     def pause(self) -> None:
-        """Stop the process by SIGSTOP until ``resume``: connections stay open, requests get no response.
+        """Stop the process with SIGSTOP until ``resume``. Connections stay open, but requests get no response.
 
         Raises:
-            ClusterError: If it still runs after 1 s.
+            ClusterError: If the process still runs after 1 s.
         """
         self._own().pause()
 
     def resume(self) -> None:
-        """Continue the process by SIGCONT; have no effect where it was not paused."""
+        """Continue the process with SIGCONT. Has no effect if the process was not paused."""
         self._own().resume()
 
     async def wait_port(self, deadline: float) -> None:
         """Wait until the port is open.
 
         Raises:
-            ClusterError: When the process ends or at ``deadline`` (``time.monotonic()``).
+            ClusterError: If the process ends, or at ``deadline`` (``time.monotonic()``).
         """
         while not (self.running and listens(self.pid, self.port)):
             self.check_alive()
@@ -174,8 +178,8 @@ class Server:
             await asyncio.sleep(0.05)
 
     def check_alive(self) -> None:
-        """Raise ClusterError, with the end of the log, when the process has ended; PortInUseError if the log says that a port
-        was in use.
+        """Raise ClusterError, with the end of the log, if the process has ended. Raise PortInUseError if the log reports that a
+        port was in use.
         """
         code = self._process.exit_code if self._process is not None else None
         if code is None:
@@ -189,7 +193,7 @@ class Server:
         raise ClusterError(f"{self.name} ended with exit code {code}; see the end of its log:\n{tail}")
 
     def log_tail(self, lines: int = 30) -> str:
-        """Return the last ``lines`` lines of the server's output and of its log, each with up to five earlier errors."""
+        """Return the last ``lines`` lines of the server's output and of its log. Each is preceded by up to five earlier errors."""
         files = [self._launched().directory / name for name in _LOGS]
         return "\n".join(_tail(file, lines) for file in files if file.exists() and file.stat().st_size)
 

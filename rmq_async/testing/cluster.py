@@ -5,14 +5,14 @@
         ...
         await cluster.brokers[0].kill()
 
-Servers are JVMs on 127.0.0.1, each with its own directory (store, logs, tmp, home) inside that of the cluster. They start in
-parallel: with class data (see ``_class_data``) a start of a name server and a small broker costs 2.4 s of CPU and takes 1.7 s on
-two cores (5.5.0). A broker would register with the name servers only after 4 s or 14 s, so it is made to register at once (see
-``_probe``). Servers are ended by one SIGKILL to their process group (an orderly stop takes 16 s), at ``stop``, at interpreter exit,
-or by the guard process when this process is gone (see ``_guard``). A cluster is bound to no event loop: it may be started, used and
-stopped in different loops, one after the other.
+Servers are JVMs on 127.0.0.1. Each server has its own directory (store, logs, tmp, home) inside the directory of the cluster.
+Servers start in parallel. With class data (see ``ClassData`` in ``_jars``), the start of a name server and a small broker uses
+2.4 s of CPU and takes 1.7 s on two cores (5.5.0). A broker would register with the name servers only after 4 s or 14 s, so it
+is made to register at once (see ``_probe``). One SIGKILL to their process group ends the servers, because an orderly stop takes
+16 s. It is sent by ``stop``, at interpreter exit, or by the guard process when this process has ended (see ``_guard``). A
+cluster is not bound to an event loop: it can be started, used and stopped in different loops, one after the other.
 
-A broker's HA port (its port + 1) always listens on all interfaces; everything else is on 127.0.0.1 only.
+A broker's HA port (its port + 1) always listens on all interfaces. All other ports are on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ from ._server import Launch, Server
 
 DEFAULT_VERSION: Final = "5.5.0"
 OLD_VERSION: Final = "4.9.7"
-"""The latest 4.x with all its jars in Maven. The tests run these two versions."""
+"""The latest 4.x version whose jars are all in Maven. The tests run with this version and the current one."""
 START_TIMEOUT: Final = 120.0
 DISK_LIMIT: Final = 0.88
-"""Share of the disk in use above which no server is started: a broker refuses messages from 90 % on
-(``diskSpaceWarningLevelRatio`` of DefaultMessageStore)."""
+"""Used share of the disk above which no server is started, because a broker refuses messages from 90 % on
+(``diskSpaceWarningLevelRatio`` of DefaultMessageStore).
+"""
 
 _HURRY_INTERVAL = 0.5
 
 
 def require(version: str = DEFAULT_VERSION) -> None:
-    """Skip the running test, with the reason, where no cluster can be started; with RMQ_REQUIRE_CLUSTER=1 fails it instead."""
+    """Skip the running test, with a reason, if no cluster can be started. With RMQ_REQUIRE_CLUSTER=1, fail the test instead."""
     import pytest
 
     reason = missing(version)
@@ -71,12 +72,13 @@ def require(version: str = DEFAULT_VERSION) -> None:
 
 
 class ExternalCluster:
-    """A cluster that was started elsewhere; its servers cannot be controlled.
+    """A cluster that was started elsewhere. Its servers cannot be controlled.
 
-    It has the lists ``nameservers``, ``brokers`` (the masters, filled by ``start``) and ``replicas`` of a RealCluster.
+    It has the lists ``nameservers``, ``brokers`` and ``replicas`` of a RealCluster. ``start`` fills ``brokers`` with the
+    masters.
 
     Args:
-        namesrv: Addresses of its name servers, joined by ";" or ",".
+        namesrv: The addresses of the cluster's name servers, joined by ";" or ",".
     """
 
     def __init__(self, namesrv: str) -> None:
@@ -85,13 +87,13 @@ class ExternalCluster:
         self.nameservers = [Server(f"namesrv-{number}", address) for number, address in enumerate(addresses)]
         self.brokers: list[Server] = []
         self.replicas: list[Server] = []
-        """No replicas, because they are used only through their controls."""
+        """Always empty, because replicas are used only through their controls."""
 
     async def start(self) -> None:
-        """Read the brokers from the first name server that lists any.
+        """Read the brokers from the first name server that lists at least one broker.
 
         Raises:
-            ClusterError: When none does.
+            ClusterError: If no name server lists a broker.
             ValueError: For an address without a port.
         """
         for server in self.nameservers:
@@ -107,22 +109,23 @@ class ExternalCluster:
 
 
 class RealCluster(Startable):
-    """Name servers and brokers of one cluster, as child processes of this one.
+    """The name servers and brokers of one cluster, as child processes of this process.
 
-    The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists, filled by ``start``; replicas are in the order of
-    their brokers, ``broker-a-1`` is the first of broker-a.
+    The attributes ``nameservers``, ``brokers`` and ``replicas`` are lists that ``start`` fills. Replicas are in the order of
+    their brokers, and ``broker-a-1`` is the first replica of broker-a.
 
     Args:
         brokers: Number of masters, 0 or more.
         nameservers: Number of name servers, 1 or more.
-        replicas: Number of slaves of each broker, which replicate asynchronously.
-        profile: "correctness" (long limits), "stock" (the servers' defaults), "correctness" with one feature ("auth",
-            "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a Profile of your own;
-            servers ignore keys that their version does not know.
-        version: "5.5.0" or "4.9.7"; others are untested.
-        small: Small heaps; False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the profile's keys.
-        directory: A text or Path; holds all files, which remain after ``stop``; a store found there is used. Default: a
-            temporary directory, which is deleted.
+        replicas: Number of replicas of each broker. They replicate asynchronously.
+        profile: "correctness" (long limits), "stock" (the servers' defaults), the name of a feature that is added to
+            "correctness" ("auth", "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a
+            custom Profile. Servers ignore keys that their version does not know.
+        version: "5.5.0" or "4.9.7". Other versions are untested.
+        small: Whether servers have small heaps. Use False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the
+            profile's keys.
+        directory: The directory for all files, a str or Path. The files remain after ``stop``, and an existing store in the
+            directory is used. The default is a temporary directory, which is deleted.
 
     Raises:
         ClusterError: For a number out of range and for an unknown profile.
@@ -167,7 +170,7 @@ class RealCluster(Startable):
 
     @property
     def namesrv(self) -> str:
-        """The name servers' addresses as clients take them, joined by ";".
+        """The addresses of the name servers in the form that clients take, joined by ";".
 
         Raises:
             ClusterError: Before ``start``.
@@ -178,7 +181,7 @@ class RealCluster(Startable):
 
     @property
     def credentials(self) -> Credentials | None:
-        """Credentials of a user with all rights; None where the profile has no users."""
+        """Credentials of a user with all permissions. None if the profile has no users."""
         return self.profile.credentials
 
     @property
@@ -186,7 +189,7 @@ class RealCluster(Startable):
         """The cluster's certificates.
 
         Raises:
-            ClusterError: Before ``start`` and where the profile is without TLS.
+            ClusterError: Before ``start``, and if the profile does not use TLS.
         """
         if self._certificates is None:
             reason = "start it first" if self.profile.tls else 'its profile has no TLS; choose "tls" or "mutual-tls"'
@@ -199,17 +202,17 @@ class RealCluster(Startable):
         return [*self.nameservers, *self.brokers, *self.replicas]
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
-        """Start all servers; return when every name server routes to every broker.
+        """Start all servers. Return when every name server routes to every broker.
 
-        Cleans up when it fails or is cancelled.
+        If the start fails or is cancelled, clean up.
 
-        The first start on a machine makes Maven fetch the jars, which may take minutes, and then makes the servers dump their
-        loaded classes; ``timeout`` (seconds) excludes both.
+        The first start on a machine makes Maven download the jars, which may take minutes, and then makes the servers dump
+        their loaded classes. ``timeout`` (seconds) does not include these two steps.
 
         Raises:
-            ClusterError: When the cluster runs already; when Java, Maven or (for TLS) the package trustme is missing; when the
-                version is malformed or its jars cannot be fetched or stored; when the disk is too full or no ports are free;
-                and, with the end of its log, when a server ends or is not ready in time.
+            ClusterError: If the cluster is already running; if Java, Maven or (for TLS) the package trustme is missing; if the
+                version is malformed or its jars cannot be downloaded or stored; if the disk is too full or no ports are free;
+                or if a server ends or is not ready in time. In the last case, the message contains the end of the server's log.
         """
         if self._group is not None:
             raise ClusterError("the cluster has been started already; stop() it first")
@@ -228,14 +231,14 @@ class RealCluster(Startable):
                     raise
 
     async def stop(self) -> None:
-        """Kill all servers by SIGKILL and delete a temporary directory. Do nothing if the cluster does not run."""
+        """Kill all servers with SIGKILL and delete a temporary directory. Do nothing if the cluster is not running."""
         await asyncio.to_thread(self._end)
 
     async def heal(self, timeout: float = START_TIMEOUT) -> None:
-        """Resume paused servers, start stopped ones, and return when every name server routes to every broker.
+        """Resume paused servers and start stopped servers. Return when every name server routes to every broker.
 
         Raises:
-            ClusterError: After ``timeout`` seconds, when a server ends, and if the cluster was stopped.
+            ClusterError: After ``timeout`` seconds, if a server ends, and if the cluster was stopped.
         """
         deadline = time.monotonic() + timeout
         for server in self.servers:
@@ -246,12 +249,12 @@ class RealCluster(Startable):
         await self._until_up(deadline)
 
     async def move(self, broker: Server) -> None:
-        """Kill a broker and start it with its store on another port, like a container that was scheduled anew.
+        """Kill a broker and start it with its store on another port, like a container that was rescheduled.
 
-        At the return ``broker`` has the new address, and every running name server that is not paused routes to it.
+        On return, ``broker`` has the new address, and every name server that is running and not paused routes to it.
 
         Raises:
-            ClusterError: As ``Server.start`` does, and when no ports are free.
+            ClusterError: If ``Server.start`` raises it, and if no ports are free.
         """
         await broker.kill()
         (port,) = find_ports([BROKER_OFFSETS])
@@ -259,13 +262,14 @@ class RealCluster(Startable):
         await broker.start()
 
     async def replicated(self, timeout: float = 60.0) -> None:
-        """Wait until each replica's commit log has reached the end that its master's had at the call; both must run.
+        """Wait until the commit log of each replica has reached the end that its master's commit log had at the call. Masters
+        and replicas must be running.
 
-        A replica connects some 5 s after its start. It copies settings of topics within a minute (5.5.0) and until then refuses
-        pulls of a new topic.
+        A replica connects about 5 s after its start. It copies the settings of topics within a minute (5.5.0) and refuses pulls
+        of a new topic until then.
 
         Raises:
-            ClusterError: After ``timeout`` seconds, and when a server has ended before it answered.
+            ClusterError: After ``timeout`` seconds, and if a server has ended before it responded.
         """
         deadline = time.monotonic() + timeout
         ends = [await self._log_end(broker, deadline) for broker in self.brokers]
@@ -284,7 +288,7 @@ class RealCluster(Startable):
         return server.cpu_seconds()
 
     def _lay_out(self, class_path: str) -> None:
-        """Make the directory, process group, ports and Server objects; start no server."""
+        """Create the directory, process group, ports and Server objects. Do not start servers."""
         given = self._given_directory
         if given is not None:
             given.mkdir(parents=True, exist_ok=True)
@@ -313,7 +317,7 @@ class RealCluster(Startable):
             master, which = self.brokers[number // replicas], number % replicas + 1
             name = f"{master.name}-{which}"
             keys = {**broker_keys(master.name, port, addresses, self._root / name), **self._broker_conf}
-            # It learns its master's HA address at a registration; 5.5.0 ignores a configured ``haMasterAddress``.
+            # A replica learns its master's HA address at a registration. 5.5.0 ignores a configured ``haMasterAddress``.
             keys |= {"brokerId": str(which), "brokerRole": "SLAVE"}
             self.replicas.append(self._server(name, port, BROKER_CLASS, class_path, keys))
 
@@ -366,7 +370,9 @@ class RealCluster(Startable):
             await self._until_routed([server], brokers, deadline)
 
     async def _introduce(self, replicas: Sequence[Server]) -> None:
-        """Make replicas register again: they learn their master's address at a registration, and may have registered before it."""
+        """Make replicas register again. A replica learns its master's address at a registration, and may have registered before
+        its master.
+        """
         await asyncio.gather(*(hurry_registration(replica.address, self._access) for replica in replicas))
 
     async def _log_end(self, broker: Server, deadline: float) -> int:
@@ -403,7 +409,7 @@ class RealCluster(Startable):
             await asyncio.sleep(0.1)
 
     def _end(self) -> None:
-        """Kill the servers and cleans up, once; do nothing in a forked child, because the cluster belongs to the parent."""
+        """Kill the servers and clean up, once. Do nothing in a forked child, because the cluster belongs to the parent."""
         if self._owner != os.getpid():
             return
         atexit.unregister(self._end)

@@ -4,10 +4,10 @@
         producer = Producer("shop", namesrv=cluster.namesrv)
         cluster.brokers["broker-a"].to_client.stall()
 
-Clients take the brokers' addresses from routes, so the proxies of name servers replace each broker's address in responses by
-that of its proxy; the rest of a response's header and body stays the same. A proxy is made when an address is first seen. An
-offset message id holds the broker's own address, so ``Admin.view_message`` finds no broker by it. The servers must run without
-TLS.
+Clients take the brokers' addresses from routes, so the proxies of name servers replace each broker's address in responses with
+the address of its proxy. The rest of a response's header and body stays the same. A proxy is created when an address is first
+seen. An offset message id contains the broker's real address, so ``Admin.view_message`` does not find the broker by such an id.
+The servers must run without TLS.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ MAX_BROKERS: Final = 1000
 
 
 class ClusterProxy(Startable):
-    """Proxies of one cluster.
+    """The proxies of one cluster.
 
     Args:
-        namesrv: Its name servers, as clients take them.
-        seed: Seed of the jitter; None for a different jitter in each run.
+        namesrv: The addresses of the cluster's name servers, in the form that clients take.
+        seed: The seed of the jitter. With None, the jitter differs between runs.
 
     Attributes:
-        name_servers: The proxies of the name servers, in the same order.
-        brokers: The proxies of the masters by broker name, filled at the start and when a route names a new one.
+        name_servers: The proxies of the name servers, in the order of ``namesrv``.
+        brokers: The proxies of the masters by broker name. Entries are added at the start and when a route names a new master.
 
     Raises:
         ValueError: For a ``namesrv`` without an address.
@@ -60,7 +60,7 @@ class ClusterProxy(Startable):
 
     @property
     def namesrv(self) -> str:
-        """The ``namesrv`` text for clients: the proxies' addresses, joined by ";".
+        """The ``namesrv`` string for clients: the addresses of the proxies, joined by ";".
 
         Raises:
             RuntimeError: Before the first start.
@@ -69,21 +69,22 @@ class ClusterProxy(Startable):
 
     @property
     def proxies(self) -> list[FaultProxy]:
-        """All proxies: those of name servers, masters and slaves."""
+        """All proxies, of name servers, masters and replicas."""
         return [*self.name_servers, *self._by_address.values()]
 
     def proxy_of(self, address: str) -> FaultProxy:
         """Return the proxy for a broker's real address.
 
         Raises:
-            KeyError: For an address that was in no route yet.
+            KeyError: For an address that has not been in a route.
         """
         return self._by_address[address]
 
     async def start(self) -> None:
         """Start the proxies.
 
-        Raises ClusterError, and stops them, when no name server responds within 2 s; RuntimeError when they run already.
+        Raises ClusterError, and stops the proxies, if no name server responds within 2 s. Raises RuntimeError if the proxies
+        are already running.
         """
         if self._open is not None:
             raise RuntimeError("this proxy runs already; stop() it first")
@@ -102,20 +103,20 @@ class ClusterProxy(Startable):
             self._open = stack.pop_all()
 
     async def stop(self) -> None:
-        """Stop every proxy. Do nothing if they do not run."""
+        """Stop all proxies. Do nothing if the proxies are not running."""
         if self._open is not None:
             await self._open.aclose()
 
     def clear(self) -> None:
-        """End every fault of every proxy."""
+        """End all faults of all proxies."""
         for proxy in self.proxies:
             proxy.clear()
 
     async def lead_through(self, body: bytes) -> bytes:
-        """Return a name server's response body with the brokers' addresses replaced; any other body unchanged.
+        """Return the body of a name server's response with the brokers' addresses replaced. Return any other body unchanged.
 
         Raises:
-            RemoteProtocolError: For a new address when the proxies are stopped, or when 1000 addresses have one.
+            RemoteProtocolError: For a new address, if the proxies are stopped or if 1000 addresses already have a proxy.
         """
         for broker in _brokers_in(body):
             for broker_id, address in broker.broker_addrs.items():
@@ -140,7 +141,7 @@ class ClusterProxy(Startable):
             return proxy
 
     def _proxy_for(self, address: str) -> FaultProxy:
-        """Return a new proxy of a broker."""
+        """Create a proxy for a broker and return it."""
         return FaultProxy(address, seed=self._seed)
 
     async def _forget(self) -> None:

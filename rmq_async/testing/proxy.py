@@ -6,8 +6,9 @@
         proxy.to_server.cut_after(100)
         proxy.reset()
 
-It works on bytes, not frames. A TCP proxy cannot lose packets or leave a connection half open; to the peer ``stall`` looks like
-both. For clients that find their brokers by a name server see ``ClusterProxy``, which rewrites the routes.
+The proxy works on bytes, not frames. A TCP proxy cannot lose packets or leave a connection half open, but to the peer,
+``stall`` looks like both faults. For clients that find their brokers through a name server, use ``ClusterProxy``, which
+rewrites the routes.
 """
 
 from __future__ import annotations
@@ -30,20 +31,22 @@ from rmq_protocol.route import split_address
 from .._asyncio import Startable
 from .._loops import Turns, close_servers
 
-# The faults of one direction of a proxy: they decide when a connection's next bytes may pass, and how many.
+# The faults of one direction of a proxy. They decide when the next bytes of a connection may pass, and how many.
 #
-# Times and sizes are computed from the current settings when bytes are to pass, not when they arrive, so a changed or cleared
-# fault takes effect at once for bytes that are already queued.
+# Times and sizes are computed from the current settings when bytes leave the queue, not when they arrive, so a changed or
+# cleared fault takes effect at once for bytes that are already queued.
 
 _TICK: Final = 0.02
-"""Seconds of bandwidth that pass in one write: small enough to be smooth, large enough for the loop's timer."""
+"""Seconds of bandwidth that pass in one write. The value is small enough for a smooth flow and large enough for the loop's
+timer.
+"""
 
 
 class Cut:
-    """A fault that closes a connection after ``count`` bytes: by FIN, or by RST if ``reset``.
+    """A fault that closes a connection after ``count`` bytes, by RST if ``reset`` is set and by FIN otherwise.
 
     Args:
-        times: The number of connections that are still to be closed; None for all.
+        times: The number of connections that are still to be closed. None means all connections.
     """
 
     def __init__(self, count: int, reset: bool, times: int | None) -> None:
@@ -53,14 +56,14 @@ class Cut:
 
 
 class Direction:
-    """The faults of one direction of a FaultProxy; every method may be called at any time, on the proxy's loop.
+    """The faults of one direction of a FaultProxy. Every method may be called at any time, on the proxy's loop.
 
-    Faults combine.
+    Several faults can be active at the same time.
 
     Attributes:
-        passed: Bytes forwarded so far.
+        passed: Number of bytes forwarded so far.
         injected: How often each fault has affected a read, a write or a connection, by name ("latency", "bandwidth", "slice",
-            "stall", "cut"); a test should assert on it, because a fault that affected nothing proves nothing.
+            "stall", "cut"). A test should assert on these counts, because a fault that affected nothing proves nothing.
     """
 
     def __init__(self) -> None:
@@ -74,9 +77,10 @@ class Direction:
         self.waiters: set[Callable[[], None]] = set()
 
     def latency(self, seconds: float, *, jitter: float = 0.0) -> None:
-        """Delay bytes by ``seconds``, plus up to ``jitter`` seconds drawn for each read; keep their order.
+        """Delay bytes by ``seconds``, plus up to ``jitter`` seconds that are drawn for each read. The order of the bytes is
+        kept.
 
-        ``latency(0)`` ends it.
+        ``latency(0)`` ends the fault.
 
         Raises:
             ValueError: For a time that is negative, infinite or NaN.
@@ -85,7 +89,7 @@ class Direction:
         self._changed()
 
     def bandwidth(self, bytes_per_second: float | None) -> None:
-        """Limit each connection to this rate; None ends it.
+        """Limit each connection to this rate. None ends the fault.
 
         Raises:
             ValueError: For a rate of 0 or less, infinity and NaN.
@@ -98,9 +102,9 @@ class Direction:
         self._changed()
 
     def slice(self, size: int | None, *, pause: float = 0.001) -> None:
-        """Split the stream into writes of at most ``size`` bytes, at least ``pause`` seconds apart; None ends it.
+        """Split the stream into writes of at most ``size`` bytes, at least ``pause`` seconds apart. None ends the fault.
 
-        With a longer pause the peer more likely reads each piece separately.
+        With a longer pause, the peer is more likely to read each piece separately.
 
         Raises:
             ValueError: For a size below 1, and for a pause that is negative, infinite or NaN.
@@ -113,25 +117,25 @@ class Direction:
     def stall(self) -> None:
         """Forward nothing until ``resume`` or ``clear``.
 
-        With a full buffer the proxy stops reading, so the sender's writes block.
+        When the buffer is full, the proxy stops reading, so the sender's writes block.
         """
         self.stalled = True
         self._changed()
 
     def resume(self) -> None:
-        """End a stall; queued bytes pass as the other faults let them."""
+        """End a stall. Queued bytes then pass as the other faults permit."""
         self.stalled = False
         self._changed()
 
     def cut_after(self, count: int, *, reset: bool = False, times: int | None = 1) -> None:
-        """Close a connection at both ends after ``count`` bytes have passed: by FIN, or with ``reset`` by RST.
+        """Close a connection at both ends after ``count`` bytes have passed, by FIN or, with ``reset``, by RST.
 
-        Bytes are counted per connection, from this call on, or from the connection's start if that is later; with 0 the next
-        byte closes the connection and does not pass.
+        Bytes are counted per connection, from this call on, or from the start of the connection if it starts later. With 0, the
+        next byte closes the connection and does not pass.
 
         Args:
-            times: The number of connections that are closed, in the order in which they reach the count; None for all. A new call
-                replaces an earlier one.
+            times: The number of connections that are closed, in the order in which they reach the count. None means all
+                connections. A new call replaces an earlier one.
 
         Raises:
             ValueError: For a negative count and for ``times`` below 1.
@@ -144,14 +148,14 @@ class Direction:
         self._changed()
 
     def clear(self) -> None:
-        """End every fault; queued bytes pass at once. ``passed`` and ``injected`` keep their values."""
+        """End all faults. Queued bytes pass at once. ``passed`` and ``injected`` keep their values."""
         self.delay = self.jitter = self.pause = 0.0
         self.rate = self.size = self.cut = None
         self.stalled = False
         self._changed()
 
     def piece(self, size: int) -> int:
-        """Return how many of ``size`` bytes that may pass now go into one write."""
+        """Return how many of the ``size`` bytes that may pass now go into one write."""
         if self.size is not None and size > self.size:
             self.injected["slice"] += 1
             size = self.size
@@ -178,10 +182,10 @@ def _seconds(name: str, value: float) -> float:
     return value
 
 
-# One direction of a proxied connection: reads into a bounded queue and writes from it as its Direction permits.
+# One direction of a proxied connection. It reads into a bounded queue and writes from the queue as its Direction permits.
 #
-# Reading continues while earlier bytes are queued, up to about ``limit`` bytes. The end of the stream is queued behind the last
-# bytes, and latency and stalls delay it too.
+# Reading continues while earlier bytes are queued, up to about ``limit`` bytes. The end of the stream is queued after the last
+# bytes, and latency and stalls also delay it.
 
 logger = logging.getLogger("rmq_async.testing")
 
@@ -189,11 +193,11 @@ Rewrite = Callable[[bytes], Awaitable[bytes]]
 
 _READ: Final = 64 * 1024
 _LATE: Final = 0.05
-"""Seconds, at most, of the delay of a write by a busy loop for which a bandwidth limit makes up."""
+"""If a busy loop delays a write, a bandwidth limit makes up for at most this number of seconds."""
 
 
 class End(Enum):
-    """How a direction ends: at the source's EOF, or by closing or resetting both connections."""
+    """How a direction ends: by EOF of the source, or because both connections are closed or reset."""
 
     EOF = "eof"
     CLOSE = "close"
@@ -214,11 +218,11 @@ class _Piece:
 class Pump:
     """Forwards ``source`` to ``sink``.
 
-    ``rewrite`` returns a replacement for each read; a ProtocolError from it resets the connection.
+    ``rewrite`` returns a replacement for the bytes of each read. If it raises a ProtocolError, the connection is reset.
 
     Args:
-        limit: Bytes queued before reading pauses.
-        draw: The source of jitter.
+        limit: Number of queued bytes at which reading pauses.
+        draw: The random source of the jitter.
     """
 
     def __init__(
@@ -244,14 +248,16 @@ class Pump:
         self._left_at = 0.0
         """Time of the last write."""
         self._written_at = 0.0
-        """Time at which the last write was due, but at most ``_LATE`` before the write; the bandwidth limit counts from it."""
+        """Time at which the last write was due, but no earlier than ``_LATE`` before the write. The bandwidth limit counts from
+        this time.
+        """
         self._written = 0
         self._cut: Cut | None = None
         self._left = 0
         sink.transport.set_write_buffer_limits(high=0)  # so that drain waits until the kernel has taken everything
 
     async def run(self) -> End:
-        """Forward until the stream ends, a fault ends it, or a connection breaks; return how it has ended."""
+        """Forward bytes until the stream ends, a fault ends it, or a connection breaks. Return how the stream has ended."""
         self._direction.waiters.add(self._wake.set)
         filling = asyncio.create_task(self._fill())
         try:
@@ -294,7 +300,7 @@ class Pump:
         self._wake.set()
 
     async def _next(self) -> memoryview | End:
-        """Wait until bytes may pass; return the bytes of the next write, or the end of the stream."""
+        """Wait until bytes may pass. Return the bytes of the next write, or the end of the stream."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
@@ -313,7 +319,9 @@ class Pump:
         return head.content[: self._allowed(len(head.content))]
 
     def _due(self, now: float) -> float | None:
-        """Return the time at which the rest of the first piece may pass; None: not before a fault changes or bytes arrive."""
+        """Return the time at which the rest of the first piece may pass. Return None if it cannot pass before a fault changes
+        or bytes arrive.
+        """
         if not self._held:
             return None
         direction, head = self._direction, self._held[0]
@@ -338,7 +346,7 @@ class Pump:
             self._direction.injected[fault] += 1
 
     def _allowed(self, size: int) -> int:
-        """Return how many of ``size`` bytes go into the next write; 0 if the connection is to be cut before them."""
+        """Return how many of ``size`` bytes go into the next write. Return 0 if the connection is to be cut before these bytes."""
         cut = self._direction.cut
         if cut is not self._cut:
             self._cut, self._left = cut, cut.count if cut is not None else 0
@@ -371,20 +379,21 @@ class Pump:
 CONNECT_TIMEOUT: Final = 10.0
 CLOSE_TIMEOUT: Final = 0.5
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER on, 0 seconds: closing sends RST."""
+"""SO_LINGER with 0 seconds, so that closing sends RST."""
 
 
 class FaultProxy(Startable):
-    """A proxy for ``target`` ("host:port") that listens on ``port`` of 127.0.0.1, 0 for a free one.
+    """A proxy for ``target`` ("host:port") that listens on ``port`` of 127.0.0.1. Port 0 means a free port.
 
-    ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; it applies to new connections.
+    ``to_server`` and ``to_client`` hold the faults of each direction. ``target`` may be changed; the change applies to new
+    connections.
 
-    All methods but ``start`` and ``stop`` are plain calls, to be made on the proxy's loop.
+    All methods except ``start`` and ``stop`` are plain functions, which must be called on the proxy's loop.
 
     Args:
-        buffer: Bytes queued per direction and connection before reading pauses; under latency a connection carries about buffer
-            / latency bytes a second at most.
-        max_connections: Further ones are reset.
+        buffer: Number of queued bytes, per direction and connection, at which reading pauses. With latency, a connection
+            carries at most about buffer / latency bytes per second.
+        max_connections: Maximum number of connections. Further connections are reset.
         seed: Seed of the jitter; None for a different jitter in each run.
 
     Attributes:
@@ -433,22 +442,22 @@ class FaultProxy(Startable):
 
     @property
     def connections(self) -> int:
-        """The number of open connections of clients."""
+        """The number of open client connections."""
         return len(self._links)
 
     @property
     def injected(self) -> Counter[str]:
-        """Number of effects by fault: the sum of both directions, and the connections that ``reset`` ("reset") and ``close``
-        ("close") have ended.
+        """Number of effects by fault. It has the sums of both directions, and the numbers of connections that ``reset``
+        ("reset") and ``close`` ("close") have ended.
         """
         return self.to_server.injected + self.to_client.injected + self._resets
 
     async def start(self) -> None:
-        """Listen; a later start takes the same port.
+        """Start to listen. A later start uses the same port.
 
         Raises:
-            OSError: Where the port is taken.
-            RuntimeError: Where the proxy runs.
+            OSError: If the port is taken.
+            RuntimeError: If the proxy is already running.
         """
         async with self._turns.here():
             if self._server is not None:
@@ -464,7 +473,9 @@ class FaultProxy(Startable):
             self._port = server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the port and reset all connections; return when all are closed. Do nothing if the proxy does not run."""
+        """Close the port and reset all connections. Return when all connections are closed. Do nothing if the proxy is not
+        running.
+        """
         async with self._turns.here():
             server, self._server = self._server, None
             if server is not None:
@@ -479,7 +490,7 @@ class FaultProxy(Startable):
         await server.wait_closed()
 
     def stall(self) -> None:
-        """Stall both directions: nothing is passed on until ``resume`` or ``clear``."""
+        """Stall both directions. Nothing is forwarded until ``resume`` or ``clear``."""
         self.to_server.stall()
         self.to_client.stall()
 
@@ -489,16 +500,16 @@ class FaultProxy(Startable):
         self.to_client.resume()
 
     def clear(self) -> None:
-        """End every fault of both directions."""
+        """End all faults of both directions."""
         self.to_server.clear()
         self.to_client.clear()
 
     def reset(self) -> None:
-        """End every open connection at both ends by RST, discarding queued bytes. New connections are accepted."""
+        """End all open connections at both ends by RST and discard queued bytes. New connections are accepted."""
         self._end(End.RESET)
 
     def close(self) -> None:
-        """End every open connection at both ends by FIN, discarding queued bytes. New connections are accepted."""
+        """End all open connections at both ends by FIN and discard queued bytes. New connections are accepted."""
         self._end(End.CLOSE)
 
     def _end(self, how: End) -> None:
@@ -518,14 +529,15 @@ class FaultProxy(Startable):
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._links.pop(task).begin_close()  # the task runs no line if it was cancelled before its first step
+        self._links.pop(task).begin_close()  # a task that is cancelled before its first step runs no code
         if not task.cancelled():
             task.result()
 
     def rewriters(self) -> tuple[Rewrite | None, Rewrite | None]:
-        """Return the functions that rewrite the bytes of a new connection, to the server and to the client; None for no change.
+        """Return the functions that rewrite the bytes of a new connection, to the server and to the client. None means no
+        change.
 
-        Subclasses override it. The functions get the bytes that were read, before any fault applies to them.
+        Subclasses override this method. The functions get the bytes that were read, before any fault applies to these bytes.
         """
         return None, None
 
@@ -540,7 +552,7 @@ class _Link:
 
     def __init__(self, proxy: FaultProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.end = End.RESET
-        """The way in which both connections are closed when this task ends or is cancelled."""
+        """How both connections are closed when this task ends or is cancelled."""
         self._proxy = proxy
         self._reader = reader
         self._writers = [writer]
@@ -548,7 +560,7 @@ class _Link:
     async def run(self) -> None:
         try:
             await self._connect()
-        except (OSError, TimeoutError):  # a server that cannot be reached looks so to the client, too
+        except (OSError, TimeoutError):  # the client must also see that the server cannot be reached
             self.end = End.RESET
         finally:
             await self._close()
@@ -584,7 +596,7 @@ class _Link:
         return End.CLOSE
 
     def begin_close(self) -> None:
-        """Start to close both connections; harmless for connections that are closing already."""
+        """Start to close both connections. Has no effect on connections that are already closing."""
         for writer in self._writers:
             if self.end is End.RESET:
                 _reset(writer)

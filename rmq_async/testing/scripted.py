@@ -4,10 +4,11 @@
     async with ScriptedPeer(*script) as broker, ScriptedPeer(aside=routes_to(broker.address)) as names:
         ...  # a producer at names.address
 
-All connections share one sequence of steps: the next request may come from any connection, and a response goes to the connection of
-its request. Requests that a client sends at its own times (heartbeats) are not part of a transcript; ``aside`` has the answers to
-them. The first request that differs ends the transcript: every connection is reset, so that the client does not wait, and the end
-of the ``async with`` block raises the difference, also if the block itself raises an exception because of it.
+All connections share one sequence of steps. The next request may come from any connection, and a response goes to the
+connection of its request. Requests that a client sends at its own times, such as heartbeats, are not part of a transcript;
+``aside`` has the responses to these requests. The first request that differs ends the transcript. Every connection is then
+reset, so that the client does not wait, and the end of the ``async with`` block raises an error that shows the difference, even
+if the block itself raises an exception because of it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from .._loops import close_servers
 class Link(asyncio.Protocol, ABC):
     """One accepted connection.
 
-    What is written while one read is handled leaves in one write, at the latest before a close.
+    Bytes that are written while one read is handled are sent in one write, before a close at the latest.
 
     Attributes:
-        transport: There from ``connection_made`` on.
-        lost: Done when the connection has ended; its result is the error that ended it, if any.
+        transport: The transport, which is set by ``connection_made``.
+        lost: A future that is done when the connection has ended. Its result is the error that ended the connection, if any.
     """
 
     transport: asyncio.Transport
@@ -57,8 +58,8 @@ class Link(asyncio.Protocol, ABC):
         """Handle one received command."""
 
     def broken(self, error: ProtocolError) -> None:
-        """Handle bytes that are not a frame, or a frame that is not a command; raise ``error`` unless a subclass does
-        otherwise.
+        """Handle bytes that are not a frame, or a frame that is not a command. Raise ``error``, unless a subclass overrides
+        this method.
         """
         raise error
 
@@ -86,19 +87,19 @@ class Link(asyncio.Protocol, ABC):
             self.lost.set_result(exc)
 
     def write(self, data: bytes) -> None:
-        """Send ``data``; drop it if the connection is closing."""
+        """Send ``data``. Drop it if the connection is closing."""
         if self._gathered is not None:
             self._gathered.append(data)
         elif not self.closing:
             self.transport.write(data)
 
     def close(self) -> None:
-        """End the connection by FIN, after everything written before."""
+        """End the connection by FIN, after all bytes that were written before."""
         self._flush()
         self.transport.close()
 
     def reset(self) -> None:
-        """End the connection by RST; what has not left yet is lost."""
+        """End the connection by RST. Bytes that have not been sent yet are lost."""
         if not self.lost.done():
             with contextlib.suppress(OSError):
                 linger = struct.pack("ii", 1, 0)
@@ -114,19 +115,19 @@ class Link(asyncio.Protocol, ABC):
 # The steps of a scripted peer's transcript, and the comparison of received requests with expected ones.
 
 _SHOWN: Final = 60
-"""Bytes of a body that a message shows."""
+"""Number of bytes of a body that an error message shows."""
 
 
 @dataclass(frozen=True)
 class Expect:
-    """Expects the next request, from any connection, to be this one; compares only the given parts, by ``==``.
+    """A step that expects the next request, from any connection, to match. Only the given parts are compared, with ``==``.
 
     Attributes:
         code: The request code.
-        ext_fields: Values of the named fields; None for a field that must be absent.
-        exact: All other fields must be absent.
-        oneway: Whether the request is one-way; None for either.
-        body: The body; None for any.
+        ext_fields: Values of the named fields. None means that the field must be absent.
+        exact: Whether all other fields must be absent.
+        oneway: Whether the request is one-way. None accepts both.
+        body: The body. None accepts any body.
     """
 
     code: int
@@ -141,11 +142,13 @@ class Expect:
 
 @dataclass(frozen=True)
 class Answer:
-    """Sends a response to the last request, or to the one at index ``to`` of those received.
+    """A step that sends a response to the last request, or to the received request with index ``to``.
 
     Attributes:
-        opaque: None for the request's number, another number, or a function that makes a number from it.
-        pieces: The number of parts, of about equal size, in which the frame is written, or the byte offsets at which it is cut.
+        opaque: None for the request's number, a different number, or a function that computes a number from the request's
+            number.
+        pieces: The number of parts, of about equal size, in which the frame is written, or the byte offsets at which the frame
+            is split.
         pause: Seconds between two parts.
         form: The encoding of the header.
 
@@ -181,7 +184,7 @@ class Answer:
         return b"".join(encode_command(response, self.form))
 
     def parts(self, frame: bytes) -> list[bytes]:
-        """Return ``frame`` cut as ``pieces`` says."""
+        """Return ``frame``, split as ``pieces`` specifies."""
         if isinstance(self.pieces, int):
             cuts = [len(frame) * number // self.pieces for number in range(1, self.pieces)]
         else:
@@ -195,7 +198,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Write:
-    """Writes ``data`` as it is, valid or not, to the connection of the last request; waits for a connection if there is none."""
+    """A step that writes ``data`` unchanged, valid or not, to the connection of the last request. It waits for a connection if
+    there is none.
+    """
 
     data: bytes
 
@@ -205,7 +210,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Wait:
-    """Pauses for ``seconds``; requests that arrive during that time are queued for the next steps."""
+    """A step that pauses for ``seconds``. Requests that arrive during the pause are queued for the next steps."""
 
     seconds: float
 
@@ -222,17 +227,17 @@ class _Plain:
 
 @dataclass(frozen=True)
 class Close(_Plain):
-    """Closes the connection of the last request by FIN; the following steps apply to the next connection."""
+    """A step that closes the connection of the last request by FIN. The following steps apply to the next connection."""
 
 
 @dataclass(frozen=True)
 class Reset(_Plain):
-    """Resets the connection of the last request (RST); the following steps apply to the next connection."""
+    """A step that resets the connection of the last request (RST). The following steps apply to the next connection."""
 
 
 @dataclass(frozen=True)
 class ExpectClose(_Plain):
-    """Expects the client to close the connection of the last request before any other request comes."""
+    """A step that expects the client to close the connection of the last request before the next request arrives."""
 
 
 Step = Expect | Answer | Write | Wait | Close | Reset | ExpectClose
@@ -246,10 +251,10 @@ def name_of(code: int) -> str:
 
 
 def differences(expected: Expect, came: RemotingCommand) -> list[str]:
-    """Return an empty list for a request that matches.
+    """Compare a request with the expected one. Return an empty list if the request matches.
 
-    Otherwise returns lines: those of an equal part begin with " ", those of another part with "- " (as expected) and "+ " (as
-    received), and one that says where two bodies differ with "? ".
+    Otherwise, return lines that describe the difference. Lines of an equal part begin with " ". Lines of a part that differs
+    begin with "- " (expected) and "+ " (received). A line that shows where two bodies differ begins with "? ".
     """
     lines = [*_compared("code", name_of(expected.code), name_of(came.code))]
     if expected.oneway is not None:
@@ -301,12 +306,12 @@ def _window(body: bytes, at: int) -> str:
 HEARTBEATS: Final[Mapping[int, Answer]] = {RequestCode.HEART_BEAT: Answer(), RequestCode.UNREGISTER_CLIENT: Answer()}
 MAX_CONNECTIONS: Final = 64
 MAX_WAITING: Final = 10_000
-"""Received requests that may be queued for later steps."""
+"""Maximum number of received requests that are queued for later steps."""
 
 
 class TranscriptError(AssertionError):
-    """The client has not followed the transcript (a request differs, is missing or was not expected, or a connection ended early),
-    or an ``Answer`` is for a request that has not come. The text shows the steps and the difference.
+    """Raised if the client has not followed the transcript (a request differs, is missing or was not expected, or a connection
+    ended early), or if an ``Answer`` belongs to a request that has not arrived. The message shows the steps and the difference.
     """
 
 
@@ -318,7 +323,7 @@ class _Event(NamedTuple):
 
 
 def routes_to(address: str, *, broker: str = "broker-a", queues: int = 1, cluster: str = "DefaultCluster") -> dict[int, Answer]:
-    """Return the ``aside`` of a peer that acts as name server: every topic has ``queues`` queues on one broker at ``address``
+    """Return the ``aside`` of a peer that acts as a name server. Every topic has ``queues`` queues on one broker at ``address``
     ("host:port").
     """
     data = BrokerData(broker, {MASTER_ID: address}, cluster)
@@ -334,14 +339,14 @@ class ScriptedPeer(Startable):
     """A server on a free port of 127.0.0.1 that plays ``steps`` once.
 
     Args:
-        aside: Answers by request code, for any number of requests outside the transcript; by default heartbeats and
+        aside: The responses by request code, for any number of requests outside the transcript. By default, heartbeats and
             unregistrations succeed.
-        patience: Seconds for which the end of an ``async with`` block without an error waits for remaining steps; after them it
-            raises TranscriptError.
+        patience: Seconds for which the end of an ``async with`` block waits for remaining steps if the block raised no error.
+            It then raises TranscriptError.
 
     Attributes:
-        requests: Requests that ``Expect`` steps have taken.
-        answered_aside: The number of requests for which ``aside`` has an answer, by code.
+        requests: The requests that ``Expect`` steps have received.
+        answered_aside: The number of requests to which ``aside`` has responded, by code.
     """
 
     def __init__(self, *steps: Step, aside: Mapping[int, Answer] = HEARTBEATS, patience: float = 1.0) -> None:
@@ -374,10 +379,10 @@ class ScriptedPeer(Startable):
         return f"127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            RuntimeError: At a second start, because a transcript is played once.
+            RuntimeError: At a second start, because a transcript is played only once.
         """
         if self._port:
             raise RuntimeError("the peer was started already; make a new one to play a transcript again")
@@ -388,7 +393,7 @@ class ScriptedPeer(Startable):
     async def done(self, timeout: float | None = None) -> None:
         """Return when every step has been played.
 
-        None: without a limit of time.
+        A ``timeout`` of None means no time limit.
 
         Raises:
             TranscriptError: For a difference, or after ``timeout`` seconds.
@@ -402,7 +407,7 @@ class ScriptedPeer(Startable):
             raise self._failure
 
     async def stop(self) -> None:
-        """End the transcript and reset every connection; remaining steps are no error here."""
+        """End the transcript and reset every connection. Remaining steps are not reported as an error."""
         if self._server is None or self._task is None:
             return
         server, self._server = self._server, None
@@ -498,7 +503,9 @@ class ScriptedPeer(Startable):
         return True
 
     async def _connection(self) -> _Link:
-        """Return the connection of the last request; if there is none, or a step has ended it, wait for the next connection."""
+        """Return the connection of the last request. If there is no such connection, or a step has ended it, wait for the next
+        connection.
+        """
         while self._link is None:
             event = await self._events.get()
             if event.what == "made":

@@ -1,12 +1,12 @@
-"""The embedded broker in a thread with its own event loop, for synchronous code and for tests with other or several loops.
+"""The embedded broker in a thread with its own event loop, for synchronous code and for tests with other event loops.
 
     with ThreadedRocketMQ() as server:
         ...  # any client at server.namesrv
         server.fail_next(2)
 
-Every public method and property of ``EmbeddedRocketMQ`` is replaced here by one that calls it in the server's thread and
-returns its result; coroutine methods stay coroutine methods, to be awaited on any loop. They are generated from the class, so
-methods added to it need no change here.
+For every public method and property of ``EmbeddedRocketMQ``, this class has a method or property that calls it in the server's
+thread and returns its result. Coroutine methods stay coroutine methods, which can be awaited on any loop. All of these are
+generated from ``EmbeddedRocketMQ``, so a new method of that class needs no change here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class ThreadedRocketMQ(EmbeddedRocketMQ):
-    """An EmbeddedRocketMQ, with its parameters, that runs in a separate thread.
+    """An EmbeddedRocketMQ that runs in a separate thread. It takes the same parameters.
 
-    A ``with`` block starts the thread and the servers, and ends both. Outside of the block every method and property raises
-    RuntimeError; inside, ``await stop()`` and ``await start()`` restart the servers.
+    A ``with`` block starts the thread and the servers, and ends both. Outside the block, every method and property raises
+    RuntimeError. Inside the block, ``await stop()`` and ``await start()`` restart the servers.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -54,10 +54,10 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         self._join()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine on the server's loop and block until it ends; return its result or raise its exception.
+        """Run the coroutine on the server's loop and block until it ends. Return its result or raise its exception.
 
         Raises:
-            RuntimeError: Outside of the ``with`` block, and in the server's own thread, which would wait for itself.
+            RuntimeError: Outside the ``with`` block, and in the server's own thread, which would wait for itself.
         """
         return self._submit(coroutine).result()
 
