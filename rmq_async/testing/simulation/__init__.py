@@ -1,4 +1,6 @@
-"""A cluster of RocketMQ, its clients and the network between them in one thread, under virtual time: one seed gives one run."""
+"""Simulates a RocketMQ cluster, its clients and the network between them in one thread, under virtual time. A seed determines
+the whole run.
+"""
 
 from .errors import SimulationError as SimulationError
 from .faults import GROUP_KINDS as GROUP_KINDS

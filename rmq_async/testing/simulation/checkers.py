@@ -2,7 +2,7 @@
 
 Each function returns a line for each violation.
 
-The functions are pure: a run passes them its calls, the messages on the brokers' disks, and the excused ones.
+The functions are pure. A run passes them its calls, the messages on the brokers' disks, and the excused messages.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ...results import SendResult, TransactionSendResult, TransactionStatus
 from .history import Call
 
 LATE: Final = 0.05
-"""Virtual seconds by which a call may exceed its budget, because of jobs of the executor and iterations of the loop."""
+"""Virtual seconds by which a call may exceed its budget, because jobs of the executor and iterations of the loop take time."""
 SLOWEST: Final = 1.03
-"""Seconds of the simulation that the slowest clock takes for one second, at most."""
+"""Maximum number of simulation seconds that the slowest clock takes for one second."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _TEMPORARY: Final = (HALF_TOPIC, "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _TRANSACTION: Final = "send_in_transaction"
-"""A method whose budget ends where the local transaction begins."""
+"""A method whose budget ends when the local transaction begins."""
 
 
 class Stored(NamedTuple):
@@ -33,14 +33,14 @@ class Stored(NamedTuple):
     offset: int
     unique_id: str
     body: bytes
-    """The digest of its body."""
+    """The digest of the message's body."""
 
 
 def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[str]) -> list[str]:
-    """Return acknowledged messages that no broker has.
+    """Return the acknowledged messages that no broker has stored.
 
-    Transactions without a commit are left out. The half message of a transaction is not the committed message: consumers read
-    the message in its own topic.
+    Transactions without a commit are left out. The half message of a transaction does not count as the committed message,
+    because consumers read the message in its own topic.
 
     Args:
         excused: Unique ids of messages that a power loss, a new master or a deletion removed.
@@ -60,12 +60,13 @@ def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, 
     """Return messages that are stored more often than their call made attempts.
 
     Args:
-        restarts: Whether a broker's process has ended, or a broker has lost messages. It may then deliver a delayed message
-            again, and check a transaction again that was committed, because brokers write only every few seconds the progress
-            of delays (``flushDelayOffsetInterval``) and the ended transactions (``transactionOpBatchInterval``, from 5.0 on).
-        heard: Number of checks of a transaction that clients took, by unique id, without those whose COMMIT no broker
-            confirmed. Each check stores the half message anew. If a check does not arrive, or the COMMIT arrives after the next
-            check, the client ends the older copy, and is asked about the newer one; real brokers do the same.
+        restarts: Whether a broker's process has ended or a broker has lost messages. The broker may then deliver a delayed
+            message again, or check a committed transaction again, because brokers write the progress of delays
+            (``flushDelayOffsetInterval``) and the ended transactions (``transactionOpBatchInterval``, from 5.0 on) only every
+            few seconds.
+        heard: Number of transaction checks that clients received, by unique id, not counting checks whose COMMIT no broker
+            confirmed. Each check stores the half message again. If a check does not arrive, or the COMMIT arrives after the
+            next check, the client ends the older copy and gets a check for the newer copy. Real brokers do the same.
     """
     number = Counter(each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY))
     halves = Counter(each.unique_id for each in stored if each.topic == HALF_TOPIC)
@@ -103,9 +104,9 @@ def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, floa
     """Return calls that ended after their budget, by the clock of their machine.
 
     Args:
-        stopped: Times between which the process of a machine was paused; calls at these times are left out. So is a call that
-            begins in the iteration in which the process continues: as after a blocked loop, its request may get additional
-            time. So are transactions, whose budget does not include the local transaction.
+        stopped: Times between which the process of a machine was paused. Calls at these times are left out. A call that begins
+            in the iteration in which the process continues is also left out, because its request may get additional time, as
+            after a blocked loop. Transactions are left out because their budget does not include the local transaction.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
@@ -116,11 +117,11 @@ def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, floa
 
 
 def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over: float) -> list[str]:
-    """Return calls that have no end after their budget, though their process has not ended.
+    """Return calls that have not ended after their budget, although their process has not ended.
 
     Args:
-        ends: Times of ends of processes, by machine.
-        over: Time of the end of the run.
+        ends: Times at which processes ended, by machine.
+        over: Time at which the run ended.
     """
     return [
         f"unfinished: {call.what}() of {call.machine} at {call.began:.6f} s has no end {over - call.began:.3f} s later"
@@ -131,8 +132,8 @@ def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over:
 
 
 def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
-    """Return messages of ``send`` and ``send_async`` of one producer for one queue, key or sharding key that are stored in
-    another order than their calls began.
+    """Return messages that are stored in a different order than the order in which their calls began. Messages are compared if
+    one producer passed them to ``send`` and ``send_async`` for the same queue, key or sharding key.
 
     The order is promised up to the first call of the key whose error is ``maybe_stored``. Messages that a power loss removed are
     not compared, because their offsets were assigned again. Delayed messages are not compared either, because they enter the queue
@@ -163,11 +164,11 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
 
 
 def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
-    """Return results that name an offset at which another message is stored.
+    """Return results that name an offset at which a different message is stored.
 
     Args:
-        reused: Brokers that assigned offsets again, as after a power loss; they are left out, as are delayed messages and
-            transactions.
+        reused: Brokers that assigned offsets again, as after a power loss. These brokers are left out, and so are delayed
+            messages and transactions.
     """
     places = {(each.broker, each.topic, each.queue_id, each.offset): each.unique_id for each in stored}
     return [
@@ -183,9 +184,9 @@ def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collectio
 
 
 def renamed(calls: Iterable[Call], stored: Iterable[Stored]) -> list[str]:
-    """Return messages that are stored under several unique ids, so that no consumer can recognise them as copies.
+    """Return messages that are stored under several unique ids. No consumer can recognise such messages as copies.
 
-    Only bodies that a single message has are checked.
+    Only messages with unique bodies are checked.
     """
     uses = Counter(body for call in calls for body in call.bodies)
     ids: defaultdict[bytes, dict[str, None]] = defaultdict(dict)
@@ -199,8 +200,9 @@ def undone(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[s
     """Return messages that consumers can read although their transactions were rolled back.
 
     Args:
-        reused: Brokers that assigned offsets again; they are left out. There the end of a transaction whose half message was
-            lost may end another one at the same offsets, because brokers compare only the offsets.
+        reused: Brokers that assigned offsets again. These brokers are left out. On such a broker, the end of a transaction
+            whose half message was lost may end another transaction at the same offsets, because brokers compare only the
+            offsets.
     """
     kept = {each.unique_id for each in stored if not each.topic.startswith(_TEMPORARY)}
     return [

@@ -2,16 +2,16 @@
 
 
 class SimulationError(RuntimeError):
-    """A simulation cannot continue, was used in a wrong way, or violates a property that a checker demands.
+    """Raised if a simulation cannot continue, was used incorrectly, or violates a property that a checker verifies.
 
-    The text names the cause.
+    The message names the cause.
     """
 
 
 class Frozen(BaseException):
     """The error that the watchdog raises in the thread of a simulation when a callback does not end or the time does not move.
 
-    It is no ``Exception``, so that code which catches every Exception does not go on.
+    It is not an ``Exception``, so that code that catches every Exception does not continue.
     """
 
 

@@ -1,4 +1,4 @@
-"""Faults of a run: their kinds, rates and times.
+"""The faults of a run: their kinds, rates and times.
 
 Each kind draws from its own generator.
 
@@ -22,14 +22,14 @@ from .scheduler import Scheduler, nanoseconds
 def exponential(chance: Random, mean: float) -> float:
     """Draw from an exponential distribution, after von Neumann.
 
-    Comparisons, one addition and one multiplication are exact or rounded in one way everywhere; ``Random.expovariate`` takes a
-    logarithm, whose last bit depends on the C library.
+    The method needs only comparisons, one addition and one multiplication, whose results are the same on every platform.
+    ``Random.expovariate`` takes a logarithm, whose last bit depends on the C library.
     """
     whole = 0
     while True:
         first = last = chance.random()
         odd = True
-        while (number := chance.random()) < last:  # the length of a falling row is odd with a probability of exp(-first)
+        while (number := chance.random()) < last:  # a falling run has odd length with probability exp(-first)
             last = number
             odd = not odd
         if odd:
@@ -49,38 +49,40 @@ KINDS: Final = (
 POP_KINDS: Final = (
     "pop-empty", "pop-late-revival", "pop-lost-acks", "pop-lost-answers", "pop-refused", "pop-repeated-revival",
 )  # fmt: skip
-"""Names of the kinds that affect only consumers that pop; ``Faults`` has them only if they are named."""
+"""Names of the kinds that affect only consumers that pop. ``Faults`` includes these kinds only if they are named."""
 LASTING: Final = ("group-no-threads", "group-refused")
-"""Kinds that each seed draws if they are named, and that last long."""
+"""Names of the kinds that every seed draws if they are named, and whose faults last long."""
 GROUP_KINDS: Final = ("broker-fail-over", *LASTING)
-"""Names of the kinds that affect consumer groups above all; ``Faults`` has them only if they are named, and each seed draws those
-whose names begin with ``group``. These last long."""
+"""Names of the kinds that mainly affect consumer groups. ``Faults`` includes these kinds only if they are named. Every seed
+draws the kinds whose names begin with ``group``, and their faults last long.
+"""
 MEAN_DURATION: Final = 2.0
 LONG_DURATION: Final = 40.0
-"""Mean seconds of short and of long faults."""
+"""Mean duration, in seconds, of short and of long faults."""
 LONGEST_DURATION: Final = 90.0
-"""Seconds of a fault at most, so that a service that is paused at the end of a scenario has some time left to end."""
+"""Maximum duration of a fault in seconds, so that a service that is paused at the end of a scenario still has time to end."""
 LONG_SHARE: Final = 0.1
 FEWEST: Final = 3
-"""Kinds of faults that a seed draws at least."""
+"""Minimum number of kinds of faults that a seed draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Faults of a run.
+    """The faults of a run.
 
     Attributes:
-        kinds: Names out of ``KINDS``, ``POP_KINDS`` and ``GROUP_KINDS``.
-        rate: Faults per virtual minute, of all kinds together, on average.
-        start: Seconds of the simulation from which faults begin.
-        end: Seconds of the simulation after which no fault begins.
-        drawn: Whether each seed draws its own subset of the kinds, at least three or all if they are fewer, besides the kinds
-            whose names begin with ``group``, and a rate of half to one and a half times the given one.
+        kinds: Names from ``KINDS``, ``POP_KINDS`` and ``GROUP_KINDS``.
+        rate: Average number of faults of all kinds per virtual minute.
+        start: Simulation time in seconds before which no fault begins.
+        end: Simulation time in seconds after which no fault begins.
+        drawn: Whether each seed draws a subset of the kinds and a rate. The subset has at least three kinds, or all kinds if
+            there are fewer, in addition to the kinds whose names begin with ``group``. The rate is 0.5 to 1.5 times the given
+            rate.
 
     Raises:
-        SimulationError: For a str as ``kinds``, for an unknown kind, for a rate that is not a finite number from 0 on, and
+        SimulationError: If ``kinds`` is a str or contains an unknown kind, if the rate is not a finite number of at least 0, or
             unless ``start`` and ``end`` are numbers with 0 <= start <= end.
-        TypeError: For ``kinds`` that are not iterable.
+        TypeError: If ``kinds`` is not iterable.
     """
 
     kinds: frozenset[str] = frozenset(KINDS)
@@ -110,7 +112,7 @@ class Faults:
 
     @classmethod
     def swarm(cls, *, rate: float = 4.0, start: float = 0.0, end: float = inf) -> Self:
-        """Return faults of all ``KINDS``, of which each seed draws a subset and a rate (swarm testing)."""
+        """Return faults of all ``KINDS``. Each seed draws a subset of the kinds and a rate (swarm testing)."""
         return cls(rate=rate, start=start, end=end, drawn=True)
 
     @classmethod
@@ -119,7 +121,7 @@ class Faults:
         return cls(frozenset(), 0.0)
 
     def draw(self, chance: Random) -> Faults:
-        """Return the faults that one seed draws from these; the same faults if they are not ``drawn``."""
+        """Return the faults that one seed draws from these faults. Return the same faults if they are not ``drawn``."""
         if not self.drawn:
             return self
         names = sorted(self.kinds.difference(LASTING)) or sorted(self.kinds)
@@ -130,17 +132,17 @@ class Faults:
         return replace(self, kinds=frozenset(kinds), rate=self.rate * (0.5 + chance.random()), drawn=False)
 
     def without(self, kind: str) -> Faults:
-        """Return the same faults without one kind, at the same rate of each of the others."""
+        """Return the same faults without one kind. The rate of each remaining kind is unchanged."""
         left = self.kinds - {kind}
         return replace(self, kinds=left, rate=self.rate * len(left) / max(1, len(self.kinds)))
 
 
 class Effect(NamedTuple):
-    """A fault under way.
+    """A fault that has begun.
 
     Attributes:
-        end: Ends the fault.
-        met: Returns whether the fault had an effect; called after ``end``.
+        end: A function that ends the fault.
+        met: A function that returns whether the fault had an effect. It is called after ``end``.
     """
 
     end: Callable[[], object]
@@ -148,19 +150,20 @@ class Effect(NamedTuple):
 
 
 Begin = Callable[[Random, float], Effect | None]
-"""A function that begins a fault of the given duration in seconds and returns it, or None if there is nothing to strike, for
-example because no broker runs. It draws from the given generator."""
+"""A function that begins a fault of the given duration in seconds and returns the fault. It returns None if there is no target,
+for example because no broker is running. It draws from the given generator.
+"""
 
 
 class Injector:
     """Begins and ends the faults of one run.
 
     Args:
-        generator: Returns the random generator for a name.
+        generator: A function that returns the random generator for a name.
 
     Attributes:
-        begun: Kind -> number of faults.
-        met: Kind -> number of faults with an effect.
+        begun: Number of faults by kind.
+        met: Number of faults with an effect by kind.
     """
 
     def __init__(
@@ -184,12 +187,12 @@ class Injector:
                 self._next(kind, self._faults.start)
 
     def close(self) -> None:
-        """End all current faults; no other one begins."""
+        """End all current faults, and begin no new ones."""
         self._closed = True
         self._end_all()
 
     def rest(self) -> None:
-        """End all current faults; no other one begins until ``go_on``."""
+        """End all current faults, and begin no new ones until ``go_on`` is called."""
         self._resting = True
         self._end_all()
 
@@ -197,11 +200,11 @@ class Injector:
         self._resting = False
 
     def spans(self) -> list[tuple[float, float]]:
-        """Return the times between which each fault was under way, in seconds of the simulation."""
+        """Return the times between which each fault was active, in seconds of the simulation."""
         return [*self._spans, *((began, self._scheduler.now / 1e9) for _, _, began in self._under_way.values())]
 
     def unmet(self) -> Iterable[str]:
-        """Return the kinds of the run that never had an effect."""
+        """Return the kinds of faults of the run that never had an effect."""
         return [kind for kind in self._generators if not self.met[kind]]
 
     def _next(self, kind: str, earliest: float) -> None:

@@ -31,9 +31,9 @@ class Event:
 
     Attributes:
         time: Seconds since the beginning of the simulation.
-        machine: Name of its machine.
-        what: A method of a producer ("send"), or an event of the machine ("crash", "restart").
-        details: For a call "topic", "ended" (the time, or None), "results" and "error"; for an event its arguments.
+        machine: Name of the machine.
+        what: The name of a method of a producer ("send") or of an event of the machine ("crash", "restart").
+        details: For a call, "topic", "ended" (the time, or None), "results" and "error". For an event, its arguments.
     """
 
     time: float
@@ -47,7 +47,7 @@ class Call:
     """One call of a producer.
 
     Attributes:
-        ended: None for a call that had not ended when its machine crashed, or the run ended.
+        ended: The time at which the call ended. None for a call that had not ended when its machine crashed or the run ended.
     """
 
     began: float
@@ -58,17 +58,17 @@ class Call:
     bodies: tuple[bytes, ...]
     """Digests of the messages' bodies."""
     budget: float
-    """Seconds of the whole call."""
+    """Maximum duration of the whole call in seconds."""
     delayed: bool = False
     retries: int = 2
     retry_codes: Collection[int] = ()
     ordered_by: str | None = None
-    """The key, sharding key or queue that the call gave."""
+    """The key, sharding key or queue that was passed to the call."""
     clock: float = 0.0
-    """Time of the monotonic clock of its machine at the beginning, in seconds."""
+    """Time of the machine's monotonic clock at the beginning of the call, in seconds."""
     ended: float | None = None
     took: float | None = None
-    """Seconds from the beginning to the end, by that clock."""
+    """Duration of the call by that clock, in seconds."""
     results: tuple[SendResult, ...] = ()
     error: BaseException | None = None
 
@@ -81,13 +81,13 @@ class Call:
 
 
 class History:
-    """The record of calls, and of events of machines.
+    """The record of calls and of events of machines.
 
     Args:
-        now: Returns the seconds since the beginning.
-        clock: Returns the monotonic time, in seconds, of the machine whose code runs.
-        current: Returns the name of that machine.
-        begun: Called with the producer and the call when one begins.
+        now: A function that returns the seconds since the beginning of the simulation.
+        clock: A function that returns the monotonic time, in seconds, of the machine whose code is running.
+        current: A function that returns the name of that machine.
+        begun: A function that is called with the producer and the call when a call begins.
     """
 
     def __init__(
@@ -100,10 +100,11 @@ class History:
         self.calls: list[Call] = []
         self.happened: list[Event] = []
         self.checks = Counter[str]()
-        """Number of checks of transactions that clients took, by the unique id of the message, without those whose COMMIT no
-        broker confirmed in time."""
+        """Number of transaction checks that clients received, by the unique id of the message, not counting checks whose COMMIT
+        no broker confirmed in time.
+        """
         self.open = True
-        """Whether calls are recorded; not while the coroutines of a dead process end."""
+        """Whether calls are recorded. False while the coroutines of a dead process end."""
         self._now = now
         self._clock = clock
         self._current = current
@@ -114,7 +115,7 @@ class History:
         self.happened.append(Event(self._now(), machine, what, details))
 
     def events(self) -> list[Event]:
-        """Return calls and other events in the order of their times."""
+        """Return the calls and the other events in the order of their times."""
         calls = [Event(call.began, call.machine, call.what, _details(call)) for call in self.calls]
         return sorted([*self.happened, *calls], key=lambda event: event.time)
 
@@ -154,7 +155,7 @@ class History:
 
 
 class Recording(ExitStack):
-    """Adds the calls of producers, and the checks of transactions that clients take, to a history while it is entered."""
+    """A context in which the calls of producers and the transaction checks that clients receive are added to a history."""
 
     def __init__(self, history: History) -> None:
         super().__init__()
@@ -171,7 +172,7 @@ class Recording(ExitStack):
         self.enter_context(patch.object(owner, name, wrapped(name, getattr(owner, name))))
 
     def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that records its calls; a call that returns a future ends with that."""
+        """Return a method that records its calls. A call that returns a future ends when the future is done."""
         history = self._history
 
         @wraps(method)
@@ -214,7 +215,9 @@ class Recording(ExitStack):
 
 
 def _messages(args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Return the first positional argument of a call, or else its ``message`` or ``messages``; None without any of them."""
+    """Return the first positional argument of a call, or else its ``message`` or ``messages``. Return None if it has none of
+    these.
+    """
     return args[0] if args else options.get("message", options.get("messages"))
 
 

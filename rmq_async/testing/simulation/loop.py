@@ -1,7 +1,7 @@
 """The event loop of one simulated process: asyncio's interface over virtual time and a simulated network.
 
-Each process has its own loop, as real processes have, so state per loop belongs to the process. Operations that would leave
-the simulation (threads of users, sockets, subprocesses, signals, TLS) raise SimulationError.
+Each simulated process has its own loop, as real processes do, so state per loop belongs to the process. Operations that would
+leave the simulation (threads of users, sockets, subprocesses, signals, TLS) raise SimulationError.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
 
 
 class Refused:
-    """Base class with the methods that a simulated loop refuses; it precedes ``asyncio.AbstractEventLoop`` among the bases."""
+    """Base class with the methods that a simulated loop refuses. It must precede ``asyncio.AbstractEventLoop`` among the bases."""
 
 
 for _reason, _names in _REASONS.items():
@@ -63,7 +63,7 @@ logger = logging.getLogger("rmq_async.testing.simulation")
 CLOSED_AT_MOST: Final = 1000
 """Maximum number of awaits in the last steps of a coroutine that is closed."""
 LONGEST_JOB = 0.005
-"""Seconds of a job in an executor, at most."""
+"""Maximum duration of a job in an executor, in seconds."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -76,16 +76,16 @@ class Network(Protocol):
     async def connect(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Return transport and protocol of a new connection.
+        """Return the transport and the protocol of a new connection.
 
         Raises:
-            OSError: If a connect or the look-up of the host fails.
+            OSError: If the connection attempt or the look-up of the host fails.
         """
 
     def listen(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str | None, port: int
     ) -> asyncio.AbstractServer:
-        """Return a server that listens.
+        """Return a listening server.
 
         Raises:
             OSError: For a port that is taken and for an address that the machine does not have.
@@ -93,20 +93,20 @@ class Network(Protocol):
         """
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolve a name as ``getaddrinfo`` does. Raises socket.gaierror for an unknown name."""
+        """Resolve a name as ``getaddrinfo`` does. Raise socket.gaierror for an unknown name."""
 
 
 class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     """The event loop of a simulated process.
 
-    ``entered`` is called before calls of this loop run, if calls of another loop ran before; ``connecting`` when a connect to a
-    host and port begins.
+    ``entered`` is called before calls of this loop run, if calls of another loop ran before. ``connecting`` is called when a
+    connection attempt to a host and port begins.
 
     Args:
-        name: Name of the process, for errors.
-        chance: Random generator for delays.
-        clock: Clock of its machine, by which its timers run.
-        network: None for a loop without a network.
+        name: Name of the process, for error messages.
+        chance: The random generator for delays.
+        clock: The clock of the machine, by which the loop's timers run.
+        network: The network of the process. None for a loop without a network.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         self.held: deque[Call] = deque()
         self.slow_callback_duration = 0.1
         self.jobs = 0
-        """Number of jobs of ``run_in_executor`` that have not run yet."""
+        """Number of ``run_in_executor`` jobs that have not run yet."""
         self.longest_turn = 0
-        """Nanoseconds that a turn of the loop takes, at most; each one draws its own time."""
+        """Maximum duration of an iteration of the loop, in nanoseconds. Each iteration draws its own duration."""
         self.turns = 0
-        """Number of turns that took time."""
+        """Number of iterations that took time."""
         self._scheduler = scheduler
         self._clock = MonotonicClock(scheduler) if clock is None else clock
         self._chance = chance
@@ -173,7 +173,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     def set_drift(self, drift: float) -> None:
         """Change the speed of the machine's clock.
 
-        Existing timers fire at their times of that clock; the current iteration is not affected.
+        Existing timers fire when the clock reaches their times. The current iteration is not affected.
         """
         now, turn, stretch = self._scheduler.now, self._next_turn, self._clock.set_drift(drift)
         self._scheduler.retime(self, lambda at: at if at == turn else now + int((at - now) * stretch) + 1)
@@ -204,7 +204,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _turn(self) -> int:
-        """Return the time of the next turn, which runs all calls that were given to ``call_soon`` before it, in their order."""
+        """Return the time of the next iteration, which runs all calls that were passed to ``call_soon`` before it, in order."""
         now = self._scheduler.now
         if self._next_turn <= now:
             self._next_turn = 0
@@ -223,11 +223,11 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
     ) -> asyncio.Task[T]:
         """Create a task.
 
-        One without a name is named after the process and the loop's own count: other simulations share asyncio's count, so
-        names would differ between runs.
+        A task without a name is named after the process and a counter of the loop. Asyncio's own counter is shared with other
+        simulations, so its names would differ between runs.
         """
         if self.dead:
-            coro.close()  # its first step will never come
+            coro.close()  # its first step will never run
         self._tasks += 1
         name = f"{self.name} task {self._tasks}" if name is None else name
         if self._factory is not None:
@@ -243,14 +243,14 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self._factory
 
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
-        """Run ``func`` on the loop after a drawn delay; ``executor`` is ignored."""
+        """Run ``func`` on the loop after a drawn delay. ``executor`` is ignored."""
         future: asyncio.Future[T] = self.create_future()
         self.jobs += 1
         self.call_later(self.job_delay(), self._job, future, func, args)
         return future
 
     def job_delay(self) -> float:
-        """Draw the seconds that a job takes."""
+        """Draw the duration of a job in seconds."""
         return self._chance.random() * LONGEST_JOB
 
     def _job(self, future: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
@@ -298,7 +298,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return await self._network.resolve(self, name, int(port or 0))
 
     def _check_options(self, call: str, options: dict[str, Any]) -> None:
-        """Raise SimulationError for an option that is not simulated; other options have no effect."""
+        """Raise SimulationError for an option that is not simulated. Other options have no effect."""
         for name in ("ssl", "sock", "local_addr"):
             if options.get(name):
                 raise SimulationError(f"{call}({name}=...) is not simulated; leave {name} out")
@@ -312,7 +312,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         return self.dead
 
     def close(self) -> None:
-        """End the process: none of its calls runs any more."""
+        """End the process. None of its calls runs after that."""
         self.dead = True
         self.held.clear()
 
@@ -329,10 +329,10 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
             await generator.aclose()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Do nothing: there is no executor to end."""
+        """Do nothing, because there is no executor."""
 
     def bury(self) -> None:
-        """End the coroutines of a process that was closed; the calls that they schedule in their last steps do not run."""
+        """End the coroutines of a process that was closed. Calls that they schedule in their last steps do not run."""
         left = asyncio.all_tasks(self)
         while left:
             asyncio._set_running_loop(self)
@@ -360,7 +360,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         logger.error("%s: %s", self.name, context.get("message"), exc_info=context.get("exception"))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error to the handler; errors of a process that has ended are dropped."""
+        """Report an error to the handler. Errors of a process that has ended are dropped."""
         if self.dead:
             return
         if self._handler is None:
@@ -373,7 +373,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
 
 
 def settle(future: asyncio.Future[T] | concurrent.futures.Future[T], work: Callable[[], T]) -> None:
-    """Do the work of a future, and give it the result or the error."""
+    """Do the work of a future. Set the result or the error of the future."""
     try:
         result = work()
     except Exception as error:  # noqa: BLE001 - it belongs to the future
@@ -383,9 +383,9 @@ def settle(future: asyncio.Future[T] | concurrent.futures.Future[T], work: Calla
 
 
 def _close(coroutine: CoroutineType[Any, Any, object]) -> None:
-    """End a coroutine of a closed process, even if it awaits in its last steps, and the coroutines that it awaits.
+    """End a coroutine of a closed process, even if it awaits in its last steps. Also end the coroutines that it awaits.
 
-    The innermost one is ended first: otherwise one that awaits in its last steps would not end.
+    The innermost coroutine is ended first. Otherwise, a coroutine that awaits in its last steps would not end.
     """
     for _ in range(CLOSED_AT_MOST):
         inner, awaited = coroutine, coroutine.cr_await
@@ -394,7 +394,7 @@ def _close(coroutine: CoroutineType[Any, Any, object]) -> None:
         try:
             inner.close()
         except RuntimeError:
-            continue  # it has awaited once more
+            continue  # it has awaited again
         except Exception:
             logger.debug("an error in the last steps of a process that is gone", exc_info=True)
         if inner is coroutine:

@@ -1,4 +1,4 @@
-"""Simulated machines: each runs one process at a time, with its own event loop, clocks and random sources."""
+"""Simulated machines. Each machine runs one process at a time, with its own event loop, clocks and random sources."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from .scheduler import MonotonicClock, Scheduler, nanoseconds
 EPOCH: Final = 1_750_000_000.0
 """Seconds since the epoch at which each simulation begins."""
 USUAL_DRIFT: Final = 200e-6
-"""Seconds that a monotonic clock gains or loses in each second, at most, as quartz crystals do without correction."""
+"""Maximum number of seconds that a monotonic clock gains or loses in each second, as quartz crystals do without correction."""
 LARGEST_DRIFT: Final = 0.5
 LONGEST_UPTIME: Final = 1_000_000.0
-"""Seconds that a machine has been up at most when the simulation begins."""
+"""Maximum uptime of a machine, in seconds, when the simulation begins."""
 FIRST_PROCESS_ID: Final = 1000
 
 Factory = Callable[[], Awaitable[Any]]
 
 
 class World(Protocol):
-    """The shared state of the machines of a simulation."""
+    """The state that the machines of a simulation share."""
 
     scheduler: Scheduler
 
     def generator(self, name: str) -> Random:
-        """Return a new generator, seeded with the seed of the run and ``name``."""
+        """Return a new random generator that is seeded with the seed of the run and ``name``."""
 
     def usual_drift(self, name: str) -> float:
         """Return the seconds that the monotonic clock of a machine gains in each second without a fault."""
 
     def entered(self, machine: Machine) -> None:
-        """Make a machine the current one, whose code runs."""
+        """Make a machine the current one: the machine whose code is running."""
 
     def connecting(self, machine: Machine, address: str) -> None:
-        """Count a connect that begins."""
+        """Count a connection attempt that begins."""
 
     def record(self, machine: str, what: str, **details: object) -> None:
         """Add an event to the history."""
 
     def failed(self, machine: Machine, error: BaseException) -> None:
-        """End the run: an error has left the code of a machine."""
+        """End the run, because an error has left the code of a machine."""
 
     def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
-        """End the coroutines of a closed process and call ``ended``, both with the clocks of the machine in place."""
+        """End the coroutines of a closed process and call ``ended``. Both see the clocks of the machine."""
 
     def loop_made(self, loop: SimulatedLoop) -> None:
         """Keep the loop of a new process, and drop the loops of processes that have ended."""
@@ -64,7 +64,7 @@ class LoopExecutor(Executor):
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
         self.reason: str | None = None
-        """The error with which threads are refused; None while they are granted."""
+        """The error message with which threads are refused. None while threads are granted."""
         self.refusals = 0
 
     @property
@@ -85,8 +85,8 @@ class LoopExecutor(Executor):
 class Machine:
     """One machine: its process, its clocks, and its faults.
 
-    ``crash``, ``power_loss``, ``restart``, ``pause``, ``resume`` and ``move`` take effect after the running callback, at the same
-    virtual time; ``skew``, ``drift``, ``drift_monotonic`` and ``slow`` take effect during the call.
+    ``crash``, ``power_loss``, ``restart``, ``pause``, ``resume`` and ``move`` take effect after the running callback, at the
+    same virtual time. ``skew``, ``drift``, ``drift_monotonic`` and ``slow`` take effect immediately.
     """
 
     def __init__(self, name: str, world: World, host: Host) -> None:
@@ -100,7 +100,7 @@ class Machine:
         self._usual_drift = world.usual_drift(name)
         self._clock = MonotonicClock(world.scheduler, booted=self._chance.random() * LONGEST_UPTIME, drift=self._usual_drift)
         self.monotonic = self._clock.time
-        """Returns the seconds of a clock that is never set, by which the machine's timers run."""
+        """A function that returns the seconds of a clock that is never set. The machine's timers run by this clock."""
         self._skew = 0.0
         self._drift = 0.0
         self._drifts_since = 0.0
@@ -109,7 +109,7 @@ class Machine:
         self._factories: list[tuple[Factory, asyncio.Future[Any] | None]] = []
         self._loop: SimulatedLoop | None = None
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        """Strong references to the tasks of the current process: the event loop has weak ones only."""
+        """Strong references to the tasks of the current process. The event loop has only weak references."""
         self._executor: LoopExecutor | None = None
         self._pauses: list[list[float]] = []
         self.ends: list[float] = []
@@ -121,12 +121,12 @@ class Machine:
 
     @property
     def address(self) -> str:
-        """The present IPv4 address."""
+        """The current IPv4 address."""
         return self._host.address
 
     @property
     def running(self) -> bool:
-        """Whether a process runs; a paused one does."""
+        """Whether a process exists. A paused process exists."""
         return self._loop is not None
 
     @property
@@ -134,7 +134,7 @@ class Machine:
         """The event loop of the process.
 
         Raises:
-            SimulationError: While none runs.
+            SimulationError: While no process runs.
         """
         if self._loop is None:
             raise SimulationError(f"{self.name} runs no process; call its restart() first, during the simulation")
@@ -143,7 +143,7 @@ class Machine:
     # -- clocks
 
     def time(self) -> float:
-        """Return seconds since the epoch, as this machine's clock shows them."""
+        """Return the seconds since the epoch that this machine's clock shows."""
         now = self._now()
         return EPOCH + self._skew + now + self._drift * (now - self._drifts_since)
 
@@ -151,7 +151,7 @@ class Machine:
         return FIRST_PROCESS_ID + self._processes
 
     def skew(self, seconds: float) -> None:
-        """Set the machine's wall clock ahead of the time of the simulation, or behind it for a negative number; end a drift.
+        """Set the machine's wall clock ahead of the simulation time, or behind it if the number is negative. End a drift.
 
         Raises:
             SimulationError: For anything but a finite number.
@@ -161,7 +161,8 @@ class Machine:
         self._skew, self._drift = seconds, 0.0
 
     def drift(self, rate: float) -> None:
-        """Make the machine's wall clock gain (or lose, below 0) ``rate`` seconds in each second, until the next ``skew``.
+        """Make the machine's wall clock gain ``rate`` seconds in each second (or lose them, if negative) until the next
+        ``skew``.
 
         Raises:
             SimulationError: For anything but a finite number.
@@ -173,9 +174,10 @@ class Machine:
         self._drift, self._drifts_since = rate, now
 
     def drift_monotonic(self, rate: float | None) -> None:
-        """Make the machine's monotonic clock, by which its timers run, gain (or lose, below 0) ``rate`` seconds in each second.
+        """Make the machine's monotonic clock, by which its timers run, gain ``rate`` seconds in each second (or lose them, if
+        negative).
 
-        None: as many as without a fault, -200 to 200 µs, which each machine draws.
+        None restores the usual drift, -200 to 200 µs, which each machine draws.
 
         Raises:
             SimulationError: For anything but a number from -0.5 to 0.5, or None.
@@ -199,12 +201,12 @@ class Machine:
     # -- processes
 
     def run(self, factory: Factory) -> asyncio.Future[Any]:
-        """Start a coroutine function on the machine, and again after each restart until a coroutine of it has returned.
+        """Start a coroutine function on the machine. Start it again after each restart, until it has returned once.
 
-        An error that leaves a coroutine ends the run: ``Simulation.run`` raises SimulationError with it as the cause.
+        An error that leaves the coroutine ends the run: ``Simulation.run`` raises SimulationError with that error as the cause.
 
         Returns:
-            A future of the caller's loop with the result of that coroutine.
+            A future of the caller's loop. It gets the result of the coroutine that returned.
 
         Raises:
             SimulationError: For an object that is not a function, and outside of the simulation.
@@ -219,7 +221,7 @@ class Machine:
         return result
 
     def serve(self, factory: Factory) -> None:
-        """Start a coroutine function of a server on the machine, and again after each restart."""
+        """Start a coroutine function of a server on the machine. Start it again after each restart."""
         self._add(factory, None)
 
     def _add(self, factory: Factory, result: asyncio.Future[Any] | None) -> None:
@@ -228,19 +230,19 @@ class Machine:
             self._begin(factory, result)
 
     def crash(self) -> None:
-        """End the process. Its kernel closes the connections; what is on disk stays."""
+        """End the process. The kernel closes the connections, and the data on disk stay."""
         self._soon(self._crash)
 
     def power_loss(self) -> None:
-        """End the process and the kernel: peers see silence, and data that were not flushed to the disk are lost."""
+        """End the process and the kernel. Peers get no segments, and data that were not flushed to the disk are lost."""
         self._soon(self._power_loss)
 
     def restart(self) -> None:
-        """Start the process again; a process that runs is ended before, as by ``crash``."""
+        """Start the process again. If a process is running, end it first, as ``crash`` does."""
         self._soon(self._restart)
 
     def pause(self) -> None:
-        """Stop the process as SIGSTOP does: its code does not run, its connections stay."""
+        """Stop the process as SIGSTOP does. Its code does not run, and its connections stay."""
         self._soon(self._pause)
 
     def resume(self) -> None:
@@ -248,12 +250,12 @@ class Machine:
         self._soon(self._resume)
 
     def slow(self, seconds: float) -> None:
-        """Make each iteration of the event loop take up to ``seconds``, during which data may arrive; 0 ends it.
+        """Make each iteration of the event loop take up to ``seconds``, during which data may arrive. 0 ends the slowdown.
 
         A process that starts later is not slow.
 
         Raises:
-            SimulationError: For anything but a finite number from 0 on, and while no process runs.
+            SimulationError: For anything but a finite number of at least 0, and while no process runs.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
             raise SimulationError(f"{self.name} must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
@@ -261,8 +263,8 @@ class Machine:
         self.loop.longest_turn = nanoseconds(seconds)
 
     def refuse_threads(self, refused: bool = True) -> None:
-        """Refuse threads for plain handlers and the library's jobs, as a machine at its limit of processes does; False grants
-        them again. A process that starts later has threads.
+        """Refuse threads for plain handlers and the library's jobs, as a machine that has reached its limit of processes does.
+        False grants threads again. A process that starts later has threads.
 
         Raises:
             SimulationError: While no process runs.
@@ -274,12 +276,12 @@ class Machine:
 
     @property
     def refused_threads(self) -> int:
-        """Number of threads that this process was refused; 0 while no process runs."""
+        """Number of threads that were refused to the current process. 0 while no process runs."""
         return 0 if self._executor is None else self._executor.refusals
 
     def move(self, address: str) -> None:
-        """Give the machine another IPv4 address, to which its name resolves from now on; connections of the old address fall
-        silent.
+        """Give the machine another IPv4 address. Its name resolves to the new address from now on. Connections of the old
+        address become silent.
 
         Raises:
             SimulationError: For an address that is malformed, local or taken.
@@ -289,7 +291,9 @@ class Machine:
     # -- as the loop and the simulation use it
 
     def enter(self) -> None:
-        """Give the library the clocks, random sources and names of this machine. Called before code of the machine runs."""
+        """Give the library the clocks, random sources and names of this machine. This method is called before code of the
+        machine runs.
+        """
         library.random, library.entropy = self.random, self.entropy
         library.process_id, library.address = self.process_id, self.address
         library.instance_name = self._instance_name
@@ -300,13 +304,13 @@ class Machine:
         self._instance_name = library.instance_name
 
     def stopped(self, now: float) -> list[tuple[float, float]]:
-        """Return the times between which a process was paused, in seconds of the simulation."""
+        """Return the times between which processes were paused, in seconds of the simulation."""
         return [(began, ended) for began, ended in ([*pause, now][:2] for pause in self._pauses)]
 
     def shut(self) -> None:
-        """Close the resources that a running process has outside of its loop.
+        """Close the resources that a running process has outside its loop.
 
-        Called when the run is over and all loops are closed.
+        This method is called when the run is over and all loops are closed.
         """
         if self._loop is not None:
             self._loop = None
@@ -314,7 +318,7 @@ class Machine:
 
     @property
     def streams(self) -> int:
-        """Number of streams that the machine's kernel keeps, also for former processes."""
+        """Number of streams that the machine's kernel keeps, including streams of former processes."""
         return len(self._host.ends)
 
     def _now(self) -> float:
@@ -386,10 +390,10 @@ class Machine:
             self.power_lost()
 
     def process_ended(self) -> None:
-        """Close what a process that has ended had outside of its loop; here nothing."""
+        """Close the resources that an ended process had outside its loop. This machine has none."""
 
     def power_lost(self) -> None:
-        """Remove the data that a power loss destroys; here none, because this machine has no disk."""
+        """Remove the data that a power loss destroys. This machine has no disk, so it loses no data."""
 
     def _restart(self) -> None:
         self._crash()
@@ -418,8 +422,8 @@ class Machine:
 
 
 def check_callable(function: object, text: str) -> None:
-    """Raise SimulationError with ``text`` for an object that is not a function; a coroutine is closed, so that no warning
-    follows.
+    """Raise SimulationError with ``text`` for an object that is not a function. A coroutine object is closed, so that no
+    warning follows.
     """
     if callable(function):
         return

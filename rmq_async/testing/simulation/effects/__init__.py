@@ -1,4 +1,4 @@
-"""The kinds of faults: the beginning and end of each, and the check whether it had an effect."""
+"""The kinds of faults. Each kind defines how a fault begins and ends, and how to check whether the fault had an effect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LINKS: Final = {
 
 
 def beginnings(cluster: Cluster) -> dict[str, Begin]:
-    """Return, by kind, the function that begins a fault."""
+    """Return the functions that begin faults, by kind."""
     return {
         **{kind: on_some(lambda: cluster.brokers, strike) for kind, strike in (_ANSWERS | _POPS).items()},
         **{kind: links.on_link(cluster, strike) for kind, strike in _LINKS.items()},
@@ -52,7 +52,7 @@ def beginnings(cluster: Cluster) -> dict[str, Begin]:
 
 
 def expiry(cluster: Cluster, topic: str | None = None) -> Begin:
-    """Return the function that deletes the oldest messages of a queue, of ``topic`` or of any topic of users."""
+    """Return the function that deletes the oldest messages of a queue, either of ``topic`` or of any user topic."""
     return on(lambda: cluster.brokers, partial(storage.expire, cluster, topic))
 
 

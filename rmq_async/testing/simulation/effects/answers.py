@@ -1,4 +1,4 @@
-"""Faults of running brokers: in the content, time and order of their answers."""
+"""Faults in the content, timing and order of the responses of running brokers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from ..faults import Effect
 from ..servers import BrokerMachine
 
 RATES: Final = ((0.5, None), (4.0, None), (20.0, None), (20.0, 2000.0))
-"""Sends per second of a broker that has too much to do; and of one that has just started, up to the second rate."""
+"""Sends per second of an overloaded broker. If there is a second rate, the broker has just started, and its rate rises up to
+the second rate.
+"""
 REQUESTS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE)
 ERRORS: Final = (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 MOST_REFUSED: Final = 20
 NOT_TAKEN_BACK: Final = (
     ResponseCode.NO_PERMISSION, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, None,
 )  # fmt: skip
-"""How give-backs are refused; None for no answer."""
+"""How messages that consumers send back are refused. None means no response."""
 
 
 def busy(chance: Random, machine: BrokerMachine) -> Effect:
@@ -30,7 +32,7 @@ def error(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def delay(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delay all answers by the same drawn time."""
+    """Delay all responses by the same drawn time."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(chance.choice((0.05, 0.5, 2.0)))
     return Effect(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
@@ -44,14 +46,14 @@ def disorder(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def jitter(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delay each answer by a drawn time, so that answers may overtake each other."""
+    """Delay each response by a drawn time, so that responses may overtake each other."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.set_delay(0.0, chance.choice((0.01, 0.1, 1.0)), Random(chance.getrandbits(64)))
     return Effect(lambda: gate.set_delay(0.0), lambda: machine.requests != before)
 
 
 def slices(chance: Random, machine: BrokerMachine) -> Effect:
-    """Split answers into parts."""
+    """Split responses into slices."""
     before, gate = machine.requests, machine.broker.listener.gate
     gate.slices = Random(chance.getrandbits(64))
 
@@ -62,7 +64,7 @@ def slices(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def overload(chance: Random, machine: BrokerMachine) -> Effect:
-    """Refuse sends beyond a rate as busy; the rate may be that of a broker that has just started, and rise."""
+    """Refuse sends beyond a rate as busy. The rate may be constant, or rise as on a broker that has just started."""
     broker = machine.broker
     broker.throttle(*chance.choice(RATES))
     refused = 0
@@ -76,7 +78,7 @@ def overload(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
-    """Make a broker refuse what consumers give back, or store it without an answer."""
+    """Make a broker refuse the messages that consumers send back, or store them without sending a response."""
     send_back, code = machine.broker.send_back, chance.choice(NOT_TAKEN_BACK)
     before = send_back.refused + send_back.unanswered
     send_back.refusal, send_back.is_silent = code, code is None

@@ -1,4 +1,4 @@
-"""The common part of all kinds of faults: their cluster, the draw of a target, and the end of a fault."""
+"""The common part of all kinds of faults: the cluster, the choice of a target, and the end of a fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..network import SimulatedNetwork
 from ..servers import BrokerMachine, NameServerMachine
 
 ALL_SHARE: Final = 0.2
-"""Share of the faults of ``on_some`` that strike all machines at once, in the same way."""
+"""Share of the faults of ``on_some`` that affect all machines at once."""
 
 M = TypeVar("M", bound=Machine)
 T = TypeVar("T")
@@ -31,19 +31,19 @@ class Cluster(Protocol):
 
     @property
     def clients(self) -> Sequence[Machine]:
-        """Client machines, the main one excepted; they may be down."""
+        """The client machines, except the main one. They may be down."""
 
     def record(self, machine: str, what: str, **details: object) -> None:
         """Add an event to the history."""
 
 
 def once(met: bool) -> Effect:
-    """Return a fault that is over when it has begun."""
+    """Return a fault that ends as soon as it has begun."""
     return Effect(lambda: None, lambda: met)
 
 
 def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None], *, paused: bool = True) -> Begin:
-    """Return a function that begins a fault of one running machine of ``machines``.
+    """Return a function that begins a fault on one running machine of ``machines``.
 
     Args:
         paused: Whether the machine may be paused.
@@ -57,7 +57,7 @@ def on(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect
 
 
 def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], Effect | None]) -> Begin:
-    """Return a function that begins a fault of one running machine of ``machines``, or the same fault of all that run."""
+    """Return a function that begins a fault on one running machine of ``machines``, or the same fault on all running machines."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         together, seed = chance.random() < ALL_SHARE, chance.getrandbits(64)
@@ -76,5 +76,5 @@ def on_some(machines: Callable[[], Sequence[M]], strike: Callable[[Random, M], E
 
 
 def drawn(chance: Random, targets: Sequence[T]) -> T | None:
-    """Draw one of ``targets``; None if there are none."""
+    """Draw one of ``targets``. Return None if there are no targets."""
     return chance.choice(targets) if targets else None

@@ -11,11 +11,11 @@ from ..network import Link
 from .effect import Cluster, drawn, once
 
 LATENCIES: Final = (0.02, 0.2, 1.0, 4.0)
-"""Seconds."""
+"""Additional latencies in seconds."""
 
 
 def on_link(cluster: Cluster, strike: Callable[[Random, Link], Effect]) -> Begin:
-    """Return a function that begins a fault of a link, drawn from those between two machines."""
+    """Return a function that begins a fault on a link. The link is drawn from the links between two different machines."""
 
     def begin(chance: Random, duration: float) -> Effect | None:
         link = drawn(chance, [link for link in cluster.network.links if link.a != link.b])

@@ -1,4 +1,4 @@
-"""Faults of any machine: its process, its clock, its address."""
+"""Faults of any machine that affect its process, its clock or its address."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from ..servers import BrokerMachine, NameServerMachine, ServerMachine
 from .effect import Cluster, drawn, once
 
 LARGEST_JUMP: Final = 60.0
-"""Seconds."""
+"""Maximum jump of a clock in seconds."""
 LARGEST_DRIFT: Final = 0.2
-"""Seconds that a clock gains or loses in each second."""
+"""Maximum number of seconds that a wall clock gains or loses in each second."""
 LARGEST_RATE: Final = 0.02
-"""Seconds that a monotonic clock gains or loses in each second, as in virtual machines whose time source is wrong."""
+"""Maximum number of seconds that a monotonic clock gains or loses in each second, as in virtual machines whose time source is
+wrong.
+"""
 TURNS: Final = (0.0002, 0.0006, 0.002)
-"""Seconds that one iteration of a slow loop takes, at most: from the usual latency of a link to several times as much."""
+"""Maximum numbers of seconds that one iteration of a slow loop takes. They range from the usual latency of a link to several
+times that latency.
+"""
 
 
 def crash(chance: Random, machine: ServerMachine) -> Effect:
@@ -46,7 +50,7 @@ def pause(chance: Random, machine: Machine) -> Effect:
 
 
 def slow(chance: Random, machine: Machine) -> Effect:
-    """Slow a machine: each iteration of the event loop takes some time, during which data may arrive."""
+    """Slow a machine down. Each iteration of the event loop takes some time, during which data may arrive."""
     loop = machine.loop
     before = loop.turns
     machine.slow(chance.choice(TURNS))
@@ -71,25 +75,25 @@ def no_threads(chance: Random, machine: Machine) -> Effect:
 
 
 def clock_jump(chance: Random, machine: Machine) -> Effect:
-    """Make the wall clock jump, and back at the end."""
+    """Make the wall clock jump, and jump back at the end of the fault."""
     machine.skew(chance.uniform(-LARGEST_JUMP, LARGEST_JUMP))
     return Effect(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_drift(chance: Random, machine: Machine) -> Effect:
-    """Make the wall clock run too fast or too slowly; it is set right at the end."""
+    """Make the wall clock run too fast or too slowly. The clock is corrected at the end of the fault."""
     machine.drift(chance.uniform(-LARGEST_DRIFT, LARGEST_DRIFT))
     return Effect(lambda: machine.skew(0.0), lambda: machine.running)
 
 
 def clock_rate(chance: Random, machine: Machine) -> Effect:
-    """Make the monotonic clock, and with it all timeouts, run too fast or too slowly."""
+    """Make the monotonic clock, and therefore all timeouts, run too fast or too slowly."""
     machine.drift_monotonic(chance.uniform(-LARGEST_RATE, LARGEST_RATE))
     return Effect(lambda: machine.drift_monotonic(None), lambda: machine.running)
 
 
 def move_server(cluster: Cluster, chance: Random, machine: ServerMachine) -> Effect:
-    """Move a server: it ends and starts again with another address."""
+    """Move a server to another address. The server ends and starts again there."""
     had = machine.traffic
     machine.crash()
 
@@ -101,9 +105,10 @@ def move_server(cluster: Cluster, chance: Random, machine: ServerMachine) -> Eff
 
 
 def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
-    """Replace a master by a replica with all messages and without the offsets of groups.
+    """Replace a master with a replica that has all messages but not the offsets of groups.
 
-    Until it is elected, it serves reads; or nothing serves, and then it has another address.
+    Until the replica is elected, it serves reads. In another variant, no broker serves requests until then, and the replica has
+    another address.
     """
     had, reads = machine.traffic, chance.random() < 0.5
     cluster.record(machine.name, "lose master", replica=reads)
@@ -123,13 +128,15 @@ def fail_over(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effec
 
 
 def redirect(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
-    """Make the name of a name server lead to another one, while both run."""
+    """Make the name of a name server resolve to another name server while both are running."""
     other = drawn(chance, [each for each in cluster.name_servers if each is not machine])
     return None if other is None else _lead(cluster, machine, [other.address])
 
 
 def silent(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
-    """Make the name of a name server lead to a server that accepts connections and stays silent, and then to its own address."""
+    """Make the name of a name server resolve to a server that accepts connections and stays silent, and then to the name
+    server's own address.
+    """
     other = drawn(chance, [each for each in cluster.name_servers if each is not machine and each.running and not each.paused])
     if other is None:
         return None
@@ -157,7 +164,7 @@ def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]
 
 
 def move_client(cluster: Cluster, chance: Random, machine: Machine) -> Effect:
-    """Move a client: its address changes while it runs, and its connections become silent for both sides."""
+    """Move a client to another address while it runs. Its connections become silent for both sides."""
     streams = machine.streams
     machine.move(cluster.network.free_address())
     return once(streams > 0)

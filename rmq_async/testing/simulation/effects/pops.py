@@ -1,4 +1,4 @@
-"""Faults of brokers in the handling of popped messages."""
+"""Faults in the handling of popped messages by brokers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..faults import Effect
 from ..servers import BrokerMachine
 
 MOST: Final = 20
-"""Requests that a fault meets, at most."""
+"""Maximum number of requests that a fault affects."""
 REQUESTS: Final = (
     RequestCode.POP_MESSAGE,
     RequestCode.BATCH_ACK_MESSAGE,
@@ -22,11 +22,11 @@ ERRORS: Final = (
     ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.POLLING_FULL,
 )  # fmt: skip
 LATE: Final = (1.0, 10.0, 60.0)
-"""Seconds by which messages come back later."""
+"""Seconds by which the redelivery of messages is delayed."""
 
 
 def _next_ones(name: str, chance: Random, machine: BrokerMachine) -> Effect:
-    """Have the fault ``name`` meet a drawn number of the next requests."""
+    """Apply the fault ``name`` to a drawn number of the next requests."""
     faults = machine.broker.popping.faults
     asked = left = chance.randint(1, MOST)
     setattr(faults, name, asked)
@@ -45,12 +45,12 @@ def empty(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def lost_acks(chance: Random, machine: BrokerMachine) -> Effect:
-    """Make the next acknowledgements have no effect, although they are answered."""
+    """Make the next acknowledgements have no effect, although the broker responds with success."""
     return _next_ones("lost_acks", chance, machine)
 
 
 def lost_answers(chance: Random, machine: BrokerMachine) -> Effect:
-    """Make a broker serve requests of a drawn kind without answering them."""
+    """Make a broker serve requests of a drawn kind without sending responses."""
     failures, request = machine.broker.failures, chance.choice(REQUESTS)
     asked = chance.randint(1, MOST)
     failures.lose(asked, request)
@@ -67,7 +67,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
     """Delay the redelivery of popped messages."""
     faults = machine.broker.popping.faults
     before = machine.broker.requests[RequestCode.POP_MESSAGE]
-    faults.late_ms = round(1000 * chance.choice(LATE))  # the broker sets its own alarms, on its own loop
+    faults.late_ms = round(1000 * chance.choice(LATE))  # the broker sets the alarms itself, on its own loop
 
     def end() -> None:
         faults.late_ms = 0
@@ -76,7 +76,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Make a broker redeliver a popped message twice each time."""
+    """Make a broker redeliver each popped message twice each time."""
     faults = machine.broker.popping.faults
     before = machine.broker.popping.revived
     faults.copies = 2
@@ -88,7 +88,7 @@ def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def refused(chance: Random, machine: BrokerMachine) -> Effect:
-    """Answer requests of a drawn kind with an error."""
+    """Respond to requests of a drawn kind with an error."""
     failures = machine.broker.failures
     asked = chance.randint(1, MOST)
     failure = failures.add(chance.choice(ERRORS), asked, chance.choice(REFUSED))

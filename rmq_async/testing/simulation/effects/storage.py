@@ -1,4 +1,4 @@
-"""Faults in the data that brokers store, and that name servers have about brokers."""
+"""Faults in the data that brokers store, and in the data that name servers have about brokers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..servers import FLUSH_INTERVAL, BrokerMachine, NameServerMachine
 from .effect import Cluster, drawn, once
 
 SIZES: Final = (1, 2, 3, 6, 12)
-"""Numbers of queues."""
+"""Numbers of queues to which topics are resized."""
 TAKEN_BACK: Final = (1, 10, 100)
-"""Messages that a new master does not have, at most."""
+"""Maximum numbers of messages that a new master does not have."""
 SLOW_FLUSHES: Final = (2.0, 10.0, 60.0)
 """Seconds between two flushes of a slow disk."""
 MOST_LATE: Final = 20
-"""Sends that are answered with FLUSH_DISK_TIMEOUT, at most."""
+"""Maximum number of sends whose response is FLUSH_DISK_TIMEOUT."""
 
 
 def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect:
-    """Take the newest messages from a broker, at once or after a time without a master: a replica that was behind becomes the
-    master, or a broker starts with an older store.
+    """Remove the newest messages of a broker, at once or after a time without a master. This happens when a replica that lagged
+    behind becomes the master, or when a broker starts with an older store.
     """
     away = chance.random() < 0.5
     if away:
@@ -39,10 +39,10 @@ def truncate(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect
 
 
 def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """Delete the oldest messages of a queue; the minimum offset follows at once, or later.
+    """Delete the oldest messages of a queue. The minimum offset is corrected at once or later.
 
     Args:
-        topic: None for any topic of users.
+        topic: The name of the topic. None means any user topic.
     """
     topics = _topics(machine) if topic is None else [topic]
     queue = drawn(chance, [queue for name in topics for queue in _queues(machine, name)])
@@ -55,8 +55,8 @@ def expire(cluster: Cluster, topic: str | None, chance: Random, machine: BrokerM
 
 
 def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect | None:
-    """Resize a topic: it has more queues, or fewer, for a while."""
-    # no administrator can name the retry topics of pops with a "+"
+    """Resize a topic, which then has more or fewer queues for a while."""
+    # administrators cannot name retry topics of pops that contain a "+"
     topic = drawn(chance, [name for name in _topics(machine) if "+" not in name])
     if topic is None:
         return None
@@ -72,7 +72,7 @@ def resize(cluster: Cluster, chance: Random, machine: BrokerMachine) -> Effect |
 
 
 def slow_disk(chance: Random, machine: BrokerMachine) -> Effect:
-    """Delay flushes, so that a power loss removes more messages, and answers up to ``MOST_LATE`` sends with FLUSH_DISK_TIMEOUT."""
+    """Delay flushes, so that a power loss removes more messages. Respond to up to ``MOST_LATE`` sends with FLUSH_DISK_TIMEOUT."""
     log, failures = machine.log, machine.broker.failures
     before = log.appended
     log.flush_interval = chance.choice(SLOW_FLUSHES)
@@ -98,7 +98,7 @@ def forget(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effe
 
 
 def empty(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Make a name server know no broker and ignore all registrations, as for some seconds after a restart."""
+    """Make a name server forget all brokers and ignore all registrations, as for some seconds after a restart."""
     known, brokers = machine.registrations, [broker.name for broker in cluster.brokers]
     hidden = [name for name in brokers if name not in known.forgotten]
     before = known.differences
@@ -114,7 +114,7 @@ def empty(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effec
 
 
 def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect:
-    """Make a name server report more queues of topics than exist, or fewer, as if it had missed a change."""
+    """Make a name server report more or fewer queues of topics than exist, as if it had missed a change."""
     known = machine.registrations
     before = known.differences
     known.more = chance.choice((-3, -1, 1, 4))
@@ -127,13 +127,13 @@ def disagree(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Ef
 
 
 def _topics(machine: BrokerMachine) -> Sequence[str]:
-    """Return the names of the topics except the broker's own; retry topics of groups are among them."""
+    """Return the names of all topics except system topics. Retry topics of groups are included."""
     table = machine.disk.topics
     return [topic.config.topic_name for topic in table if not table.is_own(topic.config.topic_name)]
 
 
 def _queues(machine: BrokerMachine, topic: str) -> Sequence[MessageQueue]:
-    """Return the queues of a topic that have messages; none of an unknown topic."""
+    """Return the queues of a topic that have messages. Return no queues for an unknown topic."""
     found = machine.disk.topics.get(topic)
     queues = () if found is None else found.queues()
     return [MessageQueue(topic, machine.name, queue.queue_id) for queue in queues if queue.oldest < queue.max_offset]
