@@ -1,4 +1,4 @@
-"""Runs a task of a simulated process to its end, in this thread, and ends all processes."""
+"""Runs a task of a simulated process to its end in this thread, and then ends all processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from .watchdog import LIMIT, Watchdog
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """Return file, line and function of the innermost frame of an unfinished task.
+    """Return the file, the line and the function of the innermost frame of an unfinished task.
 
-    Before its first step, return the beginning of its function. For an async generator only the line that uses it is known.
+    If the task has not run yet, return the beginning of its function. For an async generator, only the line that uses it is
+    known.
     """
     inner: Any = task.get_coro()
     place = "a place without a Python frame"
@@ -31,7 +32,7 @@ def place_of(task: asyncio.Task[Any]) -> str:
 
 
 def waiting_tasks(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
-    """Return a line for each unfinished task of the loops: its name, and the place at which it waits."""
+    """Return a line for each unfinished task of the loops. A line has the name of the task and the place at which it waits."""
     return [
         f"{task.get_name()} waits at {place_of(task)}"
         for loop in loops
@@ -40,7 +41,7 @@ def waiting_tasks(loops: Iterable[asyncio.AbstractEventLoop]) -> list[str]:
 
 
 def _first(owner: object, *names: str) -> Any:
-    """Return the first of the attributes that exists and is not None."""
+    """Return the value of the first attribute that exists and is not None."""
     return next((found for name in names if (found := getattr(owner, name, None)) is not None), None)
 
 
@@ -55,15 +56,15 @@ def drive(
     where: str,
     limit: float = LIMIT,
 ) -> None:
-    """Run the scheduler until ``over()``, in this thread.
+    """Run the scheduler in this thread until ``over()`` is true.
 
     Args:
-        loops: Returns the loops of all processes; closed ones may be among them.
-        where: The beginning of an error.
-        limit: Real seconds of one callback.
+        loops: A function that returns the loops of all processes, possibly including closed loops.
+        where: The beginning of error messages.
+        limit: Maximum number of real seconds of one callback.
 
     Raises:
-        SimulationError: When a callback does not end, time does not move, or nothing is left to run.
+        SimulationError: If a callback does not end, time does not move, or nothing is left to run.
     """
     hooks = sys.get_asyncgen_hooks()
     watchdog = Watchdog(limit)
@@ -92,16 +93,17 @@ def run_task(
     failed: Callable[[], bool] = lambda: False,
     afterwards: Callable[[], None] = lambda: None,
 ) -> T | None:
-    """Run the scheduler until ``task`` is done, then end all processes; return the task's result or raise its error.
+    """Run the scheduler until ``task`` is done, and then end all processes. Return the task's result or raise its error.
 
     Args:
-        loops: Returns the loops of all processes; closed ones may be among them.
-        limit: Real seconds of one callback.
-        failed: Returns whether the run must end before the task is done; the result is None then.
-        afterwards: Called after a task without an error, while the processes still have all they had; it may take long.
+        loops: A function that returns the loops of all processes, possibly including closed loops.
+        limit: Maximum number of real seconds of one callback.
+        failed: A function that returns whether the run must end before the task is done. The result is then None.
+        afterwards: A function that is called if the task ended without an error, while the processes still have their
+            resources. It may take long.
 
     Raises:
-        SimulationError: With the seed when a callback does not end, time does not move, or nothing is left to run.
+        SimulationError: If a callback does not end, time does not move, or nothing is left to run. The message names the seed.
     """
     collecting = gc.isenabled()
     gc.collect()

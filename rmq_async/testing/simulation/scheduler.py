@@ -1,7 +1,9 @@
-"""Virtual time: the calls of all event loops and of the network, in an order that depends only on how they were scheduled.
+"""Virtual time. It runs the calls of all event loops and of the network in an order that depends only on how the calls were
+scheduled.
 
-Time is a whole number of nanoseconds. It stands still while calls are ready and jumps to the next timer when none is. Timers of one
-time run in the order in which they were set. An iteration is what is ready at its beginning, as in asyncio.
+Time is a whole number of nanoseconds. It stands still while calls are ready and jumps to the next timer when no call is ready.
+Timers with the same time run in the order in which they were set. As in asyncio, an iteration runs the calls that are ready at
+its beginning.
 """
 
 from __future__ import annotations
@@ -17,37 +19,39 @@ from .errors import DeadEnd, Frozen
 from .watchdog import Watchdog
 
 MAX_STANDING: Final = 100_000
-"""Iterations without a move of the time, after which the run ends."""
+"""Number of iterations without a move of the time after which the run ends."""
 COLLECT_EVERY: Final = 50_000
-"""Iterations between two runs of the garbage collector, whose own choice of the moment would differ between runs."""
+"""Number of iterations between two runs of the garbage collector. Automatic collection would happen at different times in
+different runs.
+"""
 MIN_COMPACTED: Final = 256
 """Number of cancelled timers above which the heap is compacted (compaction is O(n))."""
 
 
 class Runner(Protocol):
-    """An owner of calls: an event loop."""
+    """An owner of calls, such as an event loop."""
 
     suspended: bool
-    """Its calls are kept until ``resume``."""
+    """Whether the runner's calls are kept until ``resume``."""
     dead: bool
-    """Its calls are dropped."""
+    """Whether the runner's calls are dropped."""
     held: deque[Call]
 
     def clock(self, at: int) -> float:
-        """Return the monotonic time, in seconds, of a time in nanoseconds."""
+        """Return the monotonic time, in seconds, at a simulation time in nanoseconds."""
 
     def enter(self) -> None:
-        """Make the runner the current one; called before its calls."""
+        """Make the runner the current one. This method is called before the runner's calls."""
 
     def failed(self, call: Call, error: BaseException) -> None:
         """Handle an exception that a call raised."""
 
 
 class Call:
-    """A call that is scheduled; the result of ``loop.call_soon`` and ``loop.call_at``.
+    """A scheduled call, which is the result of ``loop.call_soon`` and ``loop.call_at``.
 
     Args:
-        runner: None for calls of the network and of machines.
+        runner: The owner of the call. None for calls of the network and of machines.
     """
 
     __slots__ = ("_scheduler", "args", "at", "callback", "context", "runner", "waits")
@@ -66,7 +70,7 @@ class Call:
         self.args = args
         self.context = context
         self.at = -1
-        """Time of the timer in nanoseconds; -1 for a call that is not a timer."""
+        """Time of the timer in nanoseconds. -1 for a call that is not a timer."""
         self.waits = False
         """Whether the call is in the heap of timers."""
 
@@ -92,20 +96,20 @@ class Scheduler:
     """Orders and runs all calls of a simulation.
 
     Attributes:
-        now: Nanoseconds since its beginning.
+        now: Nanoseconds since the beginning of the simulation.
     """
 
     def __init__(self) -> None:
         self.now = 0
         self.iterations = 0
         self.calls = 0
-        """Number of calls of event loops that ran."""
+        """Number of calls of event loops that have run."""
         self._ready: deque[Call] = deque()
         self._timers: list[tuple[int, int, Call]] = []
         self._set = 0
         self._cancelled = 0
         self._moved = 0
-        """Iteration in which the time moved last."""
+        """The last iteration in which the time moved."""
         self._entered: Runner | None = None
         self._plain = Context()
 
@@ -125,7 +129,7 @@ class Scheduler:
         args: tuple[Any, ...],
         context: Context | None = None,
     ) -> Call:
-        """Schedule a call for a time in nanoseconds; for the next iteration if that time has come."""
+        """Schedule a call for a time in nanoseconds, or for the next iteration if that time has come."""
         call = Call(self, runner, callback, args, copy_context() if context is None else context)
         call.at = at
         if at <= self.now:
@@ -137,15 +141,17 @@ class Scheduler:
         return call
 
     def after(self, delay: int, callback: Callable[..., object], *args: Any) -> Call:
-        """Schedule a call outside of any loop, an event of the network or of a machine, ``delay`` nanoseconds from now."""
+        """Schedule a call outside any loop (an event of the network or of a machine) ``delay`` nanoseconds from now."""
         return self.call_at(self.now + delay, None, callback, args, self._plain)
 
     def left(self) -> None:
-        """Make the scheduler enter the next runner again, because code of another one has run outside of its calls."""
+        """Make the scheduler enter the next runner again, because code of another runner has run outside that runner's calls."""
         self._entered = None
 
     def forget(self, call: Call) -> None:
-        """Count a cancelled timer; drop the cancelled timers when they are many and more than half of all."""
+        """Count a cancelled timer. Drop all cancelled timers if there are many of them and they are more than half of all
+        timers.
+        """
         self._cancelled += 1
         if self._cancelled > MIN_COMPACTED and 2 * self._cancelled > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].callback is not None]
@@ -164,7 +170,9 @@ class Scheduler:
         self._timers = timers
 
     def block(self, nanoseconds: int) -> None:
-        """Move the time on during a call, as code does that holds its loop; the timers that were due meanwhile are ready next."""
+        """Advance the time during a call, as code that blocks its loop does. The timers that become due in the meantime are
+        ready next.
+        """
         until = self.now + nanoseconds
         while self._timers and self._timers[0][0] <= until and self._next_timers():
             pass
@@ -177,9 +185,9 @@ class Scheduler:
         self._ready.extend(held)
 
     def run(self, over: Callable[[], bool], watchdog: Watchdog) -> None:
-        """Run calls until ``over()``.
+        """Run calls until ``over()`` is true.
 
-        Raises DeadEnd after ``MAX_STANDING`` iterations without a move of the time, and when there is no call left to run.
+        Raises DeadEnd after ``MAX_STANDING`` iterations without a move of the time, and if no call is left to run.
 
         Raises Frozen after a callback that the watchdog has stopped, because a task would hide that error.
         """
@@ -197,7 +205,7 @@ class Scheduler:
             if self.iterations - self._moved > MAX_STANDING:
                 raise DeadEnd(f"{MAX_STANDING:,} iterations without a move of the time; the next call is {self._ready[0]!r}")
             ready = self._ready
-            for _ in range(len(ready)):  # the body is the hot path of all simulations: no call that can be spared
+            for _ in range(len(ready)):  # the hot path of all simulations: the body avoids every unnecessary call
                 call = ready.popleft()
                 callback, runner = call.callback, call.runner
                 if callback is None:
@@ -219,7 +227,7 @@ class Scheduler:
                         runner.failed(call, error)
 
     def _next_timers(self) -> bool:
-        """Move the time to that of the earliest timer; the timers of this time become ready.
+        """Move the time to the time of the earliest timer. All timers with this time become ready.
 
         Returns:
             False if no timer is set.
@@ -243,7 +251,7 @@ class Scheduler:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return ``seconds`` in whole nanoseconds, not less than ``seconds``."""
+    """Return ``seconds`` in nanoseconds, rounded up to a whole number."""
     whole = -int(-seconds * 1e9 // 1)
     return whole if whole / 1e9 >= seconds else whole + 1
 
@@ -252,8 +260,8 @@ class MonotonicClock:
     """The monotonic clock of a machine.
 
     Args:
-        booted: Time of the clock when the simulation began, in seconds.
-        drift: Seconds that it gains in each second.
+        booted: Time of the clock at the beginning of the simulation, in seconds.
+        drift: Seconds that the clock gains in each second.
     """
 
     def __init__(self, scheduler: Scheduler, *, booted: float = 0.0, drift: float = 0.0) -> None:
@@ -261,25 +269,26 @@ class MonotonicClock:
         self._base = booted
         self._since = 0
         self._pace = (1.0 + drift) / 1e9
-        """Seconds that the clock moves in a nanosecond of the simulation."""
+        """Seconds that the clock advances per nanosecond of the simulation."""
 
     def time(self) -> float:
         """Return the time of the clock in seconds."""
         return self._base + (self._scheduler.now - self._since) * self._pace
 
     def seconds(self, at: int) -> float:
-        """Return what the clock shows, in seconds, at a time of the simulation in nanoseconds."""
+        """Return the time of the clock, in seconds, at a simulation time in nanoseconds."""
         return self._base + (at - self._since) * self._pace
 
     def at(self, seconds: float) -> int:
-        """Return the time of the simulation, in nanoseconds, from which on the clock shows at least ``seconds``."""
+        """Return the simulation time, in nanoseconds, from which on the clock shows at least ``seconds``."""
         at = self._since + int((seconds - self._base) / self._pace)
         return at if self._base + (at - self._since) * self._pace >= seconds else at + 1
 
     def set_drift(self, drift: float) -> float:
-        """Change the speed of the clock from now on; its time does not jump.
+        """Change the speed of the clock from now on. The time of the clock does not jump.
 
-        Return the factor by which the wait until it shows a given later time grows: 2.0 where it runs half as fast as before.
+        Return the factor by which the waits until later times of the clock grow. It is 2.0 if the clock runs half as fast as
+        before.
         """
         before = self._pace
         self._base, self._since = self.time(), self._scheduler.now

@@ -1,4 +1,6 @@
-"""Runs one seed of a simulation; for a seed that fails, finds the fewest kinds of faults with which it still fails."""
+"""Runs one seed of a simulation. For a seed that fails, the module finds a minimal set of kinds of faults with which it still
+fails.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from .simulation import Simulation, drawn_faults
 
 LIBRARY: Final = str(Path(__file__).parents[2]) + os.sep
 MOST_FRAMES: Final = 8
-"""Frames of a traceback that a violation shows, at most."""
+"""Maximum number of frames of a traceback that a violation shows."""
 S = TypeVar("S", bound=Simulation)
 
 
@@ -33,7 +35,7 @@ class Outcome:
         met: Numbers of faults that had an effect, by kind.
         unmet: Drawn kinds that had no effect.
         trace_hash: Digest of all delivered frames.
-        violation: The error of the run or of its checks; empty if there is none.
+        violation: The error of the run or of its checks. Empty if there is no error.
     """
 
     seed: int
@@ -48,7 +50,7 @@ class Outcome:
 
 
 class SeedRun(Protocol):
-    """A function that runs one seed, without some of the kinds of faults that it draws."""
+    """A function that runs one seed without some of the kinds of faults that the seed draws."""
 
     def __call__(self, seed: int, *, without: Iterable[str] = (), trace: bool = False) -> Outcome: ...
 
@@ -56,11 +58,11 @@ class SeedRun(Protocol):
 def run_seed(
     main: Callable[[Simulation], Awaitable[object]], seed: int, *, without: Iterable[str] = (), trace: bool = False
 ) -> Outcome:
-    """Run a coroutine function on a simulated cluster with ``Faults.swarm()``, and check the run.
+    """Run a coroutine function on a simulated cluster with ``Faults.swarm()`` and check the run.
 
     Args:
-        main: Takes the simulation.
-        seed: Decides everything that is drawn.
+        main: The coroutine function. Its argument is the simulation.
+        seed: The seed, which determines everything that is drawn.
         without: Kinds of faults to leave out of the seed's kinds.
         trace: Whether to print a line for each frame.
     """
@@ -68,7 +70,7 @@ def run_seed(
 
 
 def seed_faults(seed: int, faults: Faults, without: Iterable[str]) -> Faults:
-    """Return the faults that a seed draws, without some kinds."""
+    """Return the faults that a seed draws, except some kinds."""
     drawn = drawn_faults(seed, faults)
     for kind in without:
         drawn = drawn.without(kind)
@@ -76,9 +78,9 @@ def seed_faults(seed: int, faults: Faults, without: Iterable[str]) -> Faults:
 
 
 def outcome_of(simulation: S, main: Callable[[S], Awaitable[object]]) -> Outcome:
-    """Run and check a new simulation; an error is the outcome's ``violation``."""
+    """Run and check a new simulation. An error becomes the ``violation`` of the outcome."""
     began, violation, level = time.process_time(), "", logging.root.manager.disable
-    logging.disable()  # thousands of warnings about faults that are meant
+    logging.disable()  # thousands of warnings about intended faults
     try:
         simulation.run(main)  # type: ignore[arg-type]  # the simulation is passed itself
         simulation.check()
@@ -100,15 +102,15 @@ def outcome_of(simulation: S, main: Callable[[S], Awaitable[object]]) -> Outcome
 
 
 def minimised(run: SeedRun, failed: Outcome, *, without: Iterable[str] = ()) -> tuple[Outcome, tuple[str, ...]]:
-    """Leave out each kind of fault in turn without which a seed still fails.
+    """Leave out, one after the other, the kinds of faults without which a seed still fails.
 
     Args:
-        run: The function whose outcome ``failed`` is.
+        run: The function that has returned ``failed``.
         failed: An outcome with a violation.
-        without: Kinds that ``failed`` was run without; they are among those left out.
+        without: The kinds that were left out of the run of ``failed``. The result includes them.
 
     Returns:
-        The last outcome that failed, and the kinds left out.
+        The last outcome that failed, and the kinds that were left out.
     """
     left_out = tuple(without)
     for kind in failed.kinds:
@@ -119,7 +121,9 @@ def minimised(run: SeedRun, failed: Outcome, *, without: Iterable[str] = ()) -> 
 
 
 def _frames(error: BaseException) -> list[str]:
-    """Return the lines of a traceback from the first frame on that is not the library's; none if all are."""
+    """Return the lines of a traceback from the first frame outside the library on. Return no lines if all frames belong to the
+    library.
+    """
     raised = (isinstance(error, SimulationError) and error.__cause__) or error
     frames = [*traceback.extract_tb(raised.__traceback__)]
     while frames and frames[0].filename.startswith(LIBRARY):

@@ -1,4 +1,4 @@
-"""Brokers and name servers as machines: their disks, and the registrations of brokers."""
+"""The machines of brokers and name servers, with the disks and the registrations of brokers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .network import Host
 
 
 class DoubtfulRegistrations(Registrations):
-    """Registrations of a name server that may forget brokers, and disagree with them about the number of queues.
+    """Registrations of a name server that may forget brokers or disagree with brokers about the number of queues.
 
     Attributes:
-        forgotten: Names of brokers that it does not know and whose registrations it drops.
-        more: Number of queues that it reports for a topic in addition to the registered ones; below 0 for fewer, but at least
-            one is left.
+        forgotten: Names of brokers that the name server does not know and whose registrations it drops.
+        more: Number of queues that the name server reports for a topic in addition to the registered queues. A negative number
+            removes queues, but at least one queue is left.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class DoubtfulRegistrations(Registrations):
         self.forgotten: dict[str, None] = {}
         self.more = 0
         self.differences = 0
-        """Number of answers about topics and brokers that were not what brokers had registered."""
+        """Number of responses about topics and brokers that differed from the registrations of brokers."""
 
     def register(self, registration: Registration) -> None:
         if registration.broker_name not in self.forgotten:
@@ -70,18 +70,18 @@ NAME_SERVER_PORT: Final = 9876
 REGISTER_EVERY: Final = 30.0
 """Seconds between two registrations of a broker (``registerNameServerPeriod``)."""
 REGISTER_TIMEOUT: Final = 3.0
-"""Seconds for a connect to a name server, and for its answer (a stock broker's ``registerBrokerTimeoutMills`` is 24 s)."""
+"""Seconds for the connection to a name server, and for its response (a stock broker's ``registerBrokerTimeoutMills`` is 24 s)."""
 REGISTER_AGAIN: Final = 1.0
-"""Seconds after which a broker tries again to reach a name server."""
+"""Seconds after which a broker tries again to register with a name server."""
 READ_SIZE: Final = 1 << 16
 FLUSH_INTERVAL: Final = 0.5
-"""Maximum seconds from a message to the flush that takes it (``flushIntervalCommitLog``)."""
+"""Maximum number of seconds from the arrival of a message to its flush (``flushIntervalCommitLog``)."""
 MAX_MEMORY: Final = 1 << 30
-"""Maximum bytes of messages of one broker."""
+"""Maximum number of bytes of messages of one broker."""
 
 
 class ServerMachine(Machine, ABC):
-    """A machine with a server of the cluster."""
+    """A machine that runs a server of the cluster."""
 
     @property
     @abstractmethod
@@ -90,8 +90,8 @@ class ServerMachine(Machine, ABC):
 
 
 class _RegisteringNameServer(NameServer):
-    """A name server with which brokers register over the network, and which removes a broker when the last connection of its name
-    has ended.
+    """A name server with which brokers register over the network. It removes a broker when the last connection that registered
+    the broker's name has ended.
     """
 
     def __init__(self, name: str, forgotten: Callable[[str], object], settings: dict[str, dict[str, str]]) -> None:
@@ -116,9 +116,7 @@ class _RegisteringNameServer(NameServer):
 
 
 class NameServerMachine(ServerMachine):
-    """The machine of a name server; a new process of it knows no broker, and has the key-value settings of the former
-    process.
-    """
+    """The machine of a name server. A new process on it knows no brokers but has the key-value settings of the former process."""
 
     def __init__(self, name: str, world: World, host: Host) -> None:
         super().__init__(name, world, host)
@@ -132,7 +130,7 @@ class NameServerMachine(ServerMachine):
 
     @property
     def registrations(self) -> DoubtfulRegistrations:
-        """The registrations that the newest process has."""
+        """The registrations of the newest process."""
         return self.server.registrations
 
     def process_ended(self) -> None:
@@ -151,7 +149,7 @@ class NameServerMachine(ServerMachine):
 
 
 class BrokerMachine(ServerMachine):
-    """The machine of a broker, and its disk.
+    """The machine of a broker, including the disk.
 
     Args:
         name_servers: Names of the name servers.
@@ -159,8 +157,8 @@ class BrokerMachine(ServerMachine):
     Attributes:
         lost: Unique ids of messages that power losses and new masters removed.
         deleted: Unique ids of messages that were deleted because of their age.
-        settings: Settings of each process that starts.
-        registered: Names of the name servers that have accepted a registration of the present process.
+        settings: The settings of each process that starts.
+        registered: Names of the name servers that have accepted a registration of the current process.
     """
 
     broker: Broker
@@ -182,11 +180,11 @@ class BrokerMachine(ServerMachine):
 
     @property
     def requests(self) -> int:
-        """Number of requests to this process."""
+        """Number of requests to the current process."""
         return sum(self.broker.requests.values())
 
     def stored(self, position: int = 0) -> list[Stored]:
-        """Return the messages on disk from a physical offset on, in the order in which they were stored."""
+        """Return the messages on the disk from a physical offset on, in store order."""
         return [
             Stored(self.name, queue.topic, queue.queue_id, message.queue_offset, message.msg_id, digest(message.body))
             for record, queue in self.log.records(position)
@@ -194,7 +192,7 @@ class BrokerMachine(ServerMachine):
         ]
 
     def truncate(self, count: int) -> int:
-        """Remove the last ``count`` messages, as happens when a replica with a lag becomes the master.
+        """Remove the last ``count`` messages, as happens when a replica that lags behind becomes the master.
 
         Return the number of removed messages.
         """
@@ -202,12 +200,14 @@ class BrokerMachine(ServerMachine):
         return self.broker.truncate(count)
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        """Return the offset of the oldest message of a queue, and the one behind its newest; 0 and 0 for an unknown queue."""
+        """Return the offset of the oldest message of a queue, and the offset after its newest message. Return 0 and 0 for an
+        unknown queue.
+        """
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         return (0, 0) if found is None else (found.oldest, found.max_offset)
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> int:
-        """Delete the messages of a queue below an offset; return their number. See ``EmbeddedRocketMQ.expire``."""
+        """Delete the messages of a queue below an offset. Return their number. See ``EmbeddedRocketMQ.expire``."""
         found = self.disk.topics.find_queue(queue.topic, queue.queue_id)
         records = [] if found is None else [found.record(offset) for offset in range(found.oldest, before)]
         gone = [each for record in records if record for each in decode_messages(record).messages]
@@ -216,7 +216,7 @@ class BrokerMachine(ServerMachine):
         return len(gone)
 
     def resize(self, topic: str, queues: int) -> tuple[int, int]:
-        """Give a topic another number of queues; return the number before, and the new one. Ignore an unknown topic."""
+        """Change the number of queues of a topic. Return the old number and the new number. Ignore an unknown topic."""
         found = self.disk.topics.get(topic)
         if found is None:
             return queues, queues
@@ -225,22 +225,24 @@ class BrokerMachine(ServerMachine):
         return before, queues
 
     def lose_master(self) -> None:
-        """Make it a replica whose master is gone, until ``elect_master``. Ignored unless it serves."""
+        """Make the broker a replica without a master until ``elect_master`` is called. Do nothing unless the broker serves
+        requests.
+        """
         if self.running and self.broker.listener.running:
             self.broker.lose_master()
 
     def elect_master(self) -> None:
-        """Make it a master with all messages and no offset of any group, whether it runs or not."""
+        """Make the broker a master that has all messages but no offsets of groups, whether it is running or not."""
         self.disk.offsets.clear()
         self.disk.pop_offsets.clear()
         if self.running and self.broker.listener.running:
             self.broker.elect_master()
 
     def broker_made(self, broker: Broker) -> None:
-        """Do nothing; a subclass may watch the requests to each new broker, which has not started yet."""
+        """Do nothing. A subclass may watch the requests to each new broker, which has not started yet."""
 
     def process_ended(self) -> None:
-        if hasattr(self, "broker"):  # the first process may end before it has begun to serve
+        if hasattr(self, "broker"):  # the first process may end before it serves
             self.broker.crash()
         self.registered.clear()
 
@@ -249,7 +251,7 @@ class BrokerMachine(ServerMachine):
         self.disk.power_loss()
 
     def lose(self, position: int) -> None:
-        """Note that the messages from a physical offset on are about to be lost; a subclass may note more of them."""
+        """Record the messages from a physical offset on, which are about to be lost. A subclass may record more about them."""
         self.lost += [message.unique_id for message in self.stored(position)]
 
     async def _serve(self) -> None:
@@ -269,7 +271,7 @@ class BrokerMachine(ServerMachine):
 
     async def _register(self, name_server: str, changed: asyncio.Event) -> None:
         """Register with one name server: at once, after changes of topics, every ``REGISTER_EVERY`` seconds, and
-        ``REGISTER_AGAIN`` seconds after a failure.
+        ``REGISTER_AGAIN`` seconds after a failed registration.
         """
         while True:
             with suppress(OSError, TimeoutError, EOFError, RemoteProtocolError):
@@ -300,7 +302,7 @@ async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> 
     """Return the next command.
 
     Raises:
-        EOFError: If the peer closes the connection before it.
+        EOFError: If the peer closes the connection before the end of a command.
     """
     while True:
         data = await reader.read(READ_SIZE)

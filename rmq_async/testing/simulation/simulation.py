@@ -1,4 +1,6 @@
-"""A cluster, its clients and the network between them in one thread, under virtual time; one seed gives one run."""
+"""Simulates a cluster, its clients and the network between them in one thread, under virtual time. A seed determines the whole
+run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from .trace import Trace
 MAX_BROKERS: Final = 26
 MAX_NAME_SERVERS: Final = 8
 STEP: Final = 0.01
-"""Virtual seconds between two looks at the brokers' registrations."""
+"""Virtual seconds between two checks of the brokers' registrations."""
 SWARM: Final = Faults.swarm()
 TAKES: Final = "run() takes a coroutine function of one argument"
 MAIN: Final = "main"
@@ -41,15 +43,15 @@ _KEPT: Final = ("monotonic", "time", "random", "entropy", "process_id", "executo
 
 
 class Record(NamedTuple):
-    """What is left of a run, for checkers.
+    """The data of a run that checkers use.
 
     Attributes:
         calls: All calls of producers.
         stored: The messages on the brokers' disks.
         excused: Unique ids of messages that brokers lost or deleted.
         ends: Times at which processes ended, by machine.
-        stopped: Times between which processes stood still, by machine.
-        faults: Times between which each fault was under way.
+        stopped: Times between which processes were paused, by machine.
+        faults: Times between which each fault was active.
     """
 
     calls: Sequence[Call]
@@ -64,12 +66,13 @@ class Simulation:
     """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
     Args:
-        seed: Decides everything that is drawn.
-        faults: The faults of the cluster; default: ``Faults.swarm()``; None for none.
-        trace: True prints each frame.
+        seed: The seed, which determines everything that is drawn.
+        faults: The faults of the cluster. The default is ``Faults.swarm()``. None means no faults.
+        trace: Whether to print each frame.
 
     Raises:
-        SimulationError: For a number that is not an int or out of range, and for other ``faults``.
+        SimulationError: For a number that is not an int or is out of range, and for ``faults`` that are neither Faults nor
+            None.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Simulation:
 
     @property
     def namesrv(self) -> str:
-        """The addresses of all name servers, to be passed to clients as ``namesrv``."""
+        """The addresses of all name servers, in the form that clients take as ``namesrv``."""
         return ";".join(f"namesrv-{number}:{NAME_SERVER_PORT}" for number in range(self._numbers[1]))
 
     @property
@@ -114,12 +117,14 @@ class Simulation:
 
     @property
     def trace_hash(self) -> str:
-        """Digest (hex) of all delivered frames: times, streams, codes, header fields, bodies. Equal for equal runs."""
+        """Hexadecimal digest of the times, streams, codes, header fields and bodies of all delivered frames. Equal runs have
+        equal digests.
+        """
         return self._trace.digest()
 
     @property
     def faults(self) -> Faults:
-        """The faults of this seed, as drawn."""
+        """The faults that this seed has drawn."""
         return self._faults
 
     @property
@@ -139,24 +144,25 @@ class Simulation:
 
     @property
     def links(self) -> Sequence[Link]:
-        """Link over which something was sent or that ``link`` has returned, in the order of their first use."""
+        """The links that were used to send segments or that ``link`` has returned, in the order of their first use."""
         return self.network.links
 
     @property
     def clients(self) -> Sequence[Machine]:
-        """Client machines, except the one on which ``run``'s function runs."""
+        """The client machines, except the machine on which the function given to ``run`` runs."""
         return [each for each in self._machines.values() if type(each) is Machine and each.name != MAIN]
 
     @property
     def operations(self) -> int:
-        """Number of calls in the history."""
+        """The number of calls in the history."""
         return len(self._history.calls)
 
     def run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
-        """Run ``main(simulation)`` on a separate machine until it ends; return its result or raise its error.
+        """Run ``main(simulation)`` on a separate machine until it ends. Return its result or raise its error.
 
-        Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine;
-        also for a second call, inside an event loop, and for an object that is not a function or returns no awaitable.
+        Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine.
+        Also raises SimulationError for a second call, for a call inside an event loop, and for an object that is not a function
+        or does not return an awaitable.
         """
         if self._ran:
             raise SimulationError("run() was called before; make a new Simulation for another run")
@@ -175,11 +181,12 @@ class Simulation:
                 setattr(library, name, value)
 
     def machine(self, name: str) -> Machine:
-        """Return the machine of a name: a broker, a name server, or a client machine, which is made at the first request.
+        """Return the machine with a name: a broker, a name server or a client machine. A client machine is created when it is
+        first requested.
 
         Raises:
-            SimulationError: Outside of ``run``, and for a name that is not a str, is empty, "localhost", or that of an unknown
-                server.
+            SimulationError: Outside ``run``, and for a name that is not a str, is empty, is "localhost", or is the name of an
+                unknown server.
         """
         if not self._running:
             raise SimulationError(f"machine({name!r}) was called outside of run(); call it in the function given to run()")
@@ -193,10 +200,10 @@ class Simulation:
         return self._add(Machine(name, self, self.network.host(name)))
 
     def link(self, a: str, b: str) -> Link:
-        """Return the link of two machines.
+        """Return the link between two machines.
 
         Raises:
-            SimulationError: For a machine that does not exist; before ``run`` none does.
+            SimulationError: For a machine that does not exist. Before ``run``, no machines exist.
         """
         for name in (a, b):
             if not isinstance(name, str) or name not in self._machines:
@@ -204,10 +211,10 @@ class Simulation:
         return self.network.link(a, b)
 
     def check(self) -> None:
-        """Raise SimulationError if violations were found during the run, or by the checkers at its end; its text lists at most
-        20.
+        """Raise SimulationError if violations were found during the run or by the checkers at its end. The message lists at
+        most 20 violations.
 
-        Also raises it before the end of the run, and after a run that failed, because then nothing was checked.
+        Also raise it before the end of the run, and after a run that failed, because nothing was checked in these cases.
         """
         if not self._ran or self._running:
             raise SimulationError("check() was called before the end of run(); call it afterwards")
@@ -223,11 +230,11 @@ class Simulation:
         return self._number
 
     def violation(self, text: str) -> None:
-        """Add a violation, for checks of the user; ``check`` raises it with the others."""
+        """Add a violation that a check of the user has found. ``check`` reports it together with the other violations."""
         self._violations.append(f"{text} ({self._current.name}, {self.now:.6f} s)")
 
     async def calm(self, seconds: float) -> None:
-        """End all drawn faults for good at the first call, and wait until that is ``seconds`` ago."""
+        """End all drawn faults permanently at the first call. Wait until ``seconds`` have passed since the first call."""
         if self._calm_from is None:
             if self._injector is not None:
                 self._injector.close()
@@ -235,29 +242,31 @@ class Simulation:
         await asyncio.sleep(max(0.0, self._calm_from + seconds - self.now))
 
     def rest(self) -> None:
-        """End all drawn faults; no other one begins until ``go_on``."""
+        """End all drawn faults, and begin no new ones until ``go_on`` is called."""
         if self._injector is not None:
             self._injector.rest()
 
     def go_on(self) -> None:
-        """Let faults begin again after ``rest``."""
+        """Permit new faults again after ``rest``."""
         if self._injector is not None:
             self._injector.go_on()
 
     # -- as machines and faults use it
 
     def connecting(self, machine: Machine, address: str) -> None:
-        """Do nothing; a subclass may count the connects that machines begin."""
+        """Do nothing. A subclass may count the connection attempts that machines begin."""
 
     def calling(self, producer: Producer, call: Call) -> None:
-        """Do nothing; a subclass may look at a producer that begins a call."""
+        """Do nothing. A subclass may observe a producer that begins a call."""
 
     def generator(self, name: str) -> Random:
-        """Return a new generator, seeded with the seed of the run and ``name``."""
+        """Return a new random generator that is seeded with the seed of the run and ``name``."""
         return seeded_generator(self.seed, name)
 
     def usual_drift(self, name: str) -> float:
-        """Return the usual drift of a machine's clock; 0 for that of ``run``'s function: it runs at the simulation's speed."""
+        """Return the usual drift of a machine's clock. It is 0 for the main machine, whose clock runs at the simulation's
+        speed.
+        """
         return 0.0 if name == MAIN else self.generator(f"clock of {name}").uniform(-USUAL_DRIFT, USUAL_DRIFT)
 
     def entered(self, machine: Machine) -> None:
@@ -306,7 +315,7 @@ class Simulation:
     # -- inside
 
     def new_broker(self, name: str, host: Host, name_servers: Sequence[str]) -> BrokerMachine:
-        """Return a broker that joins the cluster; a subclass may return one of its own."""
+        """Return a broker that joins the cluster. A subclass may return a broker of its own class."""
         return BrokerMachine(name, self, host, name_servers)
 
     def _add(self, machine: Machine) -> Machine:
@@ -366,7 +375,9 @@ class Simulation:
         return result
 
     def _check_history(self) -> None:
-        """Run the checkers outside of a callback, because those of a long history take longer than a callback may."""
+        """Run the checkers outside a callback, because they may take longer for a long history than a callback is allowed to
+        take.
+        """
         assert self._injector is not None
         self._violations += self.violations(
             Record(
@@ -381,7 +392,7 @@ class Simulation:
         self._ended = True
 
     def violations(self, record: Record) -> list[str]:
-        """Return a line for each violation that the checkers find; a subclass may add others."""
+        """Return a line for each violation that the checkers find. A subclass may add further violations."""
         calls, stored, excused, ends, stopped, _ = record
         reused = [broker.name for broker in self.brokers if broker.lost]
         return [
@@ -397,13 +408,13 @@ class Simulation:
         ]
 
     def unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Add a violation for an error of a loop that no code has handled."""
+        """Add a violation for an error that no code of a loop has handled."""
         what = f"{context.get('message')}: {context.get('exception')!r}"
         self._violations.append(f"unhandled: {self._current.name} at {self.now:.6f} s: {what}")
 
 
 def seeded_generator(seed: int, name: str) -> Random:
-    """Return a new generator, the same for the same seed and name."""
+    """Return a new random generator. Its numbers are the same for the same seed and name."""
     return Random(hashlib.sha256(f"{seed} {name}".encode()).digest())
 
 

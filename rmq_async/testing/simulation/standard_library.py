@@ -1,7 +1,7 @@
-"""Clocks, random sources and refusals of the standard library while a simulation runs.
+"""Replaces clocks and random sources of the standard library, and refuses some of its functions, while a simulation runs.
 
-Modules that have bound such a function or class under a name of their own (``from time import monotonic``) get the replacement
-too, except those of the standard library and of test tools. After the run the originals are restored.
+Modules that have bound such a function or class under their own name (``from time import monotonic``) also get the replacement,
+except modules of the standard library and of test tools. After the run, the originals are restored.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _STREAMS: Final = "use the streams of asyncio"
 _MACHINES: Final = "there is one process of the system; run code on a machine() instead"
 
 Names = Iterable[tuple[ModuleType, str, Any]]
-"""Names of modules, each with a value for it."""
+"""Names in modules, each with a value."""
 
 
 class Clocks(Protocol):
-    """Clocks and random sources of the process whose code runs."""
+    """The clocks and random sources of the process whose code is running."""
 
     def monotonic(self) -> float:
-        """Return seconds of a clock that is never set."""
+        """Return the seconds of a clock that is never set."""
 
     def time(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the seconds since the epoch."""
 
     @property
     def random(self) -> Random:
-        """The generator behind ``random.random`` and the like."""
+        """The generator behind the functions of ``random``."""
 
     @property
     def entropy(self) -> Random:
@@ -49,10 +49,10 @@ class Clocks(Protocol):
 
 
 class StandardLibrary:
-    """A context in which the standard library shows the time of ``clocks`` and draws from their generators.
+    """A context in which the standard library returns the time of ``clocks`` and draws from their generators.
 
-    Inside, ``Thread.start``, ``socket.socket``, ``subprocess.Popen``, ``os.fork`` and, without a ``sleep`` in its place,
-    ``time.sleep`` raise SimulationError.
+    Inside the context, ``Thread.start``, ``socket.socket``, ``subprocess.Popen`` and ``os.fork`` raise SimulationError.
+    ``time.sleep`` also raises it, unless ``sleep`` replaces it.
     """
 
     def __init__(self, clocks: Clocks, sleep: Callable[[float], None] | None = None) -> None:
@@ -90,7 +90,7 @@ class StandardLibrary:
         while self._before:
             owner, name, old = self._before.pop()
             setattr(owner, name, old)
-        # A module that was loaded inside has bound the replacements, which end with this simulation.
+        # A module that was loaded inside the context has bound the replacements, which end with this simulation.
         later = replaceable_modules(sys.modules.keys() - self._loaded)
         for module, name, old in list(bound_names(later, self._originals)):
             setattr(module, name, old)
@@ -107,17 +107,19 @@ def all_bound_names(by_id: Mapping[int, Any]) -> Names:
 
 
 def bound_names(modules: Iterable[ModuleType], by_id: Mapping[int, Any]) -> Names:
-    """Yield each name of the modules that is bound to an object of ``by_id``, with what it gives for it."""
+    """Yield each name of the modules that is bound to an object in ``by_id``, with the value that ``by_id`` has for that
+    object.
+    """
     for module in modules:
         values = vars(module)
-        if not by_id.keys().isdisjoint(map(id, values.values())):  # few have any; without a step of Python per name
+        if not by_id.keys().isdisjoint(map(id, values.values())):  # few modules have any; avoids a Python step per name
             for name, value in values.items():
                 if id(value) in by_id:
                     yield module, name, by_id[id(value)]
 
 
 def replaceable_modules(names: Iterable[str]) -> Iterator[ModuleType]:
-    """Yield the modules of these names that belong neither to the standard library nor to test tools."""
+    """Yield the modules with these names, except modules of the standard library and of test tools."""
     for full_name in list(names):
         module, package = sys.modules.get(full_name), full_name.partition(".")[0]
         if isinstance(module, ModuleType) and package not in sys.stdlib_module_names and package not in _LEFT_ALONE:
@@ -154,7 +156,7 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
     seed = Random.seed
 
     def seeded(self: Random, a: Any = None, version: int = 2) -> None:
-        """Seed a generator; for None with a number from ``clocks.entropy``."""
+        """Seed a generator. If the seed is None, use a number from ``clocks.entropy``."""
         seed(self, clocks.entropy.getrandbits(128) if a is None else a, version)
 
     names = [name for name in random.__all__ if hasattr(random, name) and not isinstance(getattr(random, name), type)]
@@ -167,8 +169,8 @@ def _random_functions(clocks: Clocks) -> dict[tuple[Any, str], Callable[..., Any
 
 
 class _Standing(type):
-    """Metaclass of replacements of a class: objects and subclasses of the replaced class count as objects and subclasses of the
-    replacement.
+    """The metaclass of a class that replaces another class. Objects and subclasses of the replaced class count as objects and
+    subclasses of the replacement.
     """
 
     stands_for: type
@@ -183,7 +185,7 @@ class _Standing(type):
 def _datetime_classes(clocks: Clocks) -> tuple[type, type]:
     """Return the replacements of ``datetime.date`` and ``datetime.datetime``.
 
-    They take the current time from the process, and make objects of the replaced classes.
+    The replacements take the current time from the process, and create objects of the replaced classes.
     """
     real_date: Any = datetime.date
     real: Any = datetime.datetime

@@ -1,4 +1,4 @@
-"""The trace of a run: a digest of all frames that the network has delivered, in each direction of each stream."""
+"""The trace of a run. It is a digest of all frames that the network has delivered in each direction of each stream."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from rmq_protocol.frame import Frame, FrameDecoder
 
 _encode = msgspec.json.Encoder().encode
 _SIZE: Final = 16
-"""Bytes of a digest."""
+"""Number of bytes of a digest."""
 
 
 class Trace:
     """The digest of the frames that were delivered.
 
     Args:
-        print_frames: True prints a line for each frame that can be decoded. The state of a stream is kept until its end.
+        print_frames: Whether to print a line for each frame that can be decoded. The state of a stream is kept until the stream
+            ends.
     """
 
     def __init__(self, *, print_frames: bool = False) -> None:
         self._streams: dict[str, tuple[Any, FrameDecoder]] = {}
-        """By name of the stream: the digest of its frames, and the decoder of its bytes."""
+        """The digest of the frames and the decoder of the bytes of each stream, by name of the stream."""
         self._ended = hashlib.blake2b(digest_size=_SIZE)
         self._print = print_frames
 
@@ -37,9 +38,9 @@ class Trace:
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Add bytes that one direction of a stream has delivered at ``time`` (nanoseconds); no bytes end it.
+        """Add bytes that one direction of a stream has delivered at ``time`` (nanoseconds). Empty bytes end the direction.
 
-        Where the decoder raises, the bytes themselves are digested.
+        If the decoder raises an error, the bytes themselves are digested.
         """
         if not data:
             self._end(stream)
@@ -65,7 +66,7 @@ class Trace:
         return whole.hexdigest()
 
     def _end(self, stream: str) -> None:
-        """Keep the digest of a stream. A later stream with the same ports has the same name, and begins with a new frame."""
+        """Store the digest of a stream. A later stream with the same ports has the same name, but begins with a new frame."""
         found = self._streams.pop(stream, None)
         if found is not None:
             self._ended.update(stream.encode() + found[0].digest())
@@ -79,9 +80,9 @@ def _line(time: int, stream: str, frame: Frame) -> bytes:
 
 
 def _body(command: RemotingCommand) -> bytes:
-    """Return the body.
+    """Return the body of a command for the digest.
 
-    A compressed one of a SEND_MESSAGE_V2 request decompressed, since its bytes differ between versions of zlib.
+    A compressed body of a SEND_MESSAGE_V2 request is decompressed, because compressed bytes differ between versions of zlib.
     """
     body, fields = command.body or b"", command.ext_fields or {}
     if command.code != RequestCode.SEND_MESSAGE_V2 or command.is_response:

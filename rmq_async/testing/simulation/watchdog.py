@@ -1,5 +1,5 @@
-"""Detects callbacks that do not end: a thread watches counters of calls and of moves of the time, and raises an error in the
-thread of the simulation when one of them stands still.
+"""Detects callbacks that do not end. A thread watches the counters of calls and of moves of the time, and raises an error in
+the thread of the simulation when one of these counters stands still.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from typing import Final, Self
 from .errors import Frozen
 
 LIMIT: Final = 5.0
-"""Real seconds of one callback, at most."""
+"""Maximum number of real seconds of one callback."""
 STANDING: Final = 10.0
-"""CPU seconds without a move of the time, at most: thousands of tasks may continue at the same virtual time."""
+"""Maximum number of CPU seconds without a move of the time. Thousands of tasks may continue at the same virtual time."""
 LOOKS: Final = 10
-"""Looks at the counter within the limit. They are counted, so that a process that the system has stopped does not seem frozen."""
+"""Number of times that the counter is read within the limit. Reads are counted, so that a process that the system has stopped
+does not seem frozen.
+"""
 
-_start_thread = threading.Thread.start  # a simulation refuses it to all other code
+_start_thread = threading.Thread.start  # a simulation refuses Thread.start to other code
 
 
 class Watchdog:
     """Watches the thread that enters it.
 
-    After ``limit`` seconds without a beat, or ``STANDING`` CPU seconds without a move of the time, it keeps the stack of the thread
-    in ``stack`` and raises Frozen in that thread.
+    After ``limit`` seconds without a beat, or ``STANDING`` CPU seconds without a move of the time, the watchdog stores the
+    stack of the thread in ``stack`` and raises Frozen in that thread.
 
     Attributes:
-        beats: Any value that each callback changes.
+        beats: A value that each callback changes.
         moves: A value that each move of time changes.
     """
 
@@ -42,7 +44,7 @@ class Watchdog:
         self.limit = limit
         self.why = f"a callback ran for more than {limit:g} real seconds"
         self.stack = ""
-        """The stack of the callback that was stopped; empty while none was."""
+        """The stack of the callback that was stopped. Empty if no callback was stopped."""
         self._over = threading.Event()
         self._watched = 0
         self._thread = threading.Thread(target=self._watch, name="rmq_async simulation watchdog", daemon=True)
@@ -63,12 +65,12 @@ class Watchdog:
     def _take_pending(self) -> None:
         """Receive a last Frozen.
 
-        A call with None would withdraw it, but CPython 3.11 keeps the flag of its evaluation loop then: each call looks at it,
-        and under ``sys.setprofile`` the loop never continues.
+        A call with None would withdraw the error, but CPython 3.11 then keeps a flag of its evaluation loop. Each call checks
+        that flag, and under ``sys.setprofile`` the loop never continues.
         """
         with suppress(Frozen):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))
-            for _ in range(1000):  # it is raised at a jump backwards
+            for _ in range(1000):  # the error is raised at a backward jump
                 pass
 
     def _watch(self) -> None:
@@ -87,4 +89,4 @@ class Watchdog:
                     self.why = f"callbacks ran for more than {STANDING:g} s of CPU time without a move of the time"
                 self.stack = "".join(traceback.format_stack(frame))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))
-            looks, began = 0, process_time()  # once more, where the callback caught it
+            looks, began = 0, process_time()  # raise it again if the callback caught it

@@ -1,4 +1,4 @@
-"""A network of simulated machines: streams as TCP provides them, and their faults."""
+"""A network of simulated machines. It provides TCP-like streams and their faults."""
 
 from .host import Host as Host
 from .link import Link as Link

@@ -1,9 +1,9 @@
-"""One direction of a stream: TCP between two kernels, whose headers and acknowledgements take no bandwidth.
+"""One direction of a stream. It behaves like TCP between two kernels, but headers and acknowledgements take no bandwidth.
 
-Bytes go from the sender's kernel to the receiver's in segments, each after its own latency; numbers keep them in order. Both
-kernels hold a bounded number of bytes. A segment that a cut link loses stays with its sender, which sends it again at growing
-intervals; of these repetitions only the first one after the end of the cut is simulated. An answer that changes nothing but the
-sender's room counts at once, without an event of its own.
+Bytes go from the sender's kernel to the receiver's kernel in segments. Each segment has its own latency, and numbers keep the
+segments in order. Both kernels hold a bounded number of bytes. A segment that a cut link loses stays with its sender, which
+retransmits it at growing intervals. Only the first retransmission after the end of the cut is simulated. An acknowledgement
+that only frees the sender's buffer takes effect at once, without an event.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ..scheduler import Call, Scheduler
 from .link import Way, system_error
 
 SEND_BUFFER: Final = 256 * 1024
-"""Bytes of one stream that a kernel takes before the receiver's kernel has them."""
+"""Maximum number of bytes of one stream that a kernel accepts before the receiver's kernel has them."""
 RECEIVE_WINDOW: Final = 256 * 1024
-"""Bytes of one stream that a kernel keeps for a process that does not read."""
+"""Maximum number of bytes of one stream that a kernel keeps for a process that does not read."""
 MAX_RTO: Final = 120_000_000_000
-"""Nanoseconds between two repetitions of a segment, at most."""
+"""Maximum number of nanoseconds between two retransmissions of a segment."""
 ZERO_WINDOW_PROBE: Final = 200_000_000
-"""Nanoseconds until the first probe of a full receiver; each further probe comes after twice as long."""
+"""Nanoseconds until the first probe of a zero window. The interval doubles with each further probe."""
 RETRIES_TIMEOUT: Final = 924_600_000_000
-"""Nanoseconds without an answer after which a kernel gives a stream up: Linux with ``tcp_retries2`` = 15."""
+"""Nanoseconds without an acknowledgement after which a kernel gives up a stream, as Linux does with ``tcp_retries2`` = 15."""
 
 
 class Segment(IntEnum):
-    """Kinds of segments. OPEN: the last one of a handshake."""
+    """The kinds of segments. OPEN is the last segment of a handshake."""
 
     OPEN = 0
     DATA = 1
@@ -46,7 +46,7 @@ class Sender(Protocol):
         """Run when the other kernel has received every byte and the end of the stream."""
 
     def fail(self, error: OSError) -> None:
-        """Run when the kernel gives the stream up."""
+        """Run when the kernel gives up the stream."""
 
 
 class Receiver(Protocol):
@@ -55,38 +55,38 @@ class Receiver(Protocol):
     unread: int
 
     def arrive(self, kind: Segment, data: bytes) -> None:
-        """Take a segment; they come in order."""
+        """Receive a segment. Segments arrive in order."""
 
     def refuse(self) -> None:
-        """Answer a segment whose stream is gone with a reset."""
+        """Respond with a reset to a segment whose stream no longer exists."""
 
     def unanswered(self) -> None:
-        """Run when the reset that should have ended the receiver's side is lost."""
+        """Run when a reset that should have ended the receiver's side is lost."""
 
 
 class Flow:
     """The bytes of a stream in one direction.
 
     Args:
-        way: The direction of the link that carries it.
-        back: The other one, for the receiver's answers.
+        way: The direction of the link that carries the bytes.
+        back: The opposite direction of the link, for the receiver's acknowledgements.
     """
 
     def __init__(self, scheduler: Scheduler, sender: Sender, receiver: Receiver, way: Way, back: Way) -> None:
         self.way = way
         self.done = False
-        """Whether the other kernel has everything, its end included."""
+        """Whether the other kernel has received all bytes and the end of the stream."""
         self._scheduler = scheduler
         self._sender = sender
         self._receiver = receiver
         self._back = back
-        # of the sender's kernel
+        # state of the sender's kernel
         self._outbox = bytearray()
         self._taken = 0
         self._sent = 0
         self._acknowledged = 0
         self._limit = RECEIVE_WINDOW
-        """The number of bytes of the stream up to which the receiver has room."""
+        """The position in the stream up to which the receive window permits sending."""
         self._number = 0
         self._finishing = False
         self._end_sent = False
@@ -94,16 +94,16 @@ class Flow:
         self._over = False
         self._lost: dict[int, tuple[Segment, bytes]] = {}
         self._gap = False
-        """Whether a segment was lost that nothing will repeat."""
+        """Whether a segment was lost that will not be retransmitted."""
         self._stalled = -1
-        """Time from which on answers are missing; -1 while none is missing."""
+        """Time since which acknowledgements are missing. -1 while none is missing."""
         self._interval = 0
         self._repetition: Call | None = None
         self._expiry: Call | None = None
         self._question: Call | None = None
-        """The next question for room, while the receiver has none."""
+        """The next window probe, while the receive window is full."""
         self._patience = ZERO_WINDOW_PROBE
-        # of the receiver's kernel
+        # state of the receiver's kernel
         self._expected = 0
         self._received = 0
         self._offered = RECEIVE_WINDOW
@@ -111,12 +111,12 @@ class Flow:
 
     @property
     def blocked(self) -> bool:
-        """Whether segments are lost now."""
+        """Whether segments are currently lost."""
         return self.way.cut or not self._sender.attached or not self._receiver.attached
 
     @property
     def room(self) -> int:
-        """Number of bytes that the sender's kernel takes now."""
+        """Number of bytes that the sender's kernel currently accepts."""
         return SEND_BUFFER - (self._taken - self._acknowledged)
 
     # -- the sender
@@ -126,7 +126,7 @@ class Flow:
         self._carry(Segment.OPEN, b"")
 
     def take(self, data: bytes | memoryview) -> int:
-        """Take as many bytes as there is room for; return their number."""
+        """Accept as many bytes as fit into the send buffer. Return their number."""
         size = min(self.room, len(data))
         if size <= 0:
             return 0
@@ -145,13 +145,13 @@ class Flow:
         self._transmit()
 
     def reset(self) -> None:
-        """Drop accepted bytes that were not sent, and reset the other end."""
+        """Drop the accepted bytes that were not sent, and reset the other end."""
         if not self._abandoned:
             self.abandon()
             self._carry(Segment.RESET, b"")
 
     def abandon(self) -> None:
-        """Stop sending and repeating. Segments in transit may still arrive."""
+        """Stop sending and retransmitting. Segments in transit may still arrive."""
         self._gap = self._gap or bool(self._lost)
         self._abandoned = True
         self._finishing = False
@@ -163,18 +163,18 @@ class Flow:
             self._question = None
 
     def end(self) -> None:
-        """Stop sending as ``abandon`` does, and drop the segments in transit too."""
+        """Stop sending as ``abandon`` does, and also drop the segments in transit."""
         self.abandon()
         self._over = True
         self._early.clear()
 
     def unanswered(self) -> None:
-        """Note that an answer of the receiver is lost."""
+        """Note that an acknowledgement of the receiver was lost."""
         if self._sent != self._acknowledged:
             self._stall()
 
     def heal(self) -> None:
-        """Send lost segments again, at the next time at which a kernel would do so."""
+        """Retransmit lost segments at the next time at which a kernel would do so."""
         if self._stalled < 0 or self._repetition is not None:
             return
         at, interval = self._stalled + self._interval, self._interval
@@ -199,7 +199,7 @@ class Flow:
             self._question = self._scheduler.after(self._patience, self._ask)
 
     def _ask(self) -> None:
-        """Ask for room, in case the segment that offers it was lost, or there is no receiver any more."""
+        """Send a window probe, in case the window update was lost or the receiver no longer exists."""
         self._question = None
         if self._outbox and self._sent == self._limit:
             self._patience = min(2 * self._patience, MAX_RTO)
@@ -221,7 +221,7 @@ class Flow:
             self._expiry = self._scheduler.after(RETRIES_TIMEOUT, self._expire)
 
     def _answered(self) -> None:
-        """End a stall."""
+        """End a stall, because an acknowledgement has arrived or none is needed."""
         self._stalled = -1
         for call in (self._repetition, self._expiry):
             if call is not None:
@@ -241,7 +241,7 @@ class Flow:
     def _expire(self) -> None:
         self._expiry = None
         if self._sent == self._acknowledged and not self._outbox and not self._lost:
-            self._answered()  # nothing waits for an answer
+            self._answered()  # no segment waits for an acknowledgement
         else:
             self._sender.fail(system_error(ETIMEDOUT))
 
@@ -269,7 +269,7 @@ class Flow:
             if kind is Segment.RESET:
                 self._receiver.unanswered()
             for early, _ in list(self._early.values()):
-                if early is Segment.RESET:  # it waits for what is lost now
+                if early is Segment.RESET:  # the reset waits for the lost segments
                     self._receiver.arrive(early, b"")
         else:
             self._lost[number] = kind, data
@@ -278,7 +278,7 @@ class Flow:
     # -- the receiver
 
     def consumed(self) -> None:
-        """Offer the sender the room of bytes that the process has read, once it is a quarter of the window."""
+        """Open the window by the bytes that the process has read, once they amount to a quarter of the window."""
         if self._received - self._receiver.unread + RECEIVE_WINDOW - self._offered >= RECEIVE_WINDOW // 4:
             self._acknowledge()
 
@@ -304,13 +304,13 @@ class Flow:
         self._offered = self._received - self._receiver.unread + RECEIVE_WINDOW
         if self._awaited or self._back.cut or self.blocked:
             self._back.send(0, self._acknowledged_to, self._received, self._offered)
-        else:  # it would change two numbers half a millisecond later, and cost as much as the bytes
+        else:  # an event would only change two numbers 0.5 ms later, and cost as much as the bytes
             self._acknowledged = self._received
             self._limit = self._offered
 
     @property
     def _awaited(self) -> bool:
-        """Whether the sender waits for an answer, or would act on one."""
+        """Whether the sender waits for an acknowledgement, or would act on one."""
         return (
             self._abandoned
             or self._finishing

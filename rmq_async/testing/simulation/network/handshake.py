@@ -1,4 +1,4 @@
-"""One attempt to connect: requests that a kernel repeats until an answer, a refusal, or the time limit."""
+"""One connection attempt. A kernel repeats its request until it gets a response or a refusal, or until the time limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from .stream import End, Observer, Place, Side, connect_ends
 
 REPETITIONS: Final = (0, 1, 3, 7, 15, 31, 63)
 PATIENCE: Final = 127
-"""Seconds after the first request at which it is repeated, and at which the kernel gives up: Linux with ``tcp_syn_retries`` = 6."""
+"""Seconds after the first request at which the request is repeated, and at which the kernel gives up, as Linux does with
+``tcp_syn_retries`` = 6.
+"""
 SECOND: Final = 1_000_000_000
 
 
@@ -24,7 +26,7 @@ class Target(Side, Protocol):
     off: bool
 
     def listener(self, place: Place) -> Listener | None:
-        """Return the listener at a place; None if there is none."""
+        """Return the listener at a place. Return None if there is no listener."""
 
 
 class Directory(Protocol):
@@ -34,17 +36,17 @@ class Directory(Protocol):
     observe: Observer | None
 
     def at(self, caller: Side, address: str) -> Target | None:
-        """Return the machine that has an address now, as ``caller`` sees it; None if there is none."""
+        """Return the machine that currently has an address, as seen by ``caller``. Return None if no machine has the address."""
 
     def link(self, a: str, b: str) -> Link:
-        """Return the link of two machines."""
+        """Return the link between two machines."""
 
     def next_stream(self) -> int:
         """Return the number of a new stream."""
 
 
 class Attempt:
-    """An attempt to connect. ``future`` gets the end of the stream that the caller owns, or the error."""
+    """A connection attempt. ``future`` gets the end of the stream that the caller owns, or the error."""
 
     def __init__(self, directory: Directory, side: Side, local: Place, remote: Place, future: asyncio.Future[End]) -> None:
         self.future = future
@@ -59,7 +61,7 @@ class Attempt:
         self._request(0)
 
     def end(self) -> None:
-        """Give the attempt up: later answers to it are dropped."""
+        """Give up the attempt. Later responses to it are dropped."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -128,7 +130,7 @@ class Attempt:
 
 
 def _close(end: End) -> None:
-    """End a stream that was accepted: with a reset, or in order."""
+    """End a stream that was accepted, with a reset or in order."""
     if end.out.way.flip():
         end.reset()
     else:

@@ -22,9 +22,9 @@ ANY: Final = "0.0.0.0"  # noqa: S104 - of a machine that does not exist
 LOCAL: Final = "127.0.0.1"
 FIRST_PORT: Final = 32768
 LAST_PORT: Final = 60999
-"""The last port that a kernel chooses itself; the first is ``FIRST_PORT``: Linux's ``ip_local_port_range``."""
+"""The last port that a kernel chooses itself. The first one is ``FIRST_PORT``. They are Linux's ``ip_local_port_range``."""
 LONGEST_LOOK_UP: Final = 0.002
-"""Seconds of a look-up of a name, at most."""
+"""Maximum duration of a look-up of a name in seconds."""
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -33,23 +33,25 @@ class Names(Directory, Protocol):
     """A network, as its machines see it."""
 
     def addresses_of(self, name: str) -> tuple[str, ...]:
-        """Return the addresses that a name leads to; none for an unknown one."""
+        """Return the addresses to which a name resolves. Return no addresses for an unknown name."""
 
     def check_free(self, host: Host, address: str) -> None:
         """Raise SimulationError for an address that another machine has."""
 
     def move(self, host: Host, address: str) -> None:
-        """Give a machine another address, which is free."""
+        """Give a machine another address. The address must be free."""
 
 
 class Host(Network):
-    """The kernel of one machine. ``name`` resolves to its ``address`` on all machines, ``localhost`` to the machine itself."""
+    """The kernel of one machine. On all machines, ``name`` resolves to its ``address``; ``localhost`` resolves to the machine
+    itself.
+    """
 
     def __init__(self, name: str, address: str, names: Names, chance: Random) -> None:
         self.name = name
         self.address = address
         self.off = False
-        """Whether it has no power."""
+        """Whether the machine has no power."""
         self.wakes = Wakes()
         self.ends: dict[int, End] = {}
         self.ports: dict[Place, Listener] = {}
@@ -57,7 +59,7 @@ class Host(Network):
         self._chance = chance
         self._attempts: dict[Attempt, None] = {}
         self._dead: list[End] = []
-        """Ends that a loss of power has destroyed, while their peers may still send to them."""
+        """Ends of streams that a loss of power has destroyed, while their peers may still send to them."""
         self._next_port = FIRST_PORT
 
     def __repr__(self) -> str:
@@ -71,7 +73,7 @@ class Host(Network):
         """Connect to the address of ``host``.
 
         Raises:
-            OSError: As connect() of a socket does.
+            OSError: As connect() of a socket raises it.
         """
         address = (await self.resolve(loop, host, port))[0][4][0]
         if ":" in address:
@@ -102,15 +104,16 @@ class Host(Network):
         finally:
             attempt.end()
             self._attempts.pop(attempt, None)
-            del attempt, future  # else an error that it raises would be in a cycle: error, traceback, frame, future
+            del attempt, future  # else an error would be in a cycle: error, traceback, frame, future
 
     def listen(self, loop: SimulatedLoop, factory: Factory, host: str | None, port: int) -> asyncio.AbstractServer:
-        """Return a server that listens on one address, or on all for None, "" and "0.0.0.0"; port 0 is a free one.
+        """Return a server that listens on one address, or on all addresses for None, "" and "0.0.0.0". Port 0 means a free
+        port.
 
-        A listener of one address is not reached by an address that the machine gets later.
+        A listener on one address cannot be reached at an address that the machine gets later.
 
         Raises:
-            OSError: For an address that the machine does not have and a port that is taken.
+            OSError: For an address that the machine does not have, and for a port that is taken.
             OverflowError: For a port outside 0-65535.
         """
         address = ANY if host in (None, "", ANY) else self._own(str(host))
@@ -125,7 +128,7 @@ class Host(Network):
         return SimulatedServer(loop, factory, (address, port), self.wakes, self.ports)
 
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolve a name, as ``getaddrinfo`` does, after a drawn delay; an address is returned without a delay.
+        """Resolve a name, as ``getaddrinfo`` does, after a drawn delay. An address is returned without a delay.
 
         Raises socket.gaierror for an unknown name.
         """
@@ -145,14 +148,14 @@ class Host(Network):
     # -- as other machines see it
 
     def listener(self, place: Place) -> Listener | None:
-        """Return the listener that an address and port of this machine reach; None if there is none."""
+        """Return the listener at an address and port of this machine. Return None if there is no listener."""
         address, port = place
         return self.ports.get((ANY, port)) or self.ports.get((address, port))
 
     # -- what can befall it
 
     def crash(self) -> None:
-        """End the process: the kernel closes its streams, with a reset or in order, and end its listeners."""
+        """End the process. The kernel closes its streams, with a reset or in order, and ends its listeners."""
         self._end_process()
         for end in list(self.ends.values()):
             if not end.closed:
@@ -162,7 +165,7 @@ class Host(Network):
                     end.close()
 
     def power_off(self) -> None:
-        """End the process and the kernel: the machine does not answer, and peers notice it by their timeouts."""
+        """End the process and the kernel. The machine does not respond, and peers notice this only through their timeouts."""
         self._end_process()
         self.off = True
         for end in list(self.ends.values()):
@@ -170,7 +173,7 @@ class Host(Network):
             self._dead.append(end)
 
     def power_on(self) -> None:
-        """Start the kernel, which answers segments of earlier streams with a reset."""
+        """Start the kernel. It responds with a reset to segments of earlier streams."""
         self.off = False
         dead, self._dead = self._dead, []
         for end in dead:
@@ -178,18 +181,20 @@ class Host(Network):
             end.peer.heal()
 
     def pause(self) -> None:
-        """Stop the process. Its kernel still completes handshakes and keeps bytes, as many of both as it has room for."""
+        """Stop the process. The kernel still completes handshakes and keeps bytes, up to its limits."""
         self.wakes.pause()
 
     def resume(self) -> None:
-        """Wake the process for data that arrived during the pause. Called before its timers run, as an event loop would do."""
+        """Wake the process for data that arrived during the pause. Call this method before the timers run, as an event loop
+        would do.
+        """
         self.wakes.resume()
 
     def check_move(self, address: str) -> str:
-        """Return the address as a text.
+        """Check an address to which the machine is to move. Return it as a string.
 
         Raises:
-            SimulationError: For one to which the machine cannot move.
+            SimulationError: For an address to which the machine cannot move.
         """
         try:
             address = str(ipaddress.IPv4Address(str(address)))
@@ -203,10 +208,10 @@ class Host(Network):
         return address
 
     def move(self, address: str) -> None:
-        """Give the machine another IPv4 address; streams of the old one are silent.
+        """Give the machine another IPv4 address. Streams of the old address become silent.
 
         Raises:
-            SimulationError: For an address to which it cannot move.
+            SimulationError: For an address to which the machine cannot move.
         """
         address = self.check_move(address)
         self._names.move(self, address)
@@ -249,5 +254,5 @@ class Host(Network):
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address is a loopback address, by which each machine reaches itself."""
+    """Return whether an address is a loopback address, at which each machine reaches itself."""
     return address.startswith("127.")

@@ -1,4 +1,4 @@
-"""Links between machines: the latency of segments in each direction, and the faults."""
+"""The links between machines: the latency of segments in each direction, and the faults of links."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from ..scheduler import Scheduler, nanoseconds
 
 FASTEST: Final = 100_000
 SPREAD: Final = 400_000
-"""Nanoseconds of a usual latency: the minimum, and the range of what is drawn in addition."""
+"""Nanoseconds of a usual latency: the minimum, and the range of the addition that is drawn."""
 TAIL_SHARE: Final = 0.004
 TAIL: Final = 4_000_000
 LONGEST_TAIL: Final = 200_000_000
-"""Share of the segments that take longer, and the least and the most of their additional nanoseconds: half of them take at least
-twice the least, one of ten at least ten times as much. (No logarithm: its last bit depends on the system.)"""
+"""Share of the segments that take longer, and the minimum and maximum of their additional nanoseconds. Half of these segments
+take at least twice the minimum, and one in ten takes at least ten times the minimum. The distribution needs no logarithm, whose
+last bit depends on the system.
+"""
 LOCAL_SHARE: Final = 0.1
-"""Latency of a machine to itself, as a share of that between two; it has no tail."""
+"""Latency from a machine to itself, as a share of the latency between two machines. It has no tail."""
 BYTE_TIME: Final = 8
-"""Nanoseconds per byte: 1 Gbit/s."""
+"""Nanoseconds per byte at 1 Gbit/s."""
 ENDS: Final = 2
-"""Ends of one stream; their numbers, divided by this and rounded down, are the number of the stream."""
+"""Number of ends of one stream. The number of an end, divided by this value and rounded down, is the number of the stream."""
 LARGEST_SEGMENT: Final = 64 * 1024
 CUT_SHARE: Final = 0.125
-"""Share of the segments that end at a random place."""
+"""Share of the segments that end at a random position."""
 
 
 class Carried(Protocol):
-    """One end of a stream, as the link that carries it sees it."""
+    """One end of a stream, as seen by the link that carries the stream."""
 
     def fail(self, error: OSError) -> None:
-        """Close the end with an error that its owner gets."""
+        """Close the end with an error, which its owner gets."""
 
     def heal(self) -> None:
-        """Send lost segments again, at the next time at which a kernel would do so."""
+        """Retransmit lost segments at the next time at which a kernel would do so."""
 
 
 class Way:
@@ -54,14 +56,14 @@ class Way:
         """Nanoseconds of additional latency."""
         self.carried = 0
         self.held = 0
-        """Numbers of segments that were sent, and of segments that did not arrive, because of a cut or the absence of a machine."""
+        """Numbers of segments that were sent and of segments that did not arrive because of a cut or the absence of a machine."""
         self._scheduler = scheduler
         self._chance = chance
         self._local = local
         self._busy_until = 0
 
     def latency(self) -> int:
-        """Draw the nanoseconds that a segment without data takes."""
+        """Draw the latency of a segment without data, in nanoseconds."""
         chance = self._chance.random
         if self._local:
             return int((FASTEST + SPREAD * chance()) * LOCAL_SHARE) + self.extra
@@ -78,13 +80,13 @@ class Way:
         self._scheduler.after(self._busy_until - now + self.latency(), arrive, *args)
 
     def segment(self, size: int) -> int:
-        """Draw how many of ``size`` bytes the next segment takes."""
+        """Draw how many of ``size`` bytes the next segment carries."""
         if size > 1 and self._chance.random() < CUT_SHARE:
             size = self._chance.randrange(1, size)
         return min(size, LARGEST_SEGMENT)
 
     def retransmission_timeout(self) -> int:
-        """Draw the nanoseconds after which a kernel sends a segment for the second time."""
+        """Draw the nanoseconds after which a kernel retransmits a segment for the first time."""
         return 200_000_000 + int(100_000_000 * self._chance.random())
 
     def flip(self) -> bool:
@@ -108,8 +110,9 @@ class Link:
         self.resets = 0
         """Number of streams that ``drop`` has reset."""
         self.unconnected = 0
-        """Number of times that a fault of this link has lost or refused a request for a connection, lost its answer, or closed a
-        new connection."""
+        """Number of times that a fault of this link has lost or refused a connection request, lost the response to one, or
+        closed a new connection.
+        """
         self.ends: dict[int, Carried] = {}
         """The ends of the streams over this link, by number."""
         self._ways = {
@@ -122,8 +125,8 @@ class Link:
 
     @property
     def held(self) -> int:
-        """Number of segments of streams, in both directions, that did not arrive because of a cut, or because a machine was off or
-        had moved.
+        """Number of segments of streams, in both directions, that did not arrive because of a cut or because a machine was off
+        or had moved.
         """
         return sum(way.held for way in self._ways.values())
 
@@ -146,11 +149,11 @@ class Link:
     def cut(self, *, one_way: str | None = None) -> None:
         """Lose all segments from now on.
 
-        Kernels repeat lost segments, which arrive after ``heal``; after about 924 s without an answer they give a stream up
-        (ETIMEDOUT). Connect give up after 127 s.
+        Kernels retransmit lost segments, which arrive after ``heal``. After about 924 s without an acknowledgement, kernels
+        give up a stream (ETIMEDOUT). They give up a connection attempt after 127 s.
 
         Args:
-            one_way: The name of the machine whose segments are lost; those to it still arrive.
+            one_way: The name of the machine whose segments are lost. Segments to that machine still arrive.
 
         Raises:
             SimulationError: For a machine that is not at this link.
@@ -161,8 +164,8 @@ class Link:
     def heal(self) -> None:
         """End a cut.
 
-        Lost segments arrive when the kernels send them again: at the latest after the duration of the cut plus 0.3 s, or after
-        120 s if that is less.
+        Lost segments arrive when the kernels retransmit them. They do so no later than the duration of the cut plus 0.3 s after
+        the call, or 120 s after it if that is less.
         """
         for way in self._ways.values():
             way.cut = False
@@ -170,10 +173,10 @@ class Link:
             end.heal()
 
     def slow(self, seconds: float) -> None:
-        """Set the additional latency of both directions in seconds; 0 removes it.
+        """Set the additional latency of both directions in seconds. 0 removes it.
 
         Raises:
-            SimulationError: For anything but a finite number from 0 on.
+            SimulationError: For anything but a finite number of at least 0.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
             raise SimulationError(f"a link must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
@@ -181,7 +184,7 @@ class Link:
             way.extra = nanoseconds(seconds)
 
     def drop(self) -> int:
-        """Reset each stream of the link, at both ends at once; return their number. New connects work."""
+        """Reset each stream of the link at both ends at once. Return the number of streams. New connections succeed."""
         streams = len({number // ENDS for number in self.ends})
         for end in list(self.ends.values()):
             end.fail(system_error(ECONNRESET))
@@ -189,26 +192,27 @@ class Link:
         return streams
 
     def hang(self, on: bool = True) -> None:
-        """Lose the requests for new connections, as a firewall does; existing streams continue.
+        """Lose the requests for new connections, as a firewall does. Existing streams continue.
 
         Args:
-            on: False ends the fault.
+            on: True begins the fault. False ends it.
         """
         self.hanging = on
 
     def refuse(self, on: bool = True) -> None:
-        """Answer requests for new connections with a reset (ECONNREFUSED); existing streams continue.
+        """Respond to requests for new connections with a reset (ECONNREFUSED). Existing streams continue.
 
         Args:
-            on: False ends the fault.
+            on: True begins the fault. False ends it.
         """
         self.refusing = on
 
     def close_early(self, on: bool = True) -> None:
-        """End new connections as soon as they are accepted, as a balancer without a backend does; existing streams continue.
+        """End new connections as soon as they are accepted, as a load balancer without a backend does. Existing streams
+        continue.
 
         Args:
-            on: False ends the fault.
+            on: True begins the fault. False ends it.
         """
         self.closing = on
 

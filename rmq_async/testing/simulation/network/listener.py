@@ -1,4 +1,4 @@
-"""Listening: the connections of a kernel that its process has not accepted yet, and the server that accepts them."""
+"""Listeners, which hold the connections that a process has not accepted yet, and the server that accepts the connections."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .stream import End, Place, Wakes
 from .transport import SimulatedSocket, SimulatedTransport, Streams
 
 BACKLOG: Final = 100
-"""Connections that a kernel keeps for a process that does not accept them; more requests get no answer."""
+"""Number of connections that a kernel keeps for a process that does not accept them. Further requests get no response."""
 MOST_WAITING: Final = 4 * BACKLOG
-"""Connections that a kernel keeps when many requests came at once; more are reset."""
+"""Number of connections that a kernel keeps if many requests came at once. Further connections are reset."""
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
@@ -23,7 +23,7 @@ class Listener:
     """A port on which a process listens.
 
     Args:
-        accept: Called when connections wait; while the process is paused, after the pause.
+        accept: A function that is called when connections wait. If the process is paused, it is called after the pause.
     """
 
     def __init__(self, place: Place, wakes: Wakes, accept: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class Listener:
         return self.place[0] in ("0.0.0.0", address)  # noqa: S104 - an address to compare with
 
     def accepted(self, end: End) -> None:
-        """Queue an end whose handshake is complete, for the process; reset it if too many wait."""
+        """Queue an end for the process when its handshake is complete. Reset the end if too many ends wait."""
         if self.closed or len(self.waiting) >= MOST_WAITING:
             end.reset()
         else:
@@ -50,7 +50,7 @@ class Listener:
             self._wakes.wake(self._accept)
 
     def close(self) -> None:
-        """Reset the connections that wait for the process; from now on, each accepted one is reset."""
+        """Reset the connections that wait for the process. From now on, reset each connection whose handshake completes."""
         self.closed = True
         while self.waiting:
             self.waiting.popleft().reset()
@@ -60,7 +60,7 @@ class SimulatedServer(asyncio.AbstractServer):
     """The server that ``create_server`` returns.
 
     Args:
-        ports: The listeners of the machine, among them its own while it is open.
+        ports: The listeners of the machine. They include the server's own listener while the server is open.
     """
 
     def __init__(self, loop: SimulatedLoop, factory: Factory, place: Place, wakes: Wakes, ports: dict[Place, Listener]) -> None:
@@ -79,7 +79,7 @@ class SimulatedServer(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple[SimulatedSocket, ...]:
-        """The server's socket; none after ``close``."""
+        """The server's socket. Empty after ``close``."""
         return () if self._listener.closed else (self._socket,)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -89,13 +89,13 @@ class SimulatedServer(asyncio.AbstractServer):
         return not self._listener.closed
 
     async def start_serving(self) -> None:
-        """Do nothing: it serves from the beginning."""
+        """Do nothing, because the server serves from the beginning."""
 
     async def serve_forever(self) -> None:
-        """Serve until it is cancelled, then close.
+        """Serve until the caller is cancelled, and then close the server.
 
         Raises:
-            RuntimeError: For a server that is closed.
+            RuntimeError: If the server is closed.
         """
         if self._listener.closed:
             raise RuntimeError(f"server {self!r} is closed; make a new one by create_server()")
@@ -120,7 +120,7 @@ class SimulatedServer(asyncio.AbstractServer):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until the server is closed and its connections are over, as asyncio's servers do from Python 3.12.1 on."""
+        """Wait until the server is closed and its connections have ended, as asyncio's servers do from Python 3.12.1 on."""
         if not self._listener.closed or self._streams.transports:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)

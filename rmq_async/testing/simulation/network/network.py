@@ -17,16 +17,17 @@ from .stream import Observer, Side
 
 FIRST_ADDRESS: Final = IPv4Address("10.0.0.1")
 FIRST_MOVED: Final = IPv4Address("10.1.0.1")
-"""First address for machines that move."""
+"""The first address for machines that move."""
 
 
 class SimulatedNetwork:
     """The network between the machines of a simulation.
 
     Args:
-        generator: Returns a new generator that is seeded with the seed of the run and a name; each direction of a link and each
-            machine has one.
-        observe: Gets the bytes that arrive in each direction of each stream, and its end.
+        generator: A function that returns a new random generator, seeded with the seed of the run and a name. Each direction of
+            a link and each machine has its own generator.
+        observe: A function that is called with the bytes that arrive in each direction of each stream, and at the end of a
+            stream.
     """
 
     def __init__(self, scheduler: Scheduler, generator: Callable[[str], Random], observe: Observer | None = None) -> None:
@@ -44,15 +45,15 @@ class SimulatedNetwork:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """The links over which something was sent or that ``link`` has returned, in the order of their first use."""
+        """The links that were used to send segments or that ``link`` has returned, in the order of their first use."""
         return tuple(self._links.values())
 
     def host(self, name: str) -> Host:
-        """Return a new machine, with the next address from 10.0.0.1 on.
+        """Return a new machine. It gets the next address from 10.0.0.1 on.
 
         Raises:
-            SimulationError: For a name that is empty or taken ("localhost" always is), and if another machine has moved to that
-                address.
+            SimulationError: For a name that is empty or taken ("localhost" is always taken), and if another machine has moved
+                to the next address.
         """
         if not name or name in self._hosts or name == "localhost":
             text = f"there is a machine {name!r}; choose another name" if name else "the name of a machine must not be empty"
@@ -66,7 +67,7 @@ class SimulatedNetwork:
         return host
 
     def link(self, a: str, b: str) -> Link:
-        """Return the link of two machines, or of one to itself.
+        """Return the link between two machines, or from a machine to itself.
 
         Raises:
             SimulationError: For an unknown machine.
@@ -81,7 +82,7 @@ class SimulatedNetwork:
         return link
 
     def free_address(self) -> str:
-        """Return an address for a machine that moves: one that no machine has and no earlier call has returned."""
+        """Return an address for a machine that moves. No machine has this address, and no earlier call has returned it."""
         while True:
             address = str(FIRST_MOVED + self._moves)
             self._moves += 1
@@ -91,22 +92,24 @@ class SimulatedNetwork:
     # -- as its machines use it
 
     def at(self, caller: Side, address: str) -> Target | None:
-        """Return the machine that has an address now, as ``caller`` sees it; None if there is none."""
+        """Return the machine that currently has an address, as seen by ``caller``. Return None if no machine has the address."""
         if is_local(address) or address == ANY:
             return self._hosts[caller.name]
         return self._addresses.get(address)
 
     def addresses_of(self, name: str) -> tuple[str, ...]:
-        """Return the addresses that a name leads to: that of its machine, unless ``lead`` has set others.
+        """Return the addresses to which a name resolves: the address of its machine, unless ``lead`` has set other addresses.
 
-        None for an unknown one. Count the look-up.
+        Return no addresses for an unknown name. The look-up is counted.
         """
         self.look_ups[name] += 1
         host = self._hosts.get(name)
         return self._leads.get(name) or (() if host is None else (host.address,))
 
     def lead(self, name: str, addresses: Sequence[str]) -> None:
-        """Make a machine's name lead to these addresses, in this order; none: to its own again."""
+        """Make a machine's name resolve to these addresses, in this order. Without addresses, the name resolves to the
+        machine's own address again.
+        """
         self._leads[name] = tuple(addresses)
 
     def next_stream(self) -> int:
@@ -120,6 +123,6 @@ class SimulatedNetwork:
             raise SimulationError(f"{host.name} cannot move to {address}: {other.name} has it; choose another address")
 
     def move(self, host: Host, address: str) -> None:
-        """Give a machine another address, which is free."""
+        """Give a machine another address. The address must be free."""
         del self._addresses[host.address]
         self._addresses[address] = host

@@ -12,16 +12,17 @@ from .flow import Flow, Segment
 from .link import ENDS, Link, system_error
 
 HANDSHAKE: Final = 63_000_000_000
-"""Nanoseconds that a kernel waits for the end of a handshake: Linux with ``tcp_synack_retries`` = 5."""
+"""Nanoseconds that a kernel waits for the end of a handshake, as Linux does with ``tcp_synack_retries`` = 5."""
 Place = tuple[str, int]
-"""Address and port."""
+"""An address and a port."""
 Observer = Callable[[str, int, bytes], None]
-"""Gets the direction of a stream ("client:40000->broker-a:10911"), a time in nanoseconds, and the bytes delivered then; no bytes
-when the receiver's kernel drops the stream."""
+"""A function that is called with the direction of a stream ("client:40000->broker-a:10911"), a time in nanoseconds, and the
+bytes that were delivered at that time. It is called with no bytes when the receiver's kernel drops the stream.
+"""
 
 
 class Owner(Protocol):
-    """The reader and writer of an end: a transport of a process."""
+    """The reader and writer of an end, which is a transport of a process."""
 
     def readable(self) -> None:
         """Run when there are bytes, the end of the stream, or an error to read."""
@@ -31,7 +32,9 @@ class Owner(Protocol):
 
 
 class Wakes:
-    """Wakes the process of a machine; while the process is paused, each wake-up is kept, once, until it continues."""
+    """Wakes the process of a machine. While the process is paused, each different wake-up is kept once until the process
+    continues.
+    """
 
     def __init__(self) -> None:
         self._paused = False
@@ -62,7 +65,7 @@ class End:
     """One end of a stream.
 
     Args:
-        *tables: Tables of the machine and of the link, which hold the end under its number as long as the kernel keeps it.
+        **tables: Tables of the machine and of the link. They hold the end under its number as long as the kernel keeps the end.
     """
 
     __slots__ = (
@@ -82,19 +85,21 @@ class End:
         self.remote = remote
         self.owner: Owner | None = None
         self.accepted: Callable[[End], None] | None = None
-        """Function that is called when the handshake is complete, on the side of the listener; None on the other and afterwards."""
+        """A function that is called when the handshake is complete, on the side of the listener. None on the other side and
+        after the handshake.
+        """
         self.observed: Callable[[bytes], None] | None = None
         self.attached = True
-        """Whether the machine is on, and has the address of this end."""
+        """Whether the machine is on and has the address of this end."""
         self.closed = False
-        """Whether the process has closed it."""
+        """Whether the process has closed the end."""
         self.gone = False
-        """Whether the kernel has dropped it: segments that still come for it are answered with a reset."""
+        """Whether the kernel has dropped the end. It responds with a reset to segments that still arrive for the end."""
         self.eof = False
         """Whether the end of the other side's bytes has arrived."""
         self.error: OSError | None = None
         self.unread = 0
-        """Bytes that the kernel has and the process has not read."""
+        """Number of bytes that the kernel has received and the process has not read."""
         self._handshake: Call | None = None
         self._inbox: deque[bytes] = deque()
         self._wakes = wakes
@@ -113,10 +118,10 @@ class End:
         return self.unread > 0 or self.eof or self.error is not None
 
     def read(self, most: int) -> bytes:
-        """Return up to ``most`` bytes; none at the end of the stream.
+        """Return up to ``most`` bytes. Return no bytes at the end of the stream.
 
         Raises:
-            OSError: When the stream has failed.
+            OSError: If the stream has failed.
         """
         inbox = self._inbox
         if not inbox:
@@ -136,10 +141,10 @@ class End:
         return data
 
     def send(self, data: bytes | memoryview) -> int:
-        """Give bytes to the kernel; return how many it has taken.
+        """Pass bytes to the kernel. Return the number of bytes that it has accepted.
 
         Raises:
-            OSError: When the stream has failed.
+            OSError: If the stream has failed.
         """
         if self.error is not None:
             error, self.error = self.error, system_error(EPIPE)
@@ -147,12 +152,12 @@ class End:
         return self.out.take(data)
 
     def finish(self) -> None:
-        """End the sending of this end."""
+        """Stop sending on this end, after the accepted bytes."""
         if not self.gone:
             self.out.finish()
 
     def close(self) -> None:
-        """End the stream as the close of a socket does: in order, or with a reset where there are bytes that were not read."""
+        """End the stream as the close of a socket does: with a reset if there are unread bytes, and in order otherwise."""
         if self.closed:
             return
         self.closed = True
@@ -176,7 +181,7 @@ class End:
     # -- for the kernel and the link
 
     def fail(self, error: OSError) -> None:
-        """End the stream on this side; its owner gets ``error`` behind the bytes that have arrived."""
+        """End the stream on this side. The owner gets ``error`` after the bytes that have arrived."""
         if not self.gone:
             self.error = error
             self.gone = True
@@ -186,12 +191,12 @@ class End:
             self.writable()
 
     def expect(self, accepted: Callable[[End], None], scheduler: Scheduler) -> None:
-        """Call ``accepted`` at the end of the handshake; drop the stream if that does not come within ``HANDSHAKE``."""
+        """Call ``accepted`` at the end of the handshake. Drop the stream if the handshake does not end within ``HANDSHAKE``."""
         self.accepted = accepted
         self._handshake = scheduler.after(HANDSHAKE, self._drop)
 
     def vanish(self) -> None:
-        """End the stream on this side as a loss of power does: the other end learns nothing."""
+        """End the stream on this side as a loss of power does. The other end is not notified."""
         self.attached = False
         self.closed = True
         self._drop()
@@ -200,7 +205,7 @@ class End:
         self.out.heal()
 
     def arrive(self, kind: Segment, data: bytes) -> None:
-        """Take a segment off the link."""
+        """Receive a segment from the link."""
         if self.gone:
             if kind is not Segment.RESET:
                 self.refuse()
@@ -214,7 +219,7 @@ class End:
         elif kind is Segment.FIN:
             self.eof = True
             self._wake()
-        elif self.closed:  # for a process that does not read any more
+        elif self.closed:  # the process no longer reads
             self.reset()
         else:
             self._inbox.append(data)
@@ -224,7 +229,7 @@ class End:
             self._wake()
 
     def refuse(self) -> None:
-        """Answer with a reset that the other end gets, unless it is lost."""
+        """Respond with a reset, which the other end gets unless the reset is lost."""
         self.out.way.send(0, self._refused)
 
     def unanswered(self) -> None:
@@ -245,7 +250,7 @@ class End:
             self.peer._reset()  # noqa: SLF001 - its own class
 
     def _reset(self) -> None:
-        """Fail as Linux does: with EPIPE if the other end had closed its side before, else with ECONNRESET."""
+        """Fail as Linux does, with EPIPE if the other end had closed its side before, and with ECONNRESET otherwise."""
         self.fail(system_error(EPIPE if self.eof else ECONNRESET))
 
     def _wake(self) -> None:
@@ -290,8 +295,8 @@ def connect_ends(
     """Return both ends of a new stream over ``link``.
 
     Args:
-        near: Machine and place that connect.
-        far: The sides that accept.
+        near: The machine and the place that connect.
+        far: The machine and the place that accept.
     """
     (client, local), (server, remote) = near, far
     way, back = link.way(client.name), link.way(server.name)

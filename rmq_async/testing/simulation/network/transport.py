@@ -1,4 +1,6 @@
-"""The transport of a stream: asyncio's interface over an end, with the behaviour of asyncio's own transport over a socket."""
+"""The transport of a stream. It has asyncio's interface, uses an end of a stream, and behaves like asyncio's transport over a
+socket.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from .stream import End, Place
 
 
 class SimulatedSocket:
-    """The addresses and options of a stream or a listener. ``fileno`` is -1, because there is no socket of the system."""
+    """The addresses and options of a stream or a listener. ``fileno`` is -1, because there is no real socket."""
 
     family = AF_INET
     type = SOCK_STREAM
@@ -44,7 +46,7 @@ class SimulatedSocket:
         return self._end.remote
 
     def setsockopt(self, level: int, name: int, value: int | bytes) -> None:
-        """Keep an option for ``getsockopt``; it has no effect."""
+        """Store an option for ``getsockopt``. The option has no effect."""
         self._options[level, name] = value
 
     def getsockopt(self, level: int, name: int) -> int | bytes:
@@ -53,14 +55,14 @@ class SimulatedSocket:
 
 READ_AT_ONCE: Final = 256 * 1024
 DEFAULT_HIGH: Final = 64 * 1024
-"""Bytes, as of asyncio's transports."""
+"""Default high-water mark of the write buffer in bytes, as in asyncio's transports."""
 
 
 class Streams:
-    """The transports of a server, by number of their ends.
+    """The transports of a server, by the numbers of their ends.
 
     Args:
-        ended: Called after one of them has ended.
+        ended: A function that is called after a transport has ended.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -76,10 +78,10 @@ class Streams:
 class SimulatedTransport(asyncio.Transport):
     """The transport of a stream.
 
-    It buffers bytes that the kernel does not accept, and pauses the protocol above a limit.
+    It buffers the bytes that the kernel does not accept, and pauses the protocol above a limit.
 
     Args:
-        made: Gets None when the protocol has its connection.
+        made: A future that gets None when ``connection_made`` was called.
     """
 
     def __init__(
@@ -104,10 +106,10 @@ class SimulatedTransport(asyncio.Transport):
         self._read_paused = False
         self._reads = False
         self._writes = False
-        """Whether a call is scheduled."""
+        """Whether a write is scheduled."""
         self._closing = False
         self._lost = False
-        """Whether ``connection_lost`` is scheduled, or was called."""
+        """Whether ``connection_lost`` is scheduled or was called."""
         self._eof_written = False
         if streams is not None:
             streams.transports[end.number] = self
@@ -126,9 +128,7 @@ class SimulatedTransport(asyncio.Transport):
             self._end.owner = self
 
     def _begin_reading(self) -> None:
-        """Begin to read after ``connection_made`` and after the calls that wait for it, as asyncio's loops read a socket after
-        both.
-        """
+        """Begin to read after ``connection_made`` and after the calls that wait for it, as asyncio's loops do."""
         if not self._closing:
             self._reading = True
             self.readable()
@@ -257,7 +257,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._end.finish()
 
     def writable(self) -> None:
-        """Schedule a write of the buffered bytes, because the kernel accepts more."""
+        """Schedule a write of the buffered bytes, because the kernel accepts more bytes."""
         if self._buffer and not self._writes:
             self._writes = True
             self._loop.call_soon(self._write, context=self._context)
@@ -309,10 +309,10 @@ class SimulatedTransport(asyncio.Transport):
                 self._lose(None)
 
     def abort(self) -> None:
-        """Drop bytes that the kernel has not accepted, and close at once: the other end gets the rest and the end of the
-        stream.
+        """Close at once, and drop the bytes that the kernel has not accepted. The other end gets the accepted bytes and the end
+        of the stream.
 
-        It gets a reset instead if bytes for this end were not read, or arrive later, as with real sockets.
+        If bytes for this end were not read or arrive later, the other end gets a reset instead, as with real sockets.
         """
         self._force_close(None)
 
