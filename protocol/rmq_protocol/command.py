@@ -227,8 +227,8 @@ def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
         at += 2
         if length < 0 or length > end - at - 4:
             raise RemoteProtocolError(
-                f"binary header: extFields key length {length} must be at least 0 and, with the 4 bytes of the value's length, "
-                f"at most {end - at}, the bytes that are left"
+                f"binary header: extFields key length {length} is negative or too large: {end - at} bytes are left for the key "
+                "and the 4-byte length of its value"
             )
         key = _utf8(header[at : at + length], "extFields key")
         at += length

@@ -169,8 +169,8 @@ def _scenario(name: str) -> SeedRun:
         scenarios, run = library.SCENARIOS, library.run_seed
     except (ModuleNotFoundError, AttributeError):
         raise click.UsageError(
-            f"the library's scenarios are in tests/simulation of a checkout of rmq-async, which {os.getcwd()} is not; "
-            "name a function of yours: rmq simulate MODULE:FUNCTION"
+            f"{os.getcwd()} is not a checkout of rmq-async, which has the library's scenarios in tests/simulation; run this in a "
+            "checkout, or name a function of your own: rmq simulate MODULE:FUNCTION"
         ) from None
     if name not in scenarios:
         raise click.UsageError(f"there is no scenario {name!r}; there are {', '.join(scenarios)}")

@@ -1,4 +1,4 @@
-"""Requests of brokers that concern one consumer group of this client, and the listeners that handle them.
+"""Requests from brokers that concern one consumer group of this client, and the listeners that handle them.
 
 Group names include their namespaces, as on the wire. A request without a listener gets the same response as from Java's client.
 """

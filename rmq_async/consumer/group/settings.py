@@ -122,7 +122,7 @@ class GroupLimits:
         """Return the maximum number of retries at a broker. If the broker does not respond, return the last known number, or None.
 
         Args:
-            topic: Name on the wire of a topic that the broker has.
+            topic: A topic that the broker has, by its name on the wire.
         """
         settings = await self.settings(broker, topic)
         return None if settings is None else max(settings.retry_max_times, 0)

@@ -143,7 +143,7 @@ class Credits:
         """Return the number of messages that may be held.
 
         Args:
-            slots: Maximum number of messages in calls at a time.
+            slots: Maximum number of messages that handler calls may hold at a time.
             rate: The rate limit of the subscription in messages per second; None for no limit.
         """
         begun = self._rate if rate is None else min(self._rate, rate)
@@ -168,7 +168,7 @@ class Source:
     Args:
         held: The buffer of its messages.
         topic: Name of the topic on the wire.
-        slots: Returns the maximum number of the subscription's messages in calls at a time.
+        slots: Returns the maximum number of messages of the subscription that handler calls may hold at a time.
         largest: Maximum number of messages in one pop.
 
     Attributes:

@@ -271,7 +271,7 @@ class Assignment:
                 self.begun.set()
 
     def _give_up(self, queues: Iterable[HeldQueue]) -> None:
-        """End the pulls of queues, and begin to drain them for up to ``handover_timeout`` seconds."""
+        """Stop pulling the queues, and start to drain them. Draining takes at most ``handover_timeout`` seconds."""
         given_up = [held for held in queues if self.held.pop(held.queue, None) is not None]
         deadline = machine.monotonic() + self.handover_timeout
         for held in given_up:

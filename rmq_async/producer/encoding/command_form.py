@@ -82,7 +82,7 @@ def reply_command(reply: SendReply) -> RemotingCommand:
 
 
 def _counters(properties: str) -> tuple[int, int | None]:
-    """Return the reconsume count of a message to a retry topic, and the limit of that count or None."""
+    """Return the reconsume count of a message to a retry topic, and the limit of that count. The limit is None if it is not set."""
     found = decode_properties(properties)
     reconsumed = found.get(PropertyName.RECONSUME_TIME)
     most = found.get(PropertyName.MAX_RECONSUME_TIMES)
