@@ -6,12 +6,16 @@ never attempted. A message read more than once is a duplicate; one read though i
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from time import monotonic
 
 from rmq_async import Admin, MessageExt, PullConsumer
+
+from ..support.waiting import limit
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,17 @@ async def read_all(namesrv: str, topic: str) -> list[MessageExt]:
         return [message async for message in consumer.read(topic)]
 
 
-async def stored_count(namesrv: str, topic: str) -> int:
-    """Messages in the topic by the broker's own offsets."""
+async def stored_count(namesrv: str, topic: str, expected: int = 0) -> int:
+    """Messages in the topic by the broker's own offsets. Waits for as many as are ``expected``: a broker counts a message a moment
+    after it has acknowledged it."""
     async with (
         Admin(namesrv=namesrv, request_timeout=30.0) as admin,
         PullConsumer("counter", namesrv=namesrv, instance_name=uuid.uuid4().hex) as consumer,
     ):
         queues = await consumer.queues(topic)
-        return sum([await admin.max_offset(queue) - await admin.min_offset(queue) for queue in queues])
+        deadline = monotonic() + limit(0.0)
+        while True:
+            found = sum([await admin.max_offset(queue) - await admin.min_offset(queue) for queue in queues])
+            if found >= expected or monotonic() > deadline:
+                return found
+            await asyncio.sleep(0.05)

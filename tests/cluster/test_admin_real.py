@@ -28,6 +28,7 @@ from rmq_async.errors import BrokerError, ClientStateError, GroupNotOnlineError,
 from rmq_async.testing.cluster import RealCluster
 
 from ..support.instances import client_of
+from .accounting import stored_count
 
 NOWHERE = "F" * 24 + "0000"
 
@@ -44,7 +45,9 @@ async def admin_of(cluster: RealCluster, **options: object) -> AsyncIterator[Adm
 
 async def sent(cluster: RealCluster, topic: str, messages: Iterable[Message]) -> list[SendResult]:
     async with Producer(new("PG"), namesrv=cluster.namesrv) as producer:
-        return [await producer.send(message) for message in messages]
+        results = [await producer.send(message) for message in messages]
+    await stored_count(cluster.namesrv, topic, len(results))
+    return results
 
 
 async def test_topics_and_queues(each_cluster: RealCluster) -> None:

@@ -31,7 +31,7 @@ def test_first_sends_to_a_stock_broker_that_has_just_started(version: str) -> No
         retried = sum(result.attempts > 1 for result in results)
         print(f"{version}: {retried} of {SENDS} sends were sent more than once")
         assert retried < RETRIED
-        assert await stored_count(cluster.namesrv, "Cold") == SENDS
+        assert await stored_count(cluster.namesrv, "Cold", SENDS) == SENDS
 
     with contextmanager(started)(RealCluster(version=version, profile="stock", broker_conf=NO_TIMERS)) as cluster:
         run(main(cluster))

@@ -89,7 +89,7 @@ def test_a_gibibyte_of_large_messages_leaves_memory_flat(cluster: RealCluster) -
     )
     assert growth <= 16 * MIB
     assert len(late) > 80
-    assert run(stored_count(cluster.namesrv, topic)) == COUNT
+    assert run(stored_count(cluster.namesrv, topic, COUNT)) == COUNT
 
 
 # -- tasks, timers, writes

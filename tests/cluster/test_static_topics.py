@@ -26,6 +26,8 @@ from rmq_async.testing.cluster import RealCluster
 from rmq_protocol.constants import RequestCode
 from rmq_protocol.headers import CreateTopicRequestHeader, to_ext
 
+from .accounting import stored_count
+
 QUEUES = 4
 
 
@@ -96,6 +98,7 @@ def test_a_static_topic_is_written_to_and_read_where_its_queues_are(two_brokers:
         per_broker = Counter(offset_id[:16] for _, _, offset_id in sent.values())
         assert per_queue == {queues[0]: 7, queues[1]: 5, queues[2]: 5, queues[3]: 5}
         assert sorted(per_broker.values()) == [10, 12]
+        await stored_count(two_brokers.namesrv, topic, 22)
         async with PullConsumer("static", namesrv=two_brokers.namesrv) as consumer:
             assert set(await consumer.queues(topic)) == set(queues)
             read = {message.body: message async for message in consumer.read(topic)}
