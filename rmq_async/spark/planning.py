@@ -1,6 +1,6 @@
-"""Plans the next read: ends of micro-batches, ranges of offsets, their division into partitions, losses.
+"""Plans the next read: the ends of micro-batches, the ranges of offsets, their division into partitions, and losses.
 
-Pure functions. ``Offsets`` are resolved: whole numbers by queue, the end of a range exclusive.
+The functions are pure. ``Offsets`` are resolved offsets: integers by queue. The end of a range is exclusive.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class EndOffset:
-    """The content of a checkpoint: the offsets of the end of a micro-batch, and starts that are not the end of the one before it.
+    """The content of a checkpoint: the end offsets of a micro-batch, and the starts that differ from the end of the previous
+    micro-batch.
 
     Attributes:
-        init: For the first micro-batch the starts of all queues, for a later one those of queues that were added or created
-            again, with earlier ones that ``advance`` keeps; None for the answer of ``initialOffset``, which Spark has not
-            written.
+        init: For the first micro-batch, the starts of all queues. For a later micro-batch, the starts of queues that were added
+            or created again, and earlier starts that ``advance`` keeps. None for the result of ``initialOffset``, which Spark
+            has not written.
     """
 
     queues: Offsets
@@ -92,8 +93,9 @@ def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
     """Return the end of a micro-batch of at most ``limit`` offsets (None: no limit), divided by backlog.
 
-    Every queue with a backlog advances, however large the others' backlogs are; if there are more such queues than ``limit``, some
-    advance in this micro-batch and the others in later ones. ``start`` has every queue of ``latest``. No end is below its start.
+    Every queue with a backlog advances, however large the backlogs of other queues are. If there are more such queues than
+    ``limit``, some of them advance in this micro-batch and the others in later ones. ``start`` has every queue of ``latest``.
+    No end is below its start.
     """
     backlog = {queue: latest[queue] - start[queue] for queue in latest if latest[queue] > start[queue]}
     ends = {queue: max(offset, start[queue]) for queue, offset in latest.items()}
@@ -103,12 +105,12 @@ def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQ
 
 
 def _shares(start: Offsets, backlog: Offsets, limit: int) -> dict[MessageQueue, int]:
-    """Divide ``limit``, which is less than all backlogs together: one offset for each queue (for some of them if ``limit`` is
-    less than their number), the rest in proportion to the backlogs.
+    """Divide ``limit``, which is less than the sum of all backlogs. Each queue gets one offset (only some queues do if
+    ``limit`` is less than their number), and the rest is divided in proportion to the backlogs.
     """
     queues = sorted(backlog)
     if limit < len(queues):
-        # The sum of the starts grows by what was read, so the next micro-batch begins where this one ends.
+        # The sum of the starts grows by the number of offsets read, so the next micro-batch continues with the next queues.
         first = sum(start[queue] for queue in queues) % len(queues)
         chosen = (queues + queues)[first : first + limit]
         return {queue: int(queue in chosen) for queue in queues}
@@ -125,7 +127,7 @@ class Step(NamedTuple):
     """The end of the next micro-batch.
 
     Attributes:
-        backlog: Number of offsets that were available to it.
+        backlog: Number of offsets that were available to the micro-batch.
     """
 
     end: EndOffset
@@ -134,20 +136,22 @@ class Step(NamedTuple):
 
 
 def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
-    """Return the queues that cannot continue at their offset in ``begin``: new ones, and queues that end before it."""
+    """Return the queues that cannot continue at their offset in ``begin``: new queues, and queues that end before that
+    offset.
+    """
     return [queue for queue, last in latest.items() if last < begin.queues.get(queue, last + 1)]
 
 
 def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None, *, keep_init: bool = False) -> Step:
     """Move ends forward from ``begin`` as far as ``latest`` and ``limit`` allow.
 
-    Queues that do not exist now keep their offset.
+    Queues that do not exist now keep their offsets.
 
     Args:
-        earliest: First offsets of the queues that ``find_odd`` returned; they are read from there, and that becomes their
-            ``init``.
-        keep_init: True keeps the ``init`` of ``begin`` too; False leaves it out once an end moves, because it would be half of
-            the text of checkpoints and progress.
+        earliest: First offsets of the queues that ``find_odd`` returned. These queues are read from these offsets, which become
+            their ``init``.
+        keep_init: True also keeps the ``init`` of ``begin``. False drops it once an end moves, because it would take half of
+            the size of checkpoints and progress.
     """
     init = dict(begin.queues) if begin.init is None else dict(begin.init) if keep_init else {}
     starts = dict(begin.queues)
@@ -163,16 +167,16 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
     backlog = sum(max(last - starts[queue], 0) for queue, last in latest.items())
     ends = absent | limited(starts, latest, limit)
     if ends == begin.queues and not earliest and begin.init is not None:
-        return Step(begin, backlog, losses)  # Spark compares the text of the offsets
+        return Step(begin, backlog, losses)  # must be the same offset, because Spark compares the text of offsets
     return Step(EndOffset(ends, init), backlog, losses)
 
 
 def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
     """Return the start of a micro-batch in each queue of its end ``last``.
 
-    A ``first`` that Spark has not written is the current answer of ``initialOffset``: after a restart before the first commit
-    that may be later than the end that was written. The end contains the original start, also for queues that ``first`` lacks,
-    and for queues that were created again, whose offsets decreased.
+    If Spark has not written ``first``, it is the current result of ``initialOffset``, which after a restart before the first
+    commit may be later than the end that was written. Therefore, the end contains the original start, also for queues that
+    ``first`` lacks, and for queues that were created again and whose offsets decreased.
     """
     init = last.init if last.init is not None else {}
     if first.init is None and last.init is not None:
@@ -186,8 +190,11 @@ def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
 def cut(
     ranges: Iterable[Range], *, at_least: int | None = None, at_most: int | None = None, max_records: int | None = None
 ) -> list[tuple[Range, ...]]:
-    """Cut ranges into partitions: of one range each, and cut further until there are ``at_least`` (or no range can be cut) and
-    none is above ``max_records``; or of several ranges, so that there are at most ``at_most``. Leave empty ranges out.
+    """Divide ranges into partitions.
+
+    Each partition has one range. Ranges are cut until none exceeds ``max_records`` and there are at least ``at_least``
+    partitions, or until no range can be cut further. If there would be more than ``at_most`` partitions, several ranges share
+    one. Empty ranges are left out.
     """
     pieces = [piece for whole in ranges if whole.size for piece in _pieces(whole, max_records)]
     if at_least is not None and len(pieces) < at_least:
@@ -198,13 +205,13 @@ def cut(
 
 
 def _cut_further(pieces: Sequence[Range], at_least: int) -> list[Range]:
-    """Cut each range by its share of all offsets."""
+    """Cut each range into a number of parts that is proportional to its share of all offsets."""
     total = sum(piece.size for piece in pieces)
     return [part for piece in pieces for part in _parts(piece, max(1, -(-piece.size * at_least // total)))]
 
 
 def _packed(pieces: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
-    """Put ranges into ``count`` partitions, the largest first, each into the smallest partition."""
+    """Put ranges into ``count`` partitions. The largest ranges come first, and each range goes into the smallest partition."""
     bins: list[tuple[int, int, list[Range]]] = [(0, number, []) for number in range(count)]
     for piece in sorted(pieces, key=lambda piece: (-piece.size, piece)):
         size, number, content = heapq.heappop(bins)
@@ -228,9 +235,9 @@ class Loss(NamedTuple):
     """A planned range that cannot be read as planned.
 
     Attributes:
-        why: A part of a sentence.
+        why: The reason, as a part of a sentence.
         wanted: First offset and end of the planned range.
-        available: First offset and end of what can be read; None if nothing is available.
+        available: First offset and end of the range that can be read. None if nothing is available.
     """
 
     queue: MessageQueue
@@ -246,8 +253,8 @@ class Loss(NamedTuple):
 
 
 def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Loss]:
-    """Return a loss for each planned range of which a part is missing, and for each that begins above the end of its queue,
-    even an empty one.
+    """Return a loss for each planned range of which a part is missing. Also return a loss for each range, even an empty one,
+    that begins above the end of its queue.
 
     Args:
         earliest: First offsets of the queues that exist now.
@@ -271,7 +278,7 @@ def find_losses(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets
 
 
 def raise_losses(losses: Sequence[Loss]) -> None:
-    """Raise OffsetRangeError for the first loss, with the number of the others; do nothing without a loss."""
+    """Raise OffsetRangeError for the first loss, with the number of further losses. Do nothing if there are no losses."""
     if losses:
         more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
         raise OffsetRangeError(
@@ -282,7 +289,7 @@ def raise_losses(losses: Sequence[Loss]) -> None:
         )
 
 
-# Resolves the bounds of a read: from its options to the offsets of the existing queues.
+# Resolves the bounds of a read, which its options give, to offsets of the existing queues.
 
 
 class OffsetLookup(Protocol):
@@ -299,9 +306,9 @@ def starts_of_options(
     """Return the start offset of every queue of ``latest``.
 
     Raises:
-        ConfigError: For an option that names a queue or topic which is not read; for a queue that an option by queue does not
-            name, unless ``startingOffsets.default`` says where it begins; and for a queue without a message at or after the
-            moment, unless ``startingOffsetsByTimestampStrategy`` is "latest".
+        ConfigError: If an option names a queue or topic that is not read. If an option by queue does not name a queue, unless
+            ``startingOffsets.default`` sets its start. If a queue has no message at or after the moment, unless
+            ``startingOffsetsByTimestampStrategy`` is "latest".
     """
     bound = options.start
     if options.start_default == "error":
@@ -310,7 +317,8 @@ def starts_of_options(
     starts = _resolve(bound, "starting", lookup, earliest, latest, default)
     if options.no_match_error and isinstance(bound, int | Times):
         named = tuple(queue for queue in starts if not isinstance(bound, Times) or bound.of(queue) is not None)
-        ends = lookup.latest(named)  # after the search, which may have found a message that was stored meanwhile
+        # requested after the search, which may have found a message that was stored in the meantime
+        ends = lookup.latest(named)
         for queue in sorted(named):
             if starts[queue] >= ends[queue]:
                 moment = bound.of(queue) if isinstance(bound, Times) else bound
@@ -322,14 +330,14 @@ def starts_of_options(
 
 
 def ends_of_options(options: ReadOptions, lookup: OffsetLookup, earliest: Offsets, latest: Offsets) -> dict[MessageQueue, int]:
-    """Return the exclusive ends of a batch read; a queue that the options do not name ends with its last message.
+    """Return the exclusive ends of a batch read. A queue that the options do not name is read up to its last message.
 
     Raises:
         ConfigError: For an option that names a queue or topic which is not read.
     """
     assert options.end is not None
     ends = _resolve(options.end, "ending", lookup, earliest, latest, latest)
-    if isinstance(options.end, int | Times):  # messages that were stored after ``latest`` was asked for are not read
+    if isinstance(options.end, int | Times):  # messages that were stored after ``latest`` was requested are not read
         ends = {queue: min(end, latest[queue]) for queue, end in ends.items()}
     return ends
 
@@ -345,7 +353,7 @@ def _resolve(
     """Return offsets by queue.
 
     Args:
-        default: The bound of queues that a bound by queue does not name.
+        default: The bound of the queues that a bound by queue does not name.
     """
     if bound == "earliest":
         return dict(earliest)

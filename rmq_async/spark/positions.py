@@ -1,11 +1,11 @@
-"""Offsets by queue, as options and checkpoints write them.
+"""Parses and writes offsets by queue, in the forms that options and checkpoints use.
 
-One form is written: ``{"topic/broker/3": 17}``, flat, sorted. These forms are read: that one; the nested one of RocketMQ's
-former connector, ``{"topic": {"broker": {"3": 17}}}``; and ``{"topic": -2}`` for all queues of a topic that are not named
-themselves. -2 stands for the earliest offset, -1 for the latest.
+Offsets are written in one form, which is flat and sorted: ``{"topic/broker/3": 17}``. Three forms are read: the flat form; the
+nested form of RocketMQ's former connector, ``{"topic": {"broker": {"3": 17}}}``; and ``{"topic": -2}``, which applies to all
+queues of a topic that are not named themselves. -2 stands for the earliest offset, and -1 stands for the latest.
 
-A checkpoint also holds the first offsets of a stream (``EndOffset``). Spark requests these again after a restart before the
-first commit, and "latest" would then be a later offset: the messages between would be lost.
+A checkpoint also holds the first offsets of a stream (``EndOffset``). After a restart before the first commit, Spark requests
+the first offsets again. "latest" would then be a later offset, and the messages in between would be lost.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ..errors import ConfigError
 EARLIEST: Final = -2
 LATEST: Final = -1
 LAST_MOMENT: Final = 253_402_300_799_999
-"""Milliseconds; the end of the year 9999, where the times of Python and of Spark end."""
+"""The end of the year 9999 in milliseconds since 1970, which is the last time that Python and Spark can represent."""
 _HIGHEST: Final = 1 << 62
 _BROKER: Final = "broker-a"
-"""The broker of examples in errors."""
+"""The name of the broker in the examples of error messages."""
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Offsets (or EARLIEST, LATEST) by queue, and by topic EARLIEST or LATEST for the queues that are not named."""
+    """Offsets (or EARLIEST, LATEST) by queue and, for the queues that are not named, EARLIEST or LATEST by topic."""
 
     queues: Mapping[MessageQueue, int]
     topics: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, queue: MessageQueue) -> int | None:
-        """Return the position of a queue; None if it has none."""
+        """Return the position of a queue. Return None if the queue has no position."""
         return self.queues.get(queue, self.topics.get(queue.topic))
 
 
@@ -49,7 +49,7 @@ class Times(Positions):
 
 
 Start = Literal["earliest", "latest"] | int | Times | Positions
-"""The begin or the end of a read; a number is a moment in milliseconds since 1970, for every queue."""
+"""The beginning or the end of a read. A number is a moment in milliseconds since 1970 and applies to every queue."""
 
 
 def key_of(queue: MessageQueue) -> str:
@@ -57,18 +57,18 @@ def key_of(queue: MessageQueue) -> str:
 
 
 def named_queues(queues: Iterable[MessageQueue]) -> str:
-    """Return the names of up to four queues, and the number of the others."""
+    """Return the names of up to four queues, and the number of further queues."""
     names = [key_of(queue) for queue in sorted(queues)]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def queue_of(key: str) -> MessageQueue:
-    """Return the queue of a text of ``key_of``.
+    """Return the queue for a string that ``key_of`` returned.
 
-    Topic names have no "/", broker names may.
+    Topic names contain no "/", but broker names may contain it.
 
     Raises:
-        ValueError: For another text.
+        ValueError: For any other string.
     """
     topic, _, rest = key.partition("/")
     broker, _, number = rest.rpartition("/")
@@ -81,8 +81,8 @@ def parse_positions(option: str, data: Any) -> Positions:
     """Parse positions by queue and by topic.
 
     Raises:
-        ConfigError: For data of another form, for an invalid topic name, for a position that is not allowed, and for data that
-            name no queue and no topic.
+        ConfigError: For data in another form, for an invalid topic name, for a position that is not allowed, and for data that
+            name neither a queue nor a topic.
     """
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
@@ -97,7 +97,7 @@ def parse_times(option: str, data: Any) -> Times:
     """Parse times: ``{"topic": 1700000000000}`` for all queues of a topic, or by queue in either form.
 
     Raises:
-        ConfigError: As ``parse_positions`` does; times must be from 0 to ``LAST_MOMENT``.
+        ConfigError: In the same cases as ``parse_positions``. Times must be from 0 to ``LAST_MOMENT``.
     """
     topics, rest = _by_topic(option, data)
     for topic, value in topics.items():
@@ -159,7 +159,7 @@ def _flat(option: str, data: Any) -> dict[MessageQueue, Any]:
 
 
 def _kafkas(option: str, topic: str, example: Mapping[str, Any]) -> ConfigError:
-    """Return the error of an option that names queues of ``topic`` as Kafka's partitions, by number alone."""
+    """Return the error for an option that names queues of ``topic`` like Kafka's partitions, only by number."""
     given = dict(itertools.islice(example.items(), 3))
     text = f"option {option}: {printable(topic)}: a queue is named by its broker too, as each broker numbers its own; write"
     return ConfigError(f"{text} {printable(json.dumps(given))} with the names of your brokers")

@@ -1,16 +1,17 @@
-"""Pulls a range of offsets of queues for a task: several pulls in flight, the responses in order.
+"""Pulls ranges of offsets of queues for a task, with several pulls in flight and the responses in order.
 
-A stock broker returns at most 32 messages per pull (8 from disk), so one pull at a time would mostly wait. A range is cut into
-chunks of the size of one pull; several chunks, of any queues, are pulled at once and delivered in their order. Pulling by offset
-needs no state on the broker, so a chunk can be pulled again. With a tag filter the broker skips offsets by itself: then a
-chunk takes many pulls, and its responses are delivered as they come.
+A broker with default settings returns at most 32 messages per pull (8 from disk), so a task with one pull at a time would
+mostly wait. A range is cut into chunks of the size of one pull. Several chunks, of any queues, are pulled at once and delivered
+in their order. Pulling by offset needs no state on the broker, so a chunk can be pulled again. With a tag filter, the broker
+skips offsets itself. A chunk then takes many pulls, and its responses are delivered as they arrive.
 
-A broker leaves deleted messages out of a response without an error. So, without a tag filter, Spark's thread counts the messages
-of a response and looks for missing offsets if there are too few; the loop checks the offsets before the first message, and those
-that tags skipped (``reading.skipped_offsets``).
+A broker leaves deleted messages out of a response without an error. Therefore, without a tag filter, Spark's thread counts the
+messages of a response and looks for missing offsets if there are too few messages. The loop checks the offsets before the first
+message, and the offsets that the tag filter skipped (``reading.skipped_offsets``).
 
-Pulls run on the worker's loop, which decodes no messages; Spark's thread reads the records straight into columns meanwhile.
-Responses that wait for it are bounded: from ``WAITING_BYTES`` on only the first chunk pulls, and only if none of its own waits.
+Pulls run on the worker's loop, which decodes no messages. Meanwhile, Spark's thread reads the records directly into columns.
+The memory for waiting responses is bounded: from ``WAITING_BYTES`` on, only the first chunk pulls, and only if none of its own
+responses is waiting.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from .planning import Range
 from .positions import key_of
 from .worker import SparkReader, Worker
 
-# Waits of a task for a queue without messages, or for a broker that does not respond.
+# Lets a task wait for a queue without messages, or for a broker that does not respond.
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Patience:
     """Waits with growing pauses.
 
     Args:
-        seconds: Time since the last ``renew`` after which ``rest`` raises the error that it is given.
+        seconds: Time since the last ``renew`` after which ``rest`` raises the error that was passed to it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -70,12 +71,12 @@ class Patience:
         self._rests: Backoff | None = None
 
     async def rest(self, error: RocketMQError | None = None) -> None:
-        """Wait for the next pause; raise ``error``, if one is given, where waiting cannot help or the time is over."""
+        """Wait for the next pause. Raise ``error``, if it is given, when waiting cannot help or the time is over."""
         if self._rests is None:
             self._rests = Backoff(FIRST_REST, LAST_REST)
         rest = self._rests.next()
         if error is not None:
-            # A planned topic existed: name servers forget the topics of brokers that are down.
+            # The planned topic existed, but name servers forget the topics of brokers that are down.
             passes = may_pass(error) or isinstance(error, TopicNotFoundError)
             if not passes or isinstance(error, OffsetRangeError) or self.waited > self._seconds:
                 raise error
@@ -84,29 +85,32 @@ class Patience:
 
 
 CHUNKS_AHEAD: Final = (4, 32)
-"""Chunks that are wanted at once: the minimum, also before the first answer, and the maximum; between the two, as many as have
-answers of about ``AHEAD_BYTES``."""
+"""Number of chunks in progress at once: the minimum, which also applies before the first response, and the maximum. In between,
+there are as many chunks as have responses of about ``AHEAD_BYTES``.
+"""
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of answers that wait for Spark's thread from which on only the first chunk pulls, if it has none that waits."""
+"""Number of bytes of responses waiting for Spark's thread at which only the first chunk still pulls, and only if it has no
+waiting response.
+"""
 PORTION: Final = 12
 PORTION_BYTES: Final = 512 * 1024
-"""Number of answers that can be delivered, and bytes of all that wait, from which on Spark's thread is woken."""
+"""Spark's thread is woken at this number of deliverable responses, or at this number of bytes of waiting responses."""
 FILTERED_CHUNK: Final = 2048
-"""Offsets of a chunk where tags are filtered."""
+"""Number of offsets of a chunk with a tag filter."""
 FULL_ANSWERS: Final = 32
-"""Full answers after which the broker is asked for more messages at a time."""
+"""Number of full responses after which more messages are requested at a time."""
 ILLEGAL_PATIENCE: Final = 2.0
-"""Seconds to wait at an offset that the broker does not know yet: a stored message is readable a moment later."""
+"""Seconds to wait at an offset that the broker does not know yet, because a stored message becomes readable a moment later."""
 
 
 class _Answer(NamedTuple):
     """One response.
 
     Attributes:
-        first: The first offset that is wanted of it.
-        end: The offset after the last one that is wanted of it.
-        whole: The range that they are a part of.
+        first: The first wanted offset of the response.
+        end: The offset after the last wanted offset of the response.
+        whole: The range to which these offsets belong.
     """
 
     whole: Range
@@ -131,8 +135,8 @@ class _Chunk:
         offset: Offset of the next pull.
 
     Attributes:
-        skipped: Offsets that tags skipped, for a check.
-        odd_at: The newest offset that was requested and in whose place there was another message.
+        skipped: Offsets that the tag filter skipped. They are checked for deleted messages later.
+        odd_at: The last requested offset for which the broker returned a different message.
     """
 
     __slots__ = ("answers", "end", "odd_at", "offset", "skipped", "task", "whole")
@@ -151,7 +155,7 @@ class Puller:
     """Pulls the ``ranges`` of one task.
 
     Attributes:
-        waiting: Bytes of responses that Spark's thread has not taken.
+        waiting: Number of bytes of responses that Spark's thread has not taken yet.
     """
 
     def __init__(self, worker: Worker, reader: SparkReader, ranges: Sequence[Range], options: ReadOptions) -> None:
@@ -166,7 +170,7 @@ class Puller:
         self._full_answers = 0
         self._answer_bytes = 0.0
         self._left = deque(ranges)
-        """Ranges, and rests of ranges, that are not in a chunk yet."""
+        """Ranges, and remaining parts of ranges, that are not in a chunk yet."""
         self._ahead: deque[_Chunk] = deque()
         self.waiting = 0
         self._news = asyncio.Event()
@@ -177,7 +181,7 @@ class Puller:
     def batches(self) -> Iterator[Rows]:
         """Yield the rows of the responses, in the order of each range.
 
-        Raise the error of a pull when waiting did not help, and, if ``failOnDataLoss``, OffsetRangeError for lost offsets and
+        Raise the error of a pull if waiting did not help. With ``failOnDataLoss``, raise OffsetRangeError for lost offsets and
         CorruptMessageError for a damaged message.
         """
         try:
@@ -206,7 +210,7 @@ class Puller:
             yield from answers
 
     def _read(self, answer: _Answer, position: int, rows: Rows) -> int | None:
-        """Add the records of a response from a byte on; return the byte for the next call, None at the end."""
+        """Add the records of a response from a byte position on. Return the position for the next call, or None at the end."""
         found = self._columns(answer, position, rows.stored, self._options.tags)
         rows.came(answer.queue)
         for error in found.corrupt:
@@ -228,7 +232,7 @@ class Puller:
         )
 
     def _compare(self, answer: _Answer) -> None:
-        """Report the deleted ones among the offsets that a response lacks as lost."""
+        """Report the offsets that a response lacks as lost if their messages were deleted."""
         offsets: set[int] = set()
         corrupt: list[CorruptMessageError] = []
         position: int | None = 0
@@ -247,7 +251,7 @@ class Puller:
     async def _next(self) -> list[_Answer] | None:
         """Wait for responses of the first chunk.
 
-        Return them and, when the chunk is complete, responses of the chunks after it; None at the end.
+        Return these responses and, if the chunk is complete, the responses of the chunks after it. Return None at the end.
         """
         found: list[_Answer] = []
         while True:
@@ -267,7 +271,9 @@ class Puller:
             await self._news.wait()
 
     def _collect(self, found: list[_Answer]) -> bool:
-        """Take complete responses; return whether a failure is next. Raise it if there is nothing to deliver before it."""
+        """Take complete responses, and return whether a failure is next. Raise the failure if there is no response to deliver
+        before it.
+        """
         while self._ahead:
             chunk = self._ahead[0]
             found += chunk.answers
@@ -283,7 +289,7 @@ class Puller:
         return False
 
     def _fill(self) -> None:
-        """Start chunks, several at a time: their requests are written together."""
+        """Start chunks, several at a time, so that their requests are written together."""
         fewest, most = CHUNKS_AHEAD
         wanted = fewest if not self._answer_bytes else min(max(int(AHEAD_BYTES / self._answer_bytes), fewest), most)
         if len(self._ahead) > wanted - max(wanted // 4, 1):
@@ -333,13 +339,15 @@ class Puller:
                 await patience.rest(error)
 
     async def _turn(self, chunk: _Chunk) -> None:
-        """Wait while ``WAITING_BYTES`` or more wait, unless the chunk is the first and none of its responses waits."""
+        """Wait while responses of ``WAITING_BYTES`` or more are waiting, unless the chunk is the first one and none of its
+        responses is waiting.
+        """
         while self.waiting >= WAITING_BYTES and (chunk is not self._ahead[0] or chunk.answers):
             self._taken.clear()
             await self._taken.wait()
 
     async def _take(self, chunk: _Chunk, pulled: PulledBody) -> bool:
-        """Keep the response and move the chunk on; return whether it moved."""
+        """Keep the response and advance the chunk. Return whether the chunk advanced."""
         start, whole = chunk.offset, chunk.whole
         if pulled.status is PullStatus.OFFSET_ILLEGAL:
             return await self._jump(chunk, pulled)
@@ -353,7 +361,7 @@ class Puller:
             first = first_queue_offset(pulled.body, queue, start, pulled.offset_delta)
             if first is not None:
                 begins = first
-            else:  # the message asked for is gone, and something else in its place; those behind it are asked for again
+            else:  # another message is in the place of the requested one, so the messages after it are requested again
                 begins = after = after if chunk.odd_at == start - 1 else start + 1
                 chunk.odd_at, found = start, False
         if self._filtered:
@@ -374,7 +382,7 @@ class Puller:
     async def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
         """Move a chunk below the queue's first offset to that offset, and report the offsets before it as lost.
 
-        Return whether it moved.
+        Return whether the chunk moved.
         """
         start, whole = chunk.offset, chunk.whole
         if start >= pulled.min_offset:
@@ -386,7 +394,7 @@ class Puller:
         return True
 
     async def _check(self, chunk: _Chunk) -> None:
-        """Look for deleted messages among the offsets that tags skipped, and report them as lost."""
+        """Look for deleted messages among the offsets that the tag filter skipped, and report them as lost."""
         whole, skipped = chunk.whole, chunk.skipped
         queue = self._instance.names.wire_queue(whole.queue)
         lost, high = await deleted_among(
@@ -400,7 +408,7 @@ class Puller:
         skipped.clear()
 
     async def _report_missing(self, answer: _Answer, missing: tuple[range, ...]) -> None:
-        """Report the lost ones among the offsets that a response lacks. Wait for a broker as pulls do."""
+        """Report those missing offsets of a response that are lost. Wait for a broker in the same way as pulls do."""
         whole, pulled = answer.whole, answer.pulled
         patience = Patience(self._options.pull_timeout)
         while True:
@@ -416,7 +424,7 @@ class Puller:
     def _adapt(self, given: int, left: int, size: int) -> None:
         """Set the size of the next chunks to the number of messages that the broker returns in one pull.
 
-        Try a larger one at intervals.
+        Try a larger size at intervals.
         """
         self._answer_bytes = size if not self._answer_bytes else self._answer_bytes * 0.9 + size * 0.1
         asked = min(self._size, left)
@@ -430,7 +438,7 @@ class Puller:
                 self._size = min(self._size * 2, self._options.pull_size)
 
     async def _nothing(self, chunk: _Chunk, pulled: PulledBody, waited: float) -> bool:
-        """Handle ``waited`` seconds without messages; return whether to continue without the rest of the chunk."""
+        """Handle ``waited`` seconds without messages. Return whether to continue without the rest of the chunk."""
         whole, there = chunk.whole, (pulled.min_offset, pulled.max_offset)
         if pulled.status is PullStatus.OFFSET_ILLEGAL and waited > ILLEGAL_PATIENCE:
             await self._losses.check_master(whole)

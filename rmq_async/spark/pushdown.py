@@ -1,8 +1,9 @@
-"""The parts of a ``where`` by which a batch read leaves messages unread (option ``filterPushdown``): tags, whole queues,
-offsets, store times.
+"""The conditions of a ``where`` with which a batch read avoids reading messages (option ``filterPushdown``): tags, whole
+queues, offsets, and store times.
 
-Spark still applies the whole filter, so rows too many do no harm. If a broker's clock is set back, store times do not grow with
-offsets: a range of them is extended by ``SLACK_MS`` on both sides, so that no row is missing unless it was set back further.
+Spark still applies the whole filter, so additional rows do no harm. If a broker's clock is set back, store times do not grow
+with offsets. Therefore, a range of store times is extended by ``SLACK_MS`` on both sides, so that no row is missing unless the
+clock was set back further.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class PushedFilters:
     """The filters that a read carries out itself.
 
     Attributes:
-        tags: The wanted tags; None for any.
-        values: The wanted values, by the column (topic, brokerName, queueId).
-        offsets: First and last wanted offset; None for no bound.
-        stored: First and last wanted store time (milliseconds since 1970); None for no bound.
+        tags: The wanted tags. None stands for any tags.
+        values: The wanted values, by column (topic, brokerName, queueId).
+        offsets: The first and the last wanted offset. None stands for no bound.
+        stored: The first and the last wanted store time (milliseconds since 1970). None stands for no bound.
     """
 
     tags: frozenset[str] | None = None
@@ -44,7 +45,9 @@ class PushedFilters:
         return all(place[column] in wanted for column, wanted in self.values.items())
 
     def tags_with(self, option: str) -> str | None:
-        """Return the expression for the tags that both ``option`` and these filters want; None if there are none."""
+        """Return the expression for the tags that both ``option`` and these filters want. Return None if there are no such
+        tags.
+        """
         if self.tags is None:
             return option
         own = parse_tags(option)
@@ -57,7 +60,7 @@ class PushedFilters:
 
 
 def push_down(filters: Iterable[Filter]) -> PushedFilters:
-    """Return the restrictions that follow from ``filters``, which Spark joins by AND; other kinds of filters are ignored."""
+    """Return the restrictions that follow from ``filters``, which Spark joins by AND. Other kinds of filters are ignored."""
     tags: frozenset[str] | None = None
     values: dict[str, frozenset[object]] = {}
     bounds: dict[str, tuple[int | None, int | None]] = {"offset": (None, None), "storeTimestamp": (None, None)}
@@ -82,7 +85,7 @@ def _column(one: Filter) -> str:
 
 
 def _plain_tags(values: frozenset[object]) -> frozenset[str] | None:
-    """Return the tags; None if one of them cannot be part of an expression of tags."""
+    """Return the tags. Return None if one of them cannot be part of a tag expression."""
     try:
         if all(isinstance(value, str) and parse_tags(value) == frozenset((value,)) for value in values):
             return frozenset(map(str, values))

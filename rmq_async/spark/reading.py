@@ -1,11 +1,11 @@
-"""Readers of batch reads and streaming reads.
+"""The readers for batch reads and streaming reads.
 
-Spark runs a reader in three kinds of processes: a planner that runs as long as the query, a short one that only makes the
-reader to pickle it, and the tasks. So the constructor opens no connection, and a task gets only its ``Slice`` from the
-planner.
+Spark runs a reader in three kinds of processes: a planner that runs as long as the query, a short-lived process that only
+creates the reader to pickle it, and the tasks. Therefore, the constructor opens no connection, and a task gets only its
+``Slice`` from the planner.
 
-The ranges of a stream come from the offsets in its checkpoint, so a new planner goes on where another one ended. A queue
-without a route keeps its offset.
+The ranges of a stream come from the offsets in its checkpoint, so a new planner continues where the previous planner ended. A
+queue without a route keeps its offset.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ASKED_FOR_TIMES: Final = 64
-"""Maximum number of queues for which the store time of the oldest unread message is requested; the queues with the most unread
-messages are taken."""
+"""Maximum number of queues for which the store time of the oldest unread message is requested. The queues with the most unread
+messages are used.
+"""
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
-    """Return the options; with ``group_prefix``, in a task of a streaming query, with the group of that query."""
+    """Return the options. With ``group_prefix``, in a task of a streaming query, their group is the group of that query."""
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if options.group_prefix is None or not query:
         return options
@@ -49,7 +50,7 @@ def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
 
 
 class Slice(InputPartition):
-    """The ranges of one task. It holds no option, because plans and logs may show it."""
+    """The ranges of one task. A slice holds no options, because plans and logs may show it."""
 
     def __init__(self, ranges: tuple[planning.Range, ...]) -> None:
         super().__init__(tuple(map(tuple, ranges)))
@@ -90,16 +91,16 @@ class _Reader:
         return [Slice(part) for part in slices]
 
     def _report_losses(self, losses: Sequence[planning.Loss]) -> None:
-        """Raise OffsetRangeError for the first loss if losses fail the query, else logs each."""
+        """Raise OffsetRangeError for the first loss if losses fail the query. Otherwise, log each loss."""
         if self._options.fail_on_data_loss:
             planning.raise_losses(losses)
         for loss in losses:
             logger.warning("data is lost, the query goes on: %s", loss)
 
     def _ranges(self, starts: planning.Offsets, ends: planning.Offsets, there: Extents) -> list[planning.Range]:
-        """Return the existing parts of the ranges; the rest counts as lost.
+        """Return the existing parts of the ranges. The remaining parts count as lost.
 
-        A range for which only a replica answered stays whole: the task waits for messages that the replica lacks.
+        A range for which only a replica responded is not shortened, because the task waits for messages that the replica lacks.
         """
         self._report_losses(_losses(starts, ends, there))
         return [
@@ -112,8 +113,8 @@ class _Reader:
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """The reader of a batch, without ``pushFilters``: Spark raises an error for that method unless a setting of the session
-    allows it.
+    """The reader of a batch. It has no ``pushFilters``, because Spark raises an error for that method unless a setting of the
+    session allows it.
     """
 
     _wanted = PushedFilters()
@@ -136,7 +137,7 @@ class BatchReader(_Reader, DataSourceReader):
         if tags is None:
             ranges = []
         slices = self._cut(_within(wanted, ranges, cluster))
-        return slices or [Slice(())]  # for none at all Spark makes one of its own
+        return slices or [Slice(())]  # without any partition, Spark would create one itself
 
 
 class PushingReader(BatchReader):
@@ -163,7 +164,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @short_errors
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the offsets where the stream begins; later calls return the offsets of the first call."""
+        """Return the offsets at which the stream begins. Later calls return the offsets of the first call."""
         if self._initial is None:
             cluster = self._cluster
             there = cluster.extents(cluster.queues(), settled=True)
@@ -186,8 +187,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot = self._cluster.newest(settled=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the queues' end offsets at the last trigger and, by topic where it is known, the store time of the oldest
-        unread message, from which ``LagListener`` computes the lag; None before the first trigger.
+        """Return the end offsets of the queues at the last trigger and, by topic, the store time of the oldest unread message
+        if it is known. ``LagListener`` computes the lag from them. Return None before the first trigger.
         """
         return self._reported
 
@@ -213,8 +214,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return step.end.to_json()
 
     def _oldest_unread(self, ends: planning.Offsets, latest: planning.Offsets) -> dict[str, Any]:
-        """Return the store time of the oldest message that this micro-batch leaves unread, by topic: ``t`` of a reported
-        offset. It looks at up to ``ASKED_FOR_TIMES`` queues.
+        """Return the store time of the oldest message that this micro-batch leaves unread, by topic. It is ``t`` in a reported
+        offset. Messages of at most ``ASKED_FOR_TIMES`` queues are requested.
         """
         left = {queue: last - ends.get(queue, last) for queue, last in latest.items() if last > ends.get(queue, last)}
         most = sorted(left, key=lambda queue: -left[queue])[:ASKED_FOR_TIMES]
@@ -234,17 +235,17 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         _check_order(starts, ends)
         queues = [queue for queue in self._cluster.queues(begun=True, wanted=ends) if queue in ends]
         there = self._cluster.extents(queues)
-        if _losses(starts, ends, there):  # a broker that has just started may not have all its queues yet
+        if _losses(starts, ends, there):  # a broker that has just started may not show all of its queues yet
             there = self._cluster.extents(queues, settled=True)
         return self._cut(self._ranges(starts, ends, there))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the offsets of ``end``, if the option ``commitOffsets`` asks for that.
+        """Commit the offsets of ``end`` if the option ``commitOffsets`` is set.
 
         Spark reports a micro-batch as read when it plans the next one.
 
-        Leave out queues at the offset that was committed last, or at their start in the first commit: brokers know a group from
-        its pulls, and nothing was pulled from these queues.
+        Leave out queues whose offset has not changed since the last commit or, in the first commit, is still their start.
+        Brokers know a group from its pulls, and nothing was pulled from these queues.
         """
         if self._options.commit:
             offset = planning.EndOffset.from_json(end)
@@ -256,11 +257,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Do nothing. Spark may end the process without this call."""
 
     def _latest(self, begin: planning.EndOffset) -> dict[MessageQueue, int]:
-        """Return the ends of the queues. An end below the offset already read is used only if a second request proves it."""
+        """Return the ends of the queues. An end below the offset that was already read is used only if a second request
+        confirms it.
+        """
         cluster = self._cluster
         there = self._snapshot if self._snapshot is not None else cluster.newest()
         latest = dict(there.latest)
-        if begin.init is None:  # from initialOffset, which may have asked a moment later
+        if begin.init is None:  # from initialOffset, which may have requested the offsets a moment later
             return {queue: max(offset, begin.queues.get(queue, 0)) for queue, offset in latest.items()}
         if fallen := [queue for queue in planning.find_odd(begin, latest) if queue in begin.queues]:
             again = cluster.extents([queue for queue in fallen if queue in there.proven], settled=True)
@@ -278,7 +281,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _enough(self, backlog: int) -> bool:
         """Return whether ``minOffsetsPerTrigger`` and ``maxTriggerDelay`` let a micro-batch begin.
 
-        The first one of a run always may, so that messages that arrived while no query ran are not delayed.
+        The first micro-batch of a run may always begin, so that messages that arrived while no query ran are not delayed.
         """
         fewest = self._options.min_offsets
         if fewest is None:
@@ -291,8 +294,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class _Watch:
-    """Watches queues of a stream that no route contains: those with unread messages are lost if they stay missing for longer than
-    requests are repeated.
+    """Watches the queues of a stream that are missing from all routes. Queues with unread messages count as lost if they stay
+    missing for longer than requests are repeated.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -305,8 +308,8 @@ class _Watch:
         """Log the queues that are newly absent.
 
         Raises:
-            OffsetRangeError: For one that has unread messages and was absent for longer than requests are repeated, if losses
-                fail the query.
+            OffsetRangeError: If losses fail the query, for a queue that has unread messages and was absent for longer than
+                requests are repeated.
         """
         self._seen.update(latest)
         absent = [queue for queue in begin.queues if queue not in latest]
@@ -322,7 +325,7 @@ class _Watch:
 
 
 def _losses(starts: planning.Offsets, ends: planning.Offsets, there: Extents) -> list[planning.Loss]:
-    """Return the losses; offsets of a replica prove none."""
+    """Return the losses. Offsets from a replica do not prove a loss."""
     judged = {queue: end for queue, end in ends.items() if queue in there.proven or queue not in there.latest}
     return planning.find_losses(starts, judged, there.earliest, there.latest)
 
@@ -349,9 +352,9 @@ def _check_order(starts: planning.Offsets, ends: planning.Offsets) -> None:
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Replaces a reader that cannot be made: its calls that plan or read raise the error.
+    """Replaces a reader that cannot be created. Its methods that plan or read raise the error.
 
-    Spark would replace an error of the constructor by its own.
+    Spark would replace an error of the constructor with its own error.
     """
 
     def __init__(self, error: RocketMQError) -> None:

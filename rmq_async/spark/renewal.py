@@ -1,11 +1,14 @@
-"""Credentials that change while a query runs: from a file, or from a function that driver and executors can import.
+"""Provides credentials that change while a query runs. They come from a file, or from a function that the driver and the
+executors can import.
 
-A reader or writer is pickled once, so it holds the path or the name instead of a secret. Each task, and each request of a planner,
-takes the credentials that are valid then (``current``; a function's answer serves for ``PROVIDED_FOR`` seconds): other credentials
-make another client, and the worker closes the old one when it is unused. While none can be read, the previous ones are used.
+A reader or writer is pickled once, so it holds the path or the name instead of a secret. Each task, and each request of a
+planner, uses the credentials that are valid at that time (``current``; the result of a function is used for ``PROVIDED_FOR``
+seconds). New credentials lead to a new client, and the worker closes the old client when it is unused. While credentials cannot
+be read, the previous credentials are used.
 
-A file on a blocked mount, or a function that waits for a service, may take any time. So a separate thread reads them, callers
-wait for it up to ``LONGEST`` seconds, and after one has waited in vain, later ones with previous credentials do not wait.
+A file on a blocked mount, or a function that waits for a service, may take any time. Therefore, a separate thread reads the
+credentials, and callers wait up to ``LONGEST`` seconds for it. After one caller has waited in vain, later callers that have
+previous credentials do not wait.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ from .connection import Access
 logger = logging.getLogger(__name__)
 
 PROVIDED_FOR: Final = 30.0
-"""Seconds until a function is called again, because a planner asks many times a second, and between two warnings."""
+"""Seconds until a function is called again, because a planner needs credentials many times per second. It is also the interval
+between two warnings.
+"""
 LONGEST_FILE: Final = 65_536
 LONGEST: Final = 30.0
-"""Seconds that a caller waits for credentials at most."""
+"""Maximum number of seconds that a caller waits for credentials."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class _Kept:
     """The last valid credentials.
 
     Attributes:
-        warned: Time of the last warning that they are still in use.
+        warned: Time of the last warning that these credentials are still in use.
     """
 
     credentials: Credentials
@@ -50,10 +55,10 @@ class _Kept:
 
 
 class _Question:
-    """A thread that asks for credentials.
+    """A thread that reads credentials or calls the function for them.
 
     Attributes:
-        late: A caller has waited for it in vain.
+        late: Whether a caller has waited in vain for the thread.
     """
 
     def __init__(self, access: Access) -> None:
@@ -77,7 +82,7 @@ class _Question:
             self._over.set()
 
     def answer(self, patient: bool) -> Credentials | ConfigError:
-        """Return the credentials, or the error because of which there are none.
+        """Return the credentials, or the error that prevented reading them.
 
         Args:
             patient: True waits for credentials even if another caller has waited without success.
@@ -110,10 +115,11 @@ def _asked(access: Access) -> str:
 
 
 def current(access: Access) -> Access:
-    """Return ``access`` with the credentials that are valid now, else with the previous ones of this process.
+    """Return ``access`` with the credentials that are valid now. If they cannot be read, use the previous credentials of this
+    process.
 
     Raises:
-        ConfigError: If there are neither.
+        ConfigError: If there are neither current nor previous credentials.
     """
     if access.credentials_file is None and access.credentials_provider is None:
         return access
@@ -129,7 +135,9 @@ def current(access: Access) -> Access:
 
 
 def forget(access: Access) -> bool:
-    """Make the next ``current`` ask again; return whether there are earlier credentials which that may replace."""
+    """Make the next ``current`` read the credentials again. Return whether there are earlier credentials that it may
+    replace.
+    """
     key = (access.credentials_file, access.credentials_provider)
     with _lock:
         kept = _kept.get(key)
@@ -217,8 +225,8 @@ def _made(option: str, make: Callable[[], Credentials]) -> Credentials:
 
 
 def _forget_threads() -> None:
-    """Reset threads and locks in a forked child: the parent's threads do not exist here, and one of them may have held the
-    lock.
+    """Reset threads and locks in a forked child, because the parent's threads do not exist here, and one of them may have held
+    the lock.
     """
     global _lock
     _lock = threading.Lock()

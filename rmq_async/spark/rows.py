@@ -1,9 +1,10 @@
-"""Turns Arrow rows into message content: bodies, properties as on the wire, targets; refuses rows that cannot be messages.
+"""Turns Arrow rows into the content of messages: bodies, properties in wire format, and targets. It refuses rows that cannot
+become messages.
 
-A row costs about a microsecond here, so there is no Message and no dictionary per row. A column that becomes properties becomes
-a list of texts, its part of the properties as on the wire. Most checks run over whole columns, and search for the row, to name
-it, after one has failed. The joined parts are all of a row's properties but the unique id and ``WAIT``, which it gets when it
-is encoded (``sink_requests``).
+A row costs about a microsecond here, so no Message and no dictionary is created per row. Each column that becomes properties is
+converted to a list of strings, which are its parts of the properties in wire format. Most checks run over whole columns; only
+after a check has failed, the row is searched for, to name it in the error. The joined parts are a row's properties except for
+the unique id and ``WAIT``, which are added when the row is encoded (``sink_requests``).
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from ..producer import select_by_hash
 from .options import WriteOptions
 
 ID_PROPERTY: Final = "RMQ_SPARK_ID"
-"""Property that every copy of a row has, with <query or job>:<micro-batch>:<partition>:<row> or the text of ``idColumn``."""
+"""Property that every copy of a row has. Its value is <query or job>:<micro-batch>:<partition>:<row> or the value of
+``idColumn``.
+"""
 
 _STANDS_FOR: Final = {"TAGS": "tags", "KEYS": "keys", "__SHARDINGKEY": "shardingKey"}
-"""Properties that stand for a column, in rows where the column is missing or NULL."""
+"""Properties that replace a column in rows in which the column is missing or NULL."""
 DROPPED_PROPERTIES: Final = RESERVED_NAMES | {
     ID_PROPERTY,
     PropertyName.SHARDING_KEY.value,
@@ -41,23 +44,24 @@ DROPPED_PROPERTIES: Final = RESERVED_NAMES | {
     PropertyName.REDIRECT.value,
     PropertyName.START_DELIVER_TIME.value,
 }
-"""Properties that are not taken from a column ``properties`` as they are: clients and brokers write them, or they stand for a
-column."""
+"""Properties that are not copied from a column ``properties``, because clients and brokers set them or because they replace a
+column.
+"""
 
 _UNIQUE_ROOM: Final = len(BEFORE_ID + AFTER_ID) + 56
-"""Bytes, at most, of the properties that every message gets when it is encoded; an id has 32 or 56 digits."""
+"""Maximum size in bytes of the properties that are added to every message when it is encoded. An id has 32 or 56 digits."""
 RECORD_ROOM: Final = 22 + _UNIQUE_ROOM
-"""Bytes, at most, that a row takes in a batch beside its body and ``Block.texts``."""
+"""Maximum number of bytes that a row takes in a batch in addition to its body and ``Block.texts``."""
 _INT32: Final = range(-(1 << 31), 1 << 31)
 
 
 class Part(NamedTuple):
-    """Rows of one block with the same target, in their order.
+    """The rows of one block that have the same target, in their order.
 
     Attributes:
-        queue: None for any queue.
-        rows: Their places in the block.
-        singly: Each must be sent alone.
+        queue: The queue of the rows. None stands for any queue.
+        rows: The positions of the rows in the block.
+        singly: Whether each row must be sent alone.
     """
 
     topic: str
@@ -67,8 +71,10 @@ class Part(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The targets of the rows of one block: by row a topic (or one text for all), a queue (broker and number) and a sharding
-    key; None if no row has one.
+    """The targets of the rows of one block.
+
+    Each row has a topic (or one string holds the topic of all rows), a queue (broker and number) and a sharding key. A field is
+    None if no row has such a value.
 
     Attributes:
         alone: The rows that are not sent in a batch.
@@ -88,7 +94,7 @@ class Targets(NamedTuple):
         return {topic for topic, key in zip(self.topics, self.keys, strict=True) if key}
 
     def parts(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
-        """Group the ``count`` rows by where they go.
+        """Group the ``count`` rows by their targets.
 
         Args:
             queues_of: The queues of each topic of ``keyed_topics``.
@@ -112,14 +118,18 @@ class Targets(NamedTuple):
         return in_order + [Part(topic, None, rows, singly) for (topic, singly), rows in anywhere.items()]
 
     def _rows_alone(self, count: int) -> Collection[int]:
-        """Return the rows that are sent alone: also those for retry topics, for which brokers take no batches."""
+        """Return the rows that are sent alone, including rows for retry topics, because brokers accept no batches for these
+        topics.
+        """
         if isinstance(self.topics, str):
             return range(count) if self.topics.startswith(RETRY_TOPIC_PREFIX) else self.alone or ()
         to_retry = {row for row, topic in enumerate(self.topics) if topic.startswith(RETRY_TOPIC_PREFIX)}
         return to_retry | self.alone if self.alone else to_retry
 
     def _row_queues(self, count: int, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[MessageQueue | None]:
-        """Return the queue that each row names, else the queue that its sharding key chooses; None for a row with neither."""
+        """Return the queue of each row: the queue that the row names or, without one, the queue that its sharding key
+        determines. The queue is None for a row that has neither.
+        """
         topics, queues, keys = self.topics, self.queues, self.keys
         if queues is None and keys is None:
             return [None] * count
@@ -143,11 +153,12 @@ class Targets(NamedTuple):
 class Block:
     """The rows of one Arrow batch.
 
-    ``bodies``, ``texts`` (properties without the unique id) and ``flags`` (None where all are 0) have one entry per row.
+    ``bodies``, ``texts`` (properties without the unique id) and ``flags`` have one entry per row. ``flags`` is None if all
+    flags are 0.
 
     Attributes:
-        first: The number of its first row in the partition.
-        sizes: Bytes that each row takes in a batch at most.
+        first: The number of the block's first row in the partition.
+        sizes: Maximum number of bytes that each row takes in a batch.
     """
 
     first: int
@@ -167,7 +178,7 @@ class Block:
         return len(self.bodies)
 
     def parts(self, queues_of: Mapping[str, Sequence[MessageQueue]]) -> list[Part]:
-        """Return all rows, by where they go.
+        """Return all rows, grouped by their targets.
 
         Args:
             queues_of: The queues to choose from, of each topic of ``targets.keyed_topics``.
@@ -176,13 +187,13 @@ class Block:
 
 
 _NO_MESSAGE: Final = Message("t", b"b")
-"""Message for the selector, which reads the key only."""
+"""The message that is passed to the selector, which reads only the key."""
 
 
 def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str, partition: int) -> Iterator[Block]:
     """Yield the rows of Arrow batches as blocks.
 
-    Raises InvalidMessageError, which names the row, for one that cannot be a message.
+    Raise InvalidMessageError, which names the row, for a row that cannot become a message.
 
     Args:
         job: The prefix of the ids of rows.
@@ -193,7 +204,7 @@ def blocks_of(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str
         number += batch.num_rows
         if batch.num_rows:
             block = _Reading(batch, first, partition, options).block(job)
-            del batch  # before the next one is read: both may be large
+            del batch  # deleted before the next batch is read, because both may be large
             yield block
             del block
 
@@ -257,8 +268,8 @@ class _Reading:
         return [topic for topic in topics if topic]
 
     def _texts(self, name: str, instead: Mapping[str, list[str | None]]) -> Sequence[str | None] | None:
-        """Return a text, or None, for each row: that of the column or, where it is missing or NULL, that of the property in its
-        place; None if there is neither the column nor the property.
+        """Return a string or None for each row: the value of the column or, if it is missing or NULL, the value of the property
+        that replaces it. Return None if there is neither the column nor the property.
         """
         column = self._columns.get(name)
         other = instead.get(name)
@@ -318,7 +329,7 @@ class _Reading:
         return instead
 
     def _delays(self) -> set[int] | None:
-        """Return the rows with a delayed delivery, each of which is sent alone; None if there are none."""
+        """Return the rows with a delayed delivery, each of which is sent alone. Return None if there are no such rows."""
         levels, column = self._numbers("delayLevel", range(MAX_DELAY_LEVEL + 1)), self._columns.get("deliverTimestamp")
         texts = [f"DELAY\x01{level}\x02" if level else "" for level in levels] if levels is not None else [""] * self._count
         if column is not None:
@@ -353,7 +364,7 @@ class _Reading:
         return [flag or 0 for flag in flags] if flags is not None and any(flags) else None
 
     def _queues(self) -> list[tuple[str, int] | None] | None:
-        """Return broker and queue of each row (None for a row without a queue), or None if no row has a queue."""
+        """Return the broker and the queue of each row (None for a row without a queue). Return None if no row has a queue."""
         column = self._columns.get("brokerName")
         if column is None:
             return None
@@ -418,7 +429,7 @@ class _Reading:
         return int(column.is_valid().to_pylist().index(False))
 
     def _refuse(self, row: int, why: str) -> NoReturn:
-        """Raise InvalidMessageError that names the row by its number and its key, if it has one."""
+        """Raise InvalidMessageError, which names the row by its number and, if it has one, by its key."""
         column = self._columns.get("keys")
         keys = column[row].as_py() if column is not None else None
         named = f", keys {str(keys)[:80]!r}," if keys else ""

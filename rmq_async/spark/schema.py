@@ -1,6 +1,6 @@
-"""The columns of reads and of writes: names and SQL types.
+"""The columns of reads and writes: their names and SQL types.
 
-Spark is imported by the functions that return its types.
+Only the functions that return Spark's types import Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ SOURCE_COLUMNS: Final[Mapping[str, str]] = {
     "flag": "int",
     "sysFlag": "int",
 }
-"""SQL types by name, in order. ``keys`` is one text, keys with a blank between them; the host columns are "ip:port"."""
+"""SQL types by column name, in order. ``keys`` is one string with blanks between the keys. The host columns have the form
+"ip:port".
+"""
 
 SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "body": ("binary", "string"),
@@ -46,11 +48,13 @@ SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "flag": ("int", "bigint", "smallint", "tinyint"),
     "bornTimestamp": ("timestamp",),
 }
-"""SQL types that a column may have, by name. ``body`` must be there; ``bornTimestamp`` is accepted and not used."""
+"""SQL types that a column may have, by column name. ``body`` is required. ``bornTimestamp`` is accepted but not used."""
 
 
 def source_ddl(columns: tuple[str, ...]) -> str:
-    """Return the schema of a read as Spark's DDL; a session's reserved words and meaning of ``timestamp`` do not change it."""
+    """Return the schema of a read as Spark's DDL. A session's reserved words and its meaning of ``timestamp`` do not affect
+    this schema.
+    """
     return ", ".join(f"`{name}` {_IN_ANY_SESSION.get(kind, kind)}" for name in columns for kind in [SOURCE_COLUMNS[name]])
 
 

@@ -1,15 +1,16 @@
-"""Sends the rows of one task: in batches where they may be in one, in order if they name a queue or a sharding key, with bounded
-memory.
+"""Sends the rows of one task with bounded memory. Rows are sent in batches if batches are allowed for them, and in order if
+they name a queue or a sharding key.
 
-Spark's thread passes blocks of rows; the rest runs on the worker's loop. A request (a batch or a single row) is one asyncio task.
-Requests for a queue that rows name or keys choose form a chain: each begins when the one before it has ended, retries included;
-others run concurrently. ``send`` waits while about ``IN_FLIGHT_BYTES`` are unacknowledged, so a slow broker slows the query down
-instead of filling the memory.
+Spark's thread passes blocks of rows, and everything else runs on the worker's loop. A request (a batch or a single row) is one
+asyncio task. Requests for a queue that rows name or that keys determine form a chain: each request begins when the previous
+request, including its retries, has ended. All other requests run concurrently. ``send`` waits while about ``IN_FLIGHT_BYTES``
+are unacknowledged, so a slow broker slows the query down instead of filling the memory.
 
-The producer retries on other brokers and on the same one; if that fails and the error may pass, the request waits and is sent
-again unchanged until ``sendTimeoutMs`` are over (unless ``sendRetries`` is 0), so that the restart of a broker only delays a
-write. A queue that rows name and that does not exist, also by a new answer of a name server, is not waited for; a broker in no
-route is, for ``ABSENT_PATIENCE`` if no earlier send used it. The first failure ends the task.
+The producer retries on other brokers and on the same broker. If that fails and the error may be temporary, the request waits
+and is sent again unchanged until ``sendTimeoutMs`` have passed (unless ``sendRetries`` is 0), so that the restart of a broker
+only delays a write. If rows name a queue that does not exist, and a new response of a name server confirms that, the request
+does not wait. If rows name a broker that is missing from all routes, it waits, but only for ``ABSENT_PATIENCE`` if no earlier
+send used the broker. The first failure ends the task.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from .positions import key_of, named_queues
 from .rows import Block, Part
 from .worker import Worker
 
-# The requests of one task of the sink: several rows of one topic as a batch, or one row by itself, encoded once.
+# The requests of one task of the sink. A request has several rows of one topic as a batch, or a single row, and is encoded
+# once.
 
 
 def cuts(sizes: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield runs of rows as start and exclusive end.
 
-    A run has at most ``most`` rows and ``limit`` bytes; a larger row makes a run alone.
+    A run has at most ``most`` rows and ``limit`` bytes. A larger row forms a run alone.
     """
     ends = list(accumulate(sizes, initial=0))
     start, count = 0, len(sizes)
@@ -70,11 +72,13 @@ T = TypeVar("T")
 
 IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
 AT_ONCE: Final = 64
-"""Requests of one task that are under way at most."""
+"""Maximum number of concurrent requests of one task."""
 FIRST_REST: Final = 0.05
 LAST_REST: Final = 1.0
 ABSENT_PATIENCE: Final = 10.0
-"""Seconds to wait for a broker that rows name and that no route has: one that restarts is in none for some seconds."""
+"""Seconds to wait for a broker that rows name and that is missing from all routes. A broker that restarts is missing from them
+for some seconds.
+"""
 PACES: Final = 8
 """Parts of a second: a request has the rows of one part at most, but at least one row, and the time of one may be saved up."""
 
@@ -83,13 +87,14 @@ class Sending:
     """Sends the rows of one partition.
 
     Args:
-        topic_known: The topic existed before, so a send waits for it while no name server knows it: they forget the topics of
-            brokers that are down.
-        queues_known: The same for the brokers of queues that rows name.
+        topic_known: Whether the topic existed before. A send then waits for it while no name server knows it, because name
+            servers forget the topics of brokers that are down.
+        queues_known: Whether the brokers of the queues that rows name existed before. A send then waits for them in the same
+            way.
 
     Attributes:
         rows: Number of acknowledged rows.
-        bytes: Size of their bodies.
+        bytes: Total size of the bodies of acknowledged rows.
         retried: Number of acknowledged rows that took more than one attempt.
     """
 
@@ -112,7 +117,7 @@ class Sending:
         self._queues_known = queues_known
         self._most = 1 << 30 if options.rate is None else max(1, int(options.rate / PACES))
         self._due = monotonic()
-        """Time from which on the rate allows the next rows."""
+        """Time at which the rate allows the next rows."""
         self._handed = 0
         self._pending = 0
         self._running: set[asyncio.Task[None]] = set()
@@ -128,11 +133,13 @@ class Sending:
         self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
-        """Wait until all sends have ended; raise the first failure, and RocketMQError if fewer rows are acknowledged."""
+        """Wait until all sends have ended. Raise the first failure, or RocketMQError if fewer rows were acknowledged than
+        passed.
+        """
         self._worker.run(self._drain())
 
     def close(self) -> None:
-        """Cancel the sends in flight, of which none is left after ``finish``."""
+        """Cancel the sends in flight. After ``finish``, no send is in flight."""
         self._worker.run(self._cancel())
 
     # -- on the loop
@@ -151,7 +158,7 @@ class Sending:
         self._check()
 
     async def _queues_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Request the queues of a topic; the task keeps them, so that a key keeps its queue."""
+        """Request the queues of a topic. The task keeps the queues, so that a key keeps its queue."""
         deadline = monotonic() + self._options.timeout
         return await self._patiently(lambda _: self._producer.fetch_publish_queues(topic), deadline)
 
@@ -176,7 +183,7 @@ class Sending:
             self._last[request.queue] = task
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        await asyncio.sleep(0)  # it leaves while the next one is encoded
+        await asyncio.sleep(0)  # lets the request be written while the next one is encoded
 
     async def _one(self, request: PreparedSend, before: asyncio.Task[None] | None) -> None:
         try:
@@ -189,7 +196,7 @@ class Sending:
             self.bytes += request.bytes
             if again:
                 self.retried += request.messages
-        except BaseException as error:  # after any error these rows are not known to be stored
+        except BaseException as error:  # after any error, it is unknown whether these rows are stored
             self._failure = self._failure or error
             if not isinstance(error, Exception):
                 raise
@@ -199,7 +206,7 @@ class Sending:
     async def _confirmed(self, request: PreparedSend) -> bool:
         """Send a request until a broker has it with the status of ``requireStatus``.
 
-        Return whether that took more than one attempt.
+        Return whether the send took more than one attempt.
         """
         deadline = monotonic() + self._options.timeout
         backoff = Backoff(FIRST_REST, LAST_REST)
@@ -240,10 +247,10 @@ class Sending:
     async def _patiently(
         self, request: Callable[[float], Awaitable[T]], deadline: float, queue: MessageQueue | None = None
     ) -> T:
-        """Return the result of ``request(seconds left)``, repeated while it may succeed later and there is time.
+        """Return the result of ``request(seconds left)``. Repeat the request while it may succeed later and there is time left.
 
         Args:
-            queue: The only queue that it may go to.
+            queue: The only queue to which the request may go.
         """
         backoff = Backoff(FIRST_REST, LAST_REST)
         began = monotonic()
@@ -301,8 +308,8 @@ class Sending:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _worth_waiting(self, error: errors.RocketMQError) -> bool:
-        """Return whether the same request may succeed later: not if a broker refused it for good, nor for a missing topic
-        unless ``topic_known``.
+        """Return whether the same request may succeed later. Return False if a broker refused it permanently, and for a missing
+        topic unless ``topic_known`` is set.
         """
         last = _newest(error)
         if isinstance(last, errors.TopicNotFoundError):

@@ -1,7 +1,8 @@
 """Shortens the errors of Spark's workers to one sentence, at the end of Spark's own message.
 
-Spark puts the whole Python traceback of an error into its message. The text of our errors suffices, so they are raised without a
-traceback, and a setting of Spark's workers hides it; a worker reads the setting when it reports an error, and ends then.
+Spark puts the whole Python traceback of an error into its message. The message of this library's errors suffices, so they are
+raised without a traceback, and a setting of Spark's workers hides the rest. A worker reads the setting when it reports an
+error, after which it ends.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ T = TypeVar("T")
 
 HIDING: Final = "SPARK_HIDE_TRACEBACK"
 WORKERS: Final = "PYTHON_WORKER_FACTORY_"
-"""Prefix of variables that Spark sets in the environment of its Python workers only."""
+"""Prefix of variables that Spark sets only in the environment of its Python workers."""
 _ours = re.compile(r"\brmq_(?:async|protocol)(?:\.\w+)*\.\w+Error: ([^\n]*)")
 
 
 def short_errors(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap ``function``: RocketMQError leaves it without a traceback."""
+    """Wrap ``function`` so that it raises RocketMQError without a traceback."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -38,7 +39,9 @@ def short_errors(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def short_errors_iterated(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Wrap a function that returns an iterator: RocketMQError leaves it and its steps without a traceback."""
+    """Wrap a function that returns an iterator, so that the function and the iterator raise RocketMQError without a
+    traceback.
+    """
 
     @functools.wraps(function)
     def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -53,7 +56,9 @@ def short_errors_iterated(function: Callable[P, Iterator[T]]) -> Callable[P, Ite
 
 
 def sentence(error: BaseException) -> str | None:
-    """Return the first line of the last RocketMQError in the text of an exception of Spark; None if there is none."""
+    """Return the first line of the last RocketMQError in the text of an exception of Spark. Return None if there is no such
+    error.
+    """
     found = _ours.findall(str(error))
     return found[-1].strip() if found else None
 

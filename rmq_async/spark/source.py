@@ -1,8 +1,8 @@
 """The data source of ``format("rocketmq")``: the entry point that Spark calls with a name and options.
 
-Spark imports this in every session that uses any Python data source, to find the available sources, even if Spark's version is
-too old for this one. So of the extra's packages only pyspark is imported before it is needed, and only a user of this source
-sees an error for a missing package.
+To find the available sources, Spark imports this module in every session that uses any Python data source, even if Spark's
+version is too old for this source. Therefore, pyspark is the only package of the extra that is imported before it is needed,
+and only users of this source get an error for a missing package.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 OLDEST: Final = (4, 2)
-"""The oldest version of pyspark that is accepted. Earlier ones have no read limits for streams of Python sources: a run of
-AvailableNow would read one micro-batch and end as if that were all."""
+"""The oldest version of pyspark that is accepted. Earlier versions have no read limits for streams of Python sources, so a run
+with AvailableNow would read one micro-batch and end as if it had read all messages.
+"""
 
 
 class RocketMQDataSource(DataSource):
     """The Spark data source ``rocketmq``, which reads and writes topics as DataFrames. docs/spark.md lists its options.
 
-    Spark makes it and calls its methods. They raise ConfigError for an invalid option; for a schema that has no column, a column
-    twice, one that the source or the sink does not have in this type, or others than the option ``columns``; for a write that has
-    no body, no topic, not the column of ``idColumn``, or only one of brokerName and queueId; for an overwrite; and for a pyspark
-    before 4.2. They raise the errors of requests to the cluster. ``streamReader`` raises none of these errors: the reader that it
-    returns does, when it is to plan or to read.
+    Spark creates it and calls its methods, which raise ConfigError in the following cases: an option is invalid; a schema has
+    no column, has a column twice, has a column that the source or the sink does not have with this type, or has other columns
+    than the option ``columns``; a write has no body, no topic, not the column of ``idColumn``, or only one of brokerName and
+    queueId; a write is an overwrite; or the version of pyspark is below 4.2. They also raise the errors of requests to the
+    cluster. ``streamReader`` itself raises none of these errors. Instead, the reader that it returns raises them when it plans
+    or reads.
     """
 
     @short_errors
@@ -96,7 +98,7 @@ class RocketMQDataSource(DataSource):
         """Return the options of a write and its columns.
 
         Raises:
-            ConfigError: For the mistakes in both, and for an overwrite.
+            ConfigError: For mistakes in the options or the columns, and for an overwrite.
         """
         from .writing import sink_columns
 
@@ -114,7 +116,7 @@ def _checked(given: Mapping[str, str], schema: StructType, *, streaming: bool) -
     """Return the options of a read with the columns of the user's schema.
 
     Raises:
-        ConfigError: For the mistakes in both.
+        ConfigError: For mistakes in the options or the schema.
     """
     mistakes = Mistakes()
     options = read_options(given, streaming=streaming, mistakes=mistakes)
@@ -127,7 +129,7 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
     """Return the options with the columns of the user's schema.
 
     Raises:
-        ConfigError: For a schema without columns, with a column that is named twice or that the source does not have in this
+        ConfigError: For a schema without columns, with a column that is named twice or that the source does not have with this
             type, or with columns that differ from the option ``columns``.
     """
     by_name = {name.lower(): name for name in SOURCE_COLUMNS}

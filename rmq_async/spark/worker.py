@@ -1,11 +1,11 @@
 """Keeps the clients of one process of Spark: an event loop in a thread, and one client for each cluster and its options.
 
-Python workers are forked, reused for many tasks, and killed without notice when a task or a query is over. So clients are made
-at first use and belong to the process that made them (by its pid), and readers are in no consumer group. The next attempt of a
-failed task gets new connections (``fresh``), because the old ones may be the cause. A worker
-outlives tasks and their credentials, so each task closes clients that were unused for ``IDLE`` seconds, and the longest unused
-ones beyond ``MOST``. A process that only reads does not import the producer: each query begins with new processes, and waits
-for their imports.
+Python workers are forked, reused for many tasks, and killed without notice when a task or a query is over. Therefore, clients
+are created at first use and belong to the process that created them (identified by its pid), and readers do not join a consumer
+group. The next attempt of a failed task gets new connections (``fresh``), because the old connections may be the cause. A
+worker outlives tasks and their credentials, so each task closes clients that were unused for ``IDLE`` seconds and, if there are
+more than ``MOST``, the clients that were unused for longest. A process that only reads does not import the producer, because
+each query begins with new processes and waits for their imports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound="SparkReader | Producer")
 
 LOOK_EVERY: Final = 10.0
-"""Seconds between two looks whether the loop of a call still runs."""
+"""Seconds between two checks whether the loop of a call is still running."""
 IDLE: Final = 300.0
 MOST: Final = 16
 
@@ -68,8 +68,8 @@ class _Kept:
     """A client.
 
     Attributes:
-        users: Tasks that use it now.
-        used: Time of the last use.
+        users: Number of tasks that are using the client.
+        used: Time of the client's last use.
     """
 
     client: Client
@@ -100,7 +100,7 @@ class Worker:
             try:
                 return future.result(LOOK_EVERY)
             except TimeoutError:
-                if future.done():  # it has ended just now, or its own error is a TimeoutError
+                if future.done():  # the call has ended just now, or its own error is a TimeoutError
                     return future.result()
                 if not self._thread.is_alive():
                     raise ClientStateError(
@@ -117,14 +117,14 @@ class Worker:
         return self._client(("read", access, group), lambda: SparkReader(group, client=client_config(access)), fresh)
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
-        """Return the producer of a group and cluster, with separate connections; timeouts are arguments of each send."""
+        """Return the producer of a group and cluster, which has separate connections. Timeouts are arguments of each send."""
         from ..producer import Producer
 
         if fresh:
             forget(options.access)
         access = current(options.access)
         self._made += 1
-        name = f"spark-{self.pid}-{self._made}"  # two producers of one group on shared connections would be an error
+        name = f"spark-{self.pid}-{self._made}"  # two producers of one group must not share connections
         return self._client(
             ("write", access, options.group, options.retries),
             lambda: Producer(
@@ -139,9 +139,9 @@ class Worker:
 
     @contextmanager
     def using(self, client: Client) -> Iterator[None]:
-        """Mark ``client`` as used inside the block, so that it is not closed as an unused one."""
+        """Mark ``client`` as used inside the block, so that it is not closed as unused."""
         kept = next((kept for kept in list(self._clients.values()) if kept.client is client), None)
-        if kept is None:  # another task has replaced it
+        if kept is None:  # another task has replaced the client
             yield
             return
         with self._counting:
@@ -167,7 +167,7 @@ class Worker:
     def _serve(self) -> None:
         """Run the loop in the thread.
 
-        ``run_forever`` raises a BaseException of a call, which its caller gets too; other calls continue.
+        ``run_forever`` raises a BaseException of a call, which the caller gets too. Other calls continue.
         """
         while True:
             try:
@@ -177,7 +177,7 @@ class Worker:
                 logger.exception("the loop of Spark's worker was interrupted and goes on")
 
     def _client(self, key: object, make: Callable[[], C], fresh: bool) -> C:
-        """Return the client of ``key``, which tells its kind, or one that ``make`` returns."""
+        """Return the client for ``key``, which determines its type. If there is none, return a new one from ``make``."""
         with self._lock:
             if fresh and (old := self._clients.pop(key, None)) is not None:
                 with suppress(RocketMQError):
@@ -190,9 +190,10 @@ class Worker:
             return cast("C", kept.client)
 
     def _close_unused(self, wanted: object) -> None:
-        """Close the clients that were unused for ``IDLE`` seconds, and the longest unused ones beyond ``MOST``, on the loop.
+        """Close, on the loop, the clients that were unused for ``IDLE`` seconds and, if there are more than ``MOST``, the
+        clients that were unused for longest.
 
-        No call waits for that.
+        No call waits for these clients to close.
         """
         now = monotonic()
         unused = [(kept.used, key) for key, kept in self._clients.items() if not kept.users and key != wanted]
@@ -233,7 +234,9 @@ def worker() -> Worker:
 
 
 def _forget() -> None:
-    """Remove the parent's worker in a forked child: its thread does not exist here, and its lock may be held for ever."""
+    """Remove the parent's worker in a forked child, because its thread does not exist here and its lock may be held
+    for ever.
+    """
     global _worker, _making
     _worker, _making = None, threading.Lock()
 

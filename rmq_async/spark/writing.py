@@ -1,11 +1,12 @@
-"""Writers of batch writes and streaming writes.
+"""The writers for batch writes and streaming writes.
 
 A task succeeds when the brokers have acknowledged every one of its rows.
 
-Rows without a queue or a sharding key are sent in batches, each to the queue that the producer chooses. Rows for a queue
-(``brokerName`` and ``queueId``, or a sharding key) keep their order in a task: it has one request for a queue in flight. Rows that
-cannot be in a batch (delays, retry topics) are sent as single messages. RocketMQ cannot undo a send: the next attempt of a failed
-task sends its rows again with the same ``RMQ_SPARK_ID``, and ``abort`` only logs what stays.
+Rows without a queue or a sharding key are sent in batches, and the producer chooses the queue of each batch. Rows for a queue
+(``brokerName`` and ``queueId``, or a sharding key) keep their order within a task, because the task has only one request for a
+queue in flight. Rows that cannot be in a batch (delays, retry topics) are sent as single messages. RocketMQ cannot undo a send:
+the next attempt of a failed task sends its rows again with the same ``RMQ_SPARK_ID``, and ``abort`` only logs the rows that
+stay in the topics.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes |
     """Return the names of the columns to write.
 
     Args:
-        mistakes: Gets them instead.
+        mistakes: If given, it collects the mistakes, and no error is raised.
 
     Raises:
-        ConfigError: For columns that are missing, unknown, doubled or of another type, for a write without a topic, and for an
-            invalid topic of the options, all in one error.
+        ConfigError: For columns that are missing, unknown, named twice or of the wrong type, for a write without a topic, and
+            for an invalid topic in the options. One error reports all mistakes.
     """
     found = Mistakes() if mistakes is None else mistakes
     names = [field.name for field in schema.fields]
@@ -101,7 +102,8 @@ def _check_type(field: StructField, options: WriteOptions) -> None:
 def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) -> None:
     """Find a missing body, topic, id or half of a queue, and an invalid topic of the options."""
     stand_ins = {name.lower() for name in names}
-    if "body" not in names and stand_ins.isdisjoint(("body", "value")):  # these have an error that says what they are called
+    # other columns that are named like these already have an error with the right name
+    if "body" not in names and stand_ins.isdisjoint(("body", "value")):
         found.add(f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}")
     if options.topic is None and "topic" not in names and "topic" not in stand_ins:
         found.add("nothing says which topic to write to: give the option topic or a column topic")
@@ -118,7 +120,7 @@ def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) 
 
 
 def _unknown(unknown: list[str], names: list[str]) -> list[str]:
-    """Return the error texts for columns that the sink does not have."""
+    """Return the error messages for columns that the sink does not have."""
     spelt = {known.lower(): known for known in SINK_COLUMNS}
     texts, others = [], []
     for name in unknown:
@@ -132,7 +134,7 @@ def _unknown(unknown: list[str], names: list[str]) -> list[str]:
 
 
 def _without_counterpart(unknown: list[str], names: list[str]) -> str:
-    """Return the error text for columns in whose place no other one can be written."""
+    """Return the error message for columns that no other column can replace."""
     what = "there is no column" if len(unknown) == 1 else "there are no columns"
     if set(unknown) <= SOURCE_COLUMNS.keys():
         kept = [repr(name) for name in names if name in _WORTH_KEEPING]
@@ -150,8 +152,8 @@ _WORTH_KEEPING: Final = ("topic", "body", "tags", "keys", "properties", "flag")
 
 
 def check_topic(options: WriteOptions) -> None:
-    """Raise TopicNotFoundError if the topic of the options does not exist or has no queue to write to, and the errors of
-    requests.
+    """Raise TopicNotFoundError if the topic of the options does not exist or has no queue to write to. Raise the errors of
+    requests, too.
 
     A topic that brokers create at its first message is accepted. The driver calls this before there are tasks.
     """
@@ -159,8 +161,8 @@ def check_topic(options: WriteOptions) -> None:
     if topic is None:
         return
 
-    name = f"spark-plan-{uuid.uuid4().hex[:12]}"  # its own connections, which are gone afterwards
-    client = replace(client_config(current(options.access)), instance_name=name)  # reads files: not on the loop
+    name = f"spark-plan-{uuid.uuid4().hex[:12]}"  # separate connections, which are closed afterwards
+    client = replace(client_config(current(options.access)), instance_name=name)  # reads files, so not on the loop
 
     async def ask() -> None:
         async with Producer(options.group, client=client, stop_timeout=1.0) as producer:
@@ -172,7 +174,8 @@ def check_topic(options: WriteOptions) -> None:
 def warn_of_speculation(session: SparkSession) -> None:
     """Log a warning if ``spark.speculation`` is on.
 
-    It runs in the driver's own process: the processes that Spark starts there for a data source have no ``spark.speculation``.
+    Call this in the driver's own process, because the processes that Spark starts for a data source do not know
+    ``spark.speculation``.
     """
     if session.conf.get("spark.speculation", "false") == "true":
         _warn_of_speculation()
@@ -217,7 +220,7 @@ class _Writer(ABC):
             try:
                 for block in blocks_of(iterator, self._options, job, partition):
                     sending.send(block)
-                    del block  # before the next one is read, they may be large
+                    del block  # deleted before the next block is read, because blocks may be large
                 sending.finish()
             finally:
                 sending.close()
@@ -252,7 +255,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, columns: tuple[str, ...]) -> None:
         super().__init__(options, columns)
         self._id = uuid.uuid4().hex
-        """The id of the job, the same for all attempts of all tasks, because it is pickled with the writer."""
+        """The id of the job. It is the same for all attempts of all tasks, because it is pickled with the writer."""
 
     def _job(self, context: TaskContext) -> str:
         return f"{self._id}:0"
