@@ -99,13 +99,13 @@ def _letters(index: int) -> str:
 
 
 class EmbeddedRocketMQ:
-    """A name server and brokers in memory, on real sockets.
+    """A name server and brokers in memory that listen on real sockets.
 
     After ``stop()`` and a new ``start()``, ports, topics, offsets and messages are the same, as after a restart of real
     servers.
 
-    Methods with an argument ``broker`` raise ValueError for an unknown broker; ``delay``, ``slice``, ``stall``, ``resume``,
-    ``shuffle`` and ``drop_connections`` also take "namesrv", the name server.
+    Methods with an argument ``broker`` raise ValueError for an unknown broker. The methods ``delay``, ``slice``, ``stall``,
+    ``resume``, ``shuffle`` and ``drop_connections`` also take "namesrv", the name server.
 
     Args:
         host: Address or name to listen on.
@@ -328,9 +328,9 @@ class EmbeddedRocketMQ:
             each.list_members(group, client_ids)
 
     def clear(self) -> None:
-        """Delete every message.
+        """Delete all messages.
 
-        Topics and committed offsets stay; the minimum offset of each queue becomes its maximum offset.
+        Topics and committed offsets stay. The minimum offset of each queue becomes its maximum offset.
         """
         self._log.clear()
         for broker in self._brokers:
@@ -409,7 +409,7 @@ class EmbeddedRocketMQ:
         Messages that consumers send back (36) count as sends.
 
         A send that would wait for more than 0.2 s is not stored: the broker refuses it after that time with SYSTEM_BUSY and the
-        remark of a stock broker, or drops it if it is a one-way send.
+        remark of a stock broker, or drops the send if it is one-way.
 
         Args:
             warm: If given, the broker behaves as if it had just started: its rate rises by two with each send that it serves,
@@ -438,7 +438,7 @@ class EmbeddedRocketMQ:
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
         """Make the broker (None: each broker) respond to the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there
-        are messages. ``n`` = 0 cancels the remaining ones.
+        are messages. ``n`` = 0 cancels the rest.
         """
         check_count(n)
         for each in self._chosen(broker):
@@ -446,7 +446,7 @@ class EmbeddedRocketMQ:
 
     def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
         """Make the broker (None: each broker) respond with success to the next ``n`` acks, single acks (200051) or batches
-        (200151), although they have no effect. ``n`` = 0 cancels the remaining ones.
+        (200151), although they have no effect. ``n`` = 0 cancels the rest.
         """
         check_count(n)
         for each in self._chosen(broker):
@@ -472,9 +472,9 @@ class EmbeddedRocketMQ:
             each.popping.faults.copies = copies
 
     def lose_offsets(self, *, broker: str | None = None) -> None:
-        """Set the committed offsets of the broker (None: each broker) back to the last saved ones, as after a kill. The broker
-        saves the offsets every 5 s, for the first time 10 s after its start, and when it stops. Pops continue from the saved
-        offsets, so messages that were popped after the save are delivered again, even if they were acknowledged.
+        """Set the committed offsets of the broker (None: each broker) back to the offsets that it saved last, as after a kill.
+        The broker saves the offsets every 5 s, for the first time 10 s after its start, and when it stops. Pops continue from
+        the saved offsets, so messages that were popped after the save are delivered again, even if they were acknowledged.
         """
         for each in self._chosen(broker):
             each.lose_offsets()

@@ -47,8 +47,7 @@ _JSON: Final = 0
 _REPLICA_ID: Final = 1
 _FIRST_OFFSETS: Final = 2
 """Number of the first tick that saves committed offsets. A real broker saves them for the first time 10 s after its start
-(``BrokerController``).
-"""
+(``BrokerController``)."""
 _LEVELS_EVERY: Final = 2
 """Number of ticks between two saves of the progress of the delay levels (``flushDelayOffsetInterval``)."""
 _FIRST_PORT_ONLY: Final = frozenset(
@@ -157,8 +156,7 @@ class Broker(BaseService):
         """The queue in which sends wait while ``throttle`` is on. None if ``throttle`` is off."""
         self._throttled: SendQueue | None = None
         """The queue of the last ``throttle`` call, which is kept after a stop for ``refused_sends``. None if that call ended
-        the throttling.
-        """
+        the throttling."""
         self.handlers = {
             **self._clients.handlers(),
             **self._sends.handlers(),
@@ -184,7 +182,7 @@ class Broker(BaseService):
             self.handlers = {code: handler for code, handler in self.handlers.items() if code not in _SINCE_5}
 
     def registration(self) -> Registration:
-        """Return the data that the broker registers with its name servers now.
+        """Return the data that the broker currently registers with its name servers.
 
         Raises:
             RuntimeError: Before the first start.

@@ -109,7 +109,7 @@ class CheckPoints:
         return due
 
     def next_end(self) -> int | None:
-        """Return the epoch ms at which the next check point ends. Return None if there are no check points."""
+        """Return the time, in epoch ms, at which the next check point ends. Return None if there are no check points."""
         while self._ends and not self._ends[0][2].left:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None

@@ -90,7 +90,7 @@ class ConsumerGroup:
 
 
 class ClientTable:
-    """The clients that are connected, by group.
+    """The connected clients, by group.
 
     ``changed`` is called with the name of a group whose members or topics have changed. It is not called for broadcasting
     groups, nor when the last member has left.

@@ -19,12 +19,10 @@ from .. import machine
 
 MAX_WAIT: Final = 3600.0
 """Maximum number of seconds that a timer of the event loop waits. The machine's clock is then read again, because it may have
-been set.
-"""
+been set."""
 _TURNS: Final = 3
 """Number of iterations of the event loop that a call needs to take effect at peers: wake a held pull, respond to it, write the
-response.
-"""
+response."""
 
 
 class Timer(Protocol):

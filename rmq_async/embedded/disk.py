@@ -110,8 +110,7 @@ class BrokerDisk:
         self.offsets: SavedOffsets = {}
         self.pop_offsets: SavedOffsets = {}
         """Offsets from which the next pops read, with the key-value store. With the revive log, these offsets are in
-        ``offsets``.
-        """
+        ``offsets``."""
         self.check_points = CheckPoints()
         self.request_modes: dict[tuple[str, str], tuple[str, int]] = {}
         """Modes by topic and group. A mode is PULL or POP, and the number of other members from whose queues a member pops."""

@@ -27,8 +27,7 @@ PopStore = Literal["log", "kv"]
 
 LOG_DELAY: Final = 2.0
 """Seconds from the end of an invisible time to the redelivery, with check points in the revive log. It is the minimum of a real
-broker.
-"""
+broker."""
 KV_DELAY: Final = 0.5
 """Seconds from the end of an invisible time to the redelivery, with the key-value store (``PopConsumerService``)."""
 NO_POPS: Final = "4.9.7"
@@ -132,7 +131,7 @@ class FailureScript:
 
         Args:
             request: A RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0 adds no
-                failure and cancels the earlier ones with the same ``request``.
+                failure and cancels the earlier failures with the same ``request``.
 
         Raises:
             TypeError: For an argument that is not a whole number (``request`` may be None).
@@ -327,8 +326,7 @@ THROTTLED: Final = frozenset(
 WARMING: Final = 2.0
 """Sends per second by which each served send raises the rate of a cold broker. With this value, a broker that begins with 1,000
 sends per second and ends with 20,000 serves 20,000 sends within about 2 s, as a broker of 5.5.0 on two cores does after its
-start.
-"""
+start."""
 
 
 class SendQueue:

@@ -21,8 +21,7 @@ _LEAST_SCAN: Final = 32
 """Maximum number of records that a pull with the longest conditions examines."""
 _PARTS_PER_PULL: Final = 40_000
 """Approximate number of parts of conditions that one pull evaluates. The longer the condition, the fewer records the pull
-examines.
-"""
+examines."""
 
 
 class Filter(NamedTuple):

@@ -30,8 +30,7 @@ class QueueLocks:
     def __init__(self) -> None:
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         """Locks by group and queue. A lock is the client that holds it and the time at which it expires
-        (``machine.monotonic``).
-        """
+        (``machine.monotonic``)."""
         self._count = 0
         self._next_search = 0.0
         """Time before which a full table is not searched again for expired locks (``machine.monotonic``)."""
@@ -40,7 +39,7 @@ class QueueLocks:
         return self._count
 
     def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> list[MessageQueue]:
-        """Lock queues or renew their locks. Return those of the queues that the client now holds.
+        """Lock queues or renew their locks. Return which of these queues the client now holds.
 
         Raises:
             Refused: With code 1 if a queue needs a new lock and the table is full. The locks of the queues before this queue

@@ -51,10 +51,10 @@ class LiveBrokers:
         return dict.fromkeys(topic.config.topic_name for broker in self._running() for topic in broker.state.topics)
 
     def forget(self, topic: str) -> None:
-        """Do nothing: a broker that has the topic would register it again."""
+        """Do nothing, because a broker that has the topic would register it again."""
 
     def expire(self) -> None:
-        """Do nothing: no entry expires."""
+        """Do nothing, because no entry expires."""
 
     def _running(self) -> list[Broker]:
         return [broker for broker in self._brokers if broker.listener.running]
@@ -69,7 +69,7 @@ _STANDARD_JSON_FROM: Final = 401
 
 
 class NameServer(BaseService):
-    """A name server.
+    """A name server that routes clients to the brokers in its directory.
 
     Args:
         directory: The brokers that the name server knows.

@@ -31,8 +31,7 @@ from .topics import FAQ
 MAX_RECORDS: Final = 32
 MAX_BYTES: Final = 256 * 1024
 """Maximum numbers of messages and bytes that one pull returns (``maxTransferCountOnMessageInMemory``,
-``maxTransferBytesOnMessageInMemory``). A single message may be larger.
-"""
+``maxTransferBytesOnMessageInMemory``). A single message may be larger."""
 MAX_HELD: Final = 65_536
 MAX_HELD_PER_CONNECTION: Final = 1024
 MAX_HELD_TAGS: Final = 1024

@@ -61,8 +61,7 @@ _ILLEGAL_TIMER: Final = (
 _BATCH: Final = 256
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 """Numbers of messages and of their bytes, for levels and for timers separately, after which the event loop serves other
-requests.
-"""
+requests."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _MESSAGE: Final = 1 << _OFFSET_BITS
@@ -93,7 +92,7 @@ class Schedule:
         self._second = done.timers - 1
         """Due time of the timer that came due last. Before the first timer comes due, it is a time that no waiting timer has."""
         self._recalled: set[int] = set()
-        """Hashes of topic and unique id of the messages that were recalled in the second ``_second``."""
+        """Hashes of the topic and the unique id of each message that was recalled in the second ``_second``."""
         self._alarm = Alarm(clock, self._ring)
         self.truncated()
 
@@ -152,7 +151,7 @@ class Schedule:
     def recall(self, topic: str, unique_id: str, when_ms: int, client: str) -> None:
         """Recall the timer messages for ``topic`` that have this id and are due in the second of ``when_ms``.
 
-        Raises Refused as ``put`` does.
+        Raises the errors of ``put``.
 
         Args:
             client: "ip:port" of the requesting client.
@@ -207,7 +206,7 @@ class Schedule:
         return (when - 1) // PRECISION_MS * PRECISION_MS if when > now else None
 
     def _waiting_timers(self, done: ScheduleProgress) -> list[int]:
-        """Return the entries of the heap for the timers in the log that are not done.
+        """Return the heap entries of the timers in the log that have not been delivered.
 
         As on a real broker (5.5.0), timers that were added after the last save exist twice after a crash. They are in the timer
         wheel, whose file the kernel has kept, and they are added again.

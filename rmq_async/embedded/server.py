@@ -98,8 +98,7 @@ MAX_UNREAD: Final = 64 * 1024 * 1024
 """Maximum number of bytes of responses that peers have not read, of all connections together."""
 READ_AT_ONCE: Final = 128 * 1024
 """Size of one read, in bytes, from which on the connection is not read again in the same iteration of the event loop.
-Otherwise, uvloop would read the connection many times in a row, and one fast sender would hold up other clients.
-"""
+Otherwise, uvloop would read the connection many times in a row, and one fast sender would hold up other clients."""
 FLUSH_SIZE: Final = 256 * 1024
 WRITE_HIGH: Final = 1024 * 1024
 WRITE_LOW: Final = 256 * 1024

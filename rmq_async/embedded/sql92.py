@@ -234,7 +234,7 @@ def property_of(name: str) -> Node:
 
 
 def as_condition(node: Node) -> Node:
-    """Convert the node to one that is true, false or unknown. A property is never true.
+    """Convert a node to a node that is true, false or unknown. A property is never true.
 
     Raises:
         ConditionError: For strings, numbers and values with a minus sign.
@@ -288,7 +288,7 @@ def _joined(parts: Sequence[Node], decisive: bool) -> Node:
 
 
 def opposite(node: Node) -> Node:
-    """Make a NOT node."""
+    """Make a NOT node of ``node``."""
     return _of_known(as_condition(node), lambda value: not value)
 
 
@@ -445,8 +445,7 @@ _RESERVED: Final = frozenset(
 _EXPONENT: Final = r"[eE][+-]?[0-9]+"
 _BLANK: Final = re.compile(r"[ \t\n\r\f]+|--[^\n\r]*(?:\r\n|\n|\r)|/\*(?:[^*]|\*(?!/))*\*/")
 """Blanks and comments. A comment that begins with ``--`` must end with a line break. Without a line break, ``--`` is two minus
-signs.
-"""
+signs."""
 _WORD: Final = re.compile(
     rf"(?P<FLOATING>[0-9]+\.[0-9]*(?:{_EXPONENT})?|\.[0-9]+(?:{_EXPONENT})?|[0-9]+{_EXPONENT})"
     r"|(?P<WHOLE>0|[1-9][0-9]*[lL]?)"
@@ -511,7 +510,7 @@ _COMPARING: Final = frozenset([">", ">=", "<", "<=", "NOT", "BETWEEN", "IN", *_P
 
 
 def parse(text: str) -> Node:
-    """Return the tree of a condition.
+    """Parse a condition. Return its tree.
 
     Raises:
         ConditionError: For a text that is not a condition, and for a condition deeper than MAX_DEPTH.

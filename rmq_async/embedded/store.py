@@ -107,8 +107,7 @@ _LOOK_UP_COST: Final = 16
 """Cost of finding one record of a queue in the log, as a multiple of the cost of visiting one record of the log in order."""
 _SWEEP_EVERY: Final = 256
 """Number of deleted records between two sweeps of the index. Until a sweep, the entries of deleted records count against
-``max_memory``.
-"""
+``max_memory``."""
 
 
 class Queue:

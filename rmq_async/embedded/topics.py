@@ -131,8 +131,7 @@ class TopicTable:
         self._sendable: dict[str, Topic] = {}
         self.sendable = self._sendable.get
         """A function that returns the topic with a name. It returns None if the topic does not exist, or if clients may not
-        send to topics with that name.
-        """
+        send to topics with that name."""
         for name, queues, perm in _OWN:
             if auto_create or name != AUTO_CREATE_TOPIC_KEY:
                 name = name.format(cluster=cluster, broker=broker_name)

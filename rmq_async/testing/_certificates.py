@@ -21,7 +21,7 @@ class Certificates:
 
     @classmethod
     def make(cls, directory: Path) -> Certificates:
-        """Write new certificates into ``directory``.
+        """Create new certificates in ``directory``.
 
         Raises:
             ClusterError: If the package trustme is missing.

@@ -57,8 +57,8 @@ class Profile:
 
 
 def jvm_options(profile: Profile, main_class: str, certificates: Path | None) -> tuple[str, ...]:
-    """Return the JVM options of one kind of server. The first one turns TLS off; the profile's options follow and may override
-    it.
+    """Return the JVM options of one kind of server. The first option turns TLS off. The profile's options follow and may
+    override it.
     """
     options = profile.broker_jvm if main_class == BROKER_CLASS else profile.name_server_jvm
     return (_NO_TLS, *(option.replace(_CERTIFICATES, str(certificates)) for option in options))

@@ -216,7 +216,7 @@ def _link(source: Path, target: Path) -> None:
 # A running JVM of version 17 or later can dump its loaded classes to an archive, and JVMs that start later map that file. The
 # dump uses ``jcmd``, so it needs a JDK, not only a JRE. The first cluster on a machine makes its servers dump their classes,
 # which takes some seconds. The name of an archive contains a digest of the main class, of Java and of the jars. The JVM also
-# checks them and ignores an archive that does not match.
+# checks these three and ignores an archive that does not match.
 #
 # Measured while servers still created certificates at each start (medians of 6, interleaved): a name server and a broker of
 # 5.5.0 are up after 4.6 s instead of 5.8 s, and use 7.5 s of CPU instead of 9.8 s.

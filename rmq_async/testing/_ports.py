@@ -19,8 +19,7 @@ from ._errors import ClusterError
 
 BROKER_OFFSETS: Final = (0, -2, 1)
 """Offsets of a broker's ports. A broker with port p also listens on p - 2 (VIP channel) and p + 1 (HA, always on all
-interfaces).
-"""
+interfaces)."""
 
 _random = random.SystemRandom()  # forked or equally seeded processes must not draw the same ports
 

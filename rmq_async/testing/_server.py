@@ -37,10 +37,10 @@ class Launch:
 class Server:
     """A name server or broker.
 
-    A server of an external cluster (NAMESRV_ADDR) has only a name, an address and a port: ``running`` and ``paused`` are False, and
-    the other attributes and the controls raise ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and ``resume`` also
-    raise it while the server does not run. ``start``, ``stop`` and ``kill`` are coroutines; ``cpu_seconds``, ``pause`` and
-    ``resume`` are plain calls.
+    A server of an external cluster (NAMESRV_ADDR) has only a name, an address and a port: ``running`` and ``paused`` are False,
+    and the other attributes and the controls raise ClusterError. ``pid``, ``rss_bytes``, ``cpu_seconds``, ``pause`` and
+    ``resume`` also raise ClusterError while the server is not running. ``start``, ``stop`` and ``kill`` are coroutines;
+    ``cpu_seconds``, ``pause`` and ``resume`` are plain calls.
 
     Args:
         name: The name of the broker, or ``namesrv-N``.
@@ -78,7 +78,7 @@ class Server:
 
     @property
     def directory(self) -> Path:
-        """The directory of its store, logs and configuration."""
+        """The directory of the server's store, logs and configuration."""
         return self._launched().directory
 
     @property
@@ -160,7 +160,7 @@ class Server:
         self._own().pause()
 
     def resume(self) -> None:
-        """Continue the process with SIGCONT. Has no effect if the process was not paused."""
+        """Continue the process with SIGCONT. Do nothing if the process was not paused."""
         self._own().resume()
 
     async def wait_port(self, deadline: float) -> None:

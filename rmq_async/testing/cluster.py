@@ -50,12 +50,11 @@ from ._server import Launch, Server
 
 DEFAULT_VERSION: Final = "5.5.0"
 OLD_VERSION: Final = "4.9.7"
-"""The latest 4.x version whose jars are all in Maven. The tests run with this version and the current one."""
+"""The latest 4.x version whose jars are all in Maven. The tests run with this version and the current version."""
 START_TIMEOUT: Final = 120.0
 DISK_LIMIT: Final = 0.88
 """Used share of the disk above which no server is started, because a broker refuses messages from 90 % on
-(``diskSpaceWarningLevelRatio`` of DefaultMessageStore).
-"""
+(``diskSpaceWarningLevelRatio`` of DefaultMessageStore)."""
 
 _HURRY_INTERVAL = 0.5
 
@@ -105,7 +104,7 @@ class ExternalCluster:
         )
 
     async def stop(self) -> None:
-        """Do nothing: the cluster keeps running."""
+        """Do nothing, because the cluster keeps running."""
 
 
 class RealCluster(Startable):

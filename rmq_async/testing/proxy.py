@@ -38,8 +38,7 @@ from .._loops import Turns, close_servers
 
 _TICK: Final = 0.02
 """Seconds of bandwidth that pass in one write. The value is small enough for a smooth flow and large enough for the loop's
-timer.
-"""
+timer."""
 
 
 class Cut:
@@ -249,8 +248,7 @@ class Pump:
         """Time of the last write."""
         self._written_at = 0.0
         """Time at which the last write was due, but no earlier than ``_LATE`` before the write. The bandwidth limit counts from
-        this time.
-        """
+        this time."""
         self._written = 0
         self._cut: Cut | None = None
         self._left = 0
@@ -394,7 +392,7 @@ class FaultProxy(Startable):
         buffer: Number of queued bytes, per direction and connection, at which reading pauses. With latency, a connection
             carries at most about buffer / latency bytes per second.
         max_connections: Maximum number of connections. Further connections are reset.
-        seed: Seed of the jitter; None for a different jitter in each run.
+        seed: The seed of the jitter. With None, the jitter differs between runs.
 
     Attributes:
         accepted: The number of connections accepted so far.

@@ -112,7 +112,7 @@ class Link(asyncio.Protocol, ABC):
             self.write(b"".join(gathered))
 
 
-# The steps of a scripted peer's transcript, and the comparison of received requests with expected ones.
+# The steps of a scripted peer's transcript, and the comparison of received requests with expected requests.
 
 _SHOWN: Final = 60
 """Number of bytes of a body that an error message shows."""
@@ -219,7 +219,7 @@ class Wait:
 
 
 class _Plain:
-    """A step without values."""
+    """The base of steps without values."""
 
     def __str__(self) -> str:
         return type(self).__name__

@@ -57,7 +57,7 @@ def lost(calls: Iterable[Call], stored: Sequence[Stored], excused: Collection[st
 
 
 def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, int], *, restarts: bool) -> list[str]:
-    """Return messages that are stored more often than their call made attempts.
+    """Return messages that are stored more times than their call made attempts.
 
     Args:
         restarts: Whether a broker's process has ended or a broker has lost messages. The broker may then deliver a delayed
@@ -85,7 +85,7 @@ def copies(calls: Iterable[Call], stored: Sequence[Stored], heard: Mapping[str, 
 
 
 def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
-    """Return messages that are stored although the error of their call is not ``maybe_stored``.
+    """Return messages that are stored although ``maybe_stored`` is false for the error of their call.
 
     Only calls with unique bodies are checked.
     """

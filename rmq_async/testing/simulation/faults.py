@@ -54,8 +54,7 @@ LASTING: Final = ("group-no-threads", "group-refused")
 """Names of the kinds that every seed draws if they are named, and whose faults last long."""
 GROUP_KINDS: Final = ("broker-fail-over", *LASTING)
 """Names of the kinds that mainly affect consumer groups. ``Faults`` includes these kinds only if they are named. Every seed
-draws the kinds whose names begin with ``group``, and their faults last long.
-"""
+draws the kinds whose names begin with ``group``, and their faults last long."""
 MEAN_DURATION: Final = 2.0
 LONG_DURATION: Final = 40.0
 """Mean duration, in seconds, of short and of long faults."""
@@ -151,8 +150,7 @@ class Effect(NamedTuple):
 
 Begin = Callable[[Random, float], Effect | None]
 """A function that begins a fault of the given duration in seconds and returns the fault. It returns None if there is no target,
-for example because no broker is running. It draws from the given generator.
-"""
+for example because no broker is running. It draws from the given generator."""
 
 
 class Injector:

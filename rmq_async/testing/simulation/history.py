@@ -1,4 +1,4 @@
-"""The history of a run: calls of all producers with their ends, and the events of machines."""
+"""The history of a run: the calls of all producers, when and how they ended, and the events of machines."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ class History:
         self.happened: list[Event] = []
         self.checks = Counter[str]()
         """Number of transaction checks that clients received, by the unique id of the message, not counting checks whose COMMIT
-        no broker confirmed in time.
-        """
+        no broker confirmed in time."""
         self.open = True
         """Whether calls are recorded. False while the coroutines of a dead process end."""
         self._now = now

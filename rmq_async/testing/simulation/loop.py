@@ -71,7 +71,7 @@ ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
 
 
 class Network(Protocol):
-    """The network as one process sees it."""
+    """The network, as seen by one process."""
 
     async def connect(
         self, loop: SimulatedLoop, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int

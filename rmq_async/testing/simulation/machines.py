@@ -37,7 +37,7 @@ class World(Protocol):
         """Return a new random generator that is seeded with the seed of the run and ``name``."""
 
     def usual_drift(self, name: str) -> float:
-        """Return the seconds that the monotonic clock of a machine gains in each second without a fault."""
+        """Return the seconds that the monotonic clock of a machine gains in each second if no fault affects it."""
 
     def entered(self, machine: Machine) -> None:
         """Make a machine the current one: the machine whose code is running."""
@@ -55,7 +55,7 @@ class World(Protocol):
         """End the coroutines of a closed process and call ``ended``. Both see the clocks of the machine."""
 
     def loop_made(self, loop: SimulatedLoop) -> None:
-        """Keep the loop of a new process, and drop the loops of processes that have ended."""
+        """Store the loop of a new process, and drop the loops of processes that have ended."""
 
 
 class LoopExecutor(Executor):
@@ -300,7 +300,7 @@ class Machine:
         library.executor = self._executor
 
     def leave(self) -> None:
-        """Keep the instance name that the process has drawn."""
+        """Store the instance name that the process has drawn."""
         self._instance_name = library.instance_name
 
     def stopped(self, now: float) -> list[tuple[float, float]]:

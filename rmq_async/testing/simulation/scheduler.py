@@ -22,8 +22,7 @@ MAX_STANDING: Final = 100_000
 """Number of iterations without a move of the time after which the run ends."""
 COLLECT_EVERY: Final = 50_000
 """Number of iterations between two runs of the garbage collector. Automatic collection would happen at different times in
-different runs.
-"""
+different runs."""
 MIN_COMPACTED: Final = 256
 """Number of cancelled timers above which the heap is compacted (compaction is O(n))."""
 

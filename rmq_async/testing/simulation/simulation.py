@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
 
 class Simulation:
-    """A simulated cluster of 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
+    """A simulated cluster with 1-26 ``brokers`` ("broker-a", ...) and 1-8 ``name_servers`` ("namesrv-0", ...).
 
     Args:
         seed: The seed, which determines everything that is drawn.

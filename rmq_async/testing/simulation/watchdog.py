@@ -21,8 +21,7 @@ STANDING: Final = 10.0
 """Maximum number of CPU seconds without a move of the time. Thousands of tasks may continue at the same virtual time."""
 LOOKS: Final = 10
 """Number of times that the counter is read within the limit. Reads are counted, so that a process that the system has stopped
-does not seem frozen.
-"""
+does not seem frozen."""
 
 _start_thread = threading.Thread.start  # a simulation refuses Thread.start to other code
 
@@ -63,7 +62,7 @@ class Watchdog:
             self._take_pending()
 
     def _take_pending(self) -> None:
-        """Receive a last Frozen.
+        """Receive a Frozen error that is still pending.
 
         A call with None would withdraw the error, but CPython 3.11 then keeps a flag of its evaluation loop. Each call checks
         that flag, and under ``sys.setprofile`` the loop never continues.

@@ -12,8 +12,7 @@ from ..servers import BrokerMachine
 
 RATES: Final = ((0.5, None), (4.0, None), (20.0, None), (20.0, 2000.0))
 """Sends per second of an overloaded broker. If there is a second rate, the broker has just started, and its rate rises up to
-the second rate.
-"""
+the second rate."""
 REQUESTS: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE)
 ERRORS: Final = (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 MOST_REFUSED: Final = 20

@@ -17,12 +17,10 @@ LARGEST_DRIFT: Final = 0.2
 """Maximum number of seconds that a wall clock gains or loses in each second."""
 LARGEST_RATE: Final = 0.02
 """Maximum number of seconds that a monotonic clock gains or loses in each second, as in virtual machines whose time source is
-wrong.
-"""
+wrong."""
 TURNS: Final = (0.0002, 0.0006, 0.002)
 """Maximum numbers of seconds that one iteration of a slow loop takes. They range from the usual latency of a link to several
-times that latency.
-"""
+times that latency."""
 
 
 def crash(chance: Random, machine: ServerMachine) -> Effect:
@@ -68,7 +66,7 @@ def no_threads(chance: Random, machine: Machine) -> Effect:
     machine.refuse_threads()
 
     def end() -> None:
-        if machine.running and machine.loop is loop:  # a process that started later has threads
+        if machine.running and machine.loop is loop:  # a process that started later may use threads
             machine.refuse_threads(False)
 
     return Effect(end, lambda: machine.refused_threads > before)

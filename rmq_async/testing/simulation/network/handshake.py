@@ -15,8 +15,7 @@ from .stream import End, Observer, Place, Side, connect_ends
 REPETITIONS: Final = (0, 1, 3, 7, 15, 31, 63)
 PATIENCE: Final = 127
 """Seconds after the first request at which the request is repeated, and at which the kernel gives up, as Linux does with
-``tcp_syn_retries`` = 6.
-"""
+``tcp_syn_retries`` = 6."""
 SECOND: Final = 1_000_000_000
 
 

@@ -30,7 +30,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Names(Directory, Protocol):
-    """A network, as its machines see it."""
+    """A network, as seen by its machines."""
 
     def addresses_of(self, name: str) -> tuple[str, ...]:
         """Return the addresses to which a name resolves. Return no addresses for an unknown name."""

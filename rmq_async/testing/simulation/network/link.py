@@ -19,8 +19,7 @@ TAIL: Final = 4_000_000
 LONGEST_TAIL: Final = 200_000_000
 """Share of the segments that take longer, and the minimum and maximum of their additional nanoseconds. Half of these segments
 take at least twice the minimum, and one in ten takes at least ten times the minimum. The distribution needs no logarithm, whose
-last bit depends on the system.
-"""
+last bit depends on the system."""
 LOCAL_SHARE: Final = 0.1
 """Latency from a machine to itself, as a share of the latency between two machines. It has no tail."""
 BYTE_TIME: Final = 8
@@ -111,8 +110,7 @@ class Link:
         """Number of streams that ``drop`` has reset."""
         self.unconnected = 0
         """Number of times that a fault of this link has lost or refused a connection request, lost the response to one, or
-        closed a new connection.
-        """
+        closed a new connection."""
         self.ends: dict[int, Carried] = {}
         """The ends of the streams over this link, by number."""
         self._ways = {

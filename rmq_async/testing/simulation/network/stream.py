@@ -17,8 +17,7 @@ Place = tuple[str, int]
 """An address and a port."""
 Observer = Callable[[str, int, bytes], None]
 """A function that is called with the direction of a stream ("client:40000->broker-a:10911"), a time in nanoseconds, and the
-bytes that were delivered at that time. It is called with no bytes when the receiver's kernel drops the stream.
-"""
+bytes that were delivered at that time. It is called with no bytes when the receiver's kernel drops the stream."""
 
 
 class Owner(Protocol):
@@ -86,8 +85,7 @@ class End:
         self.owner: Owner | None = None
         self.accepted: Callable[[End], None] | None = None
         """A function that is called when the handshake is complete, on the side of the listener. None on the other side and
-        after the handshake.
-        """
+        after the handshake."""
         self.observed: Callable[[bytes], None] | None = None
         self.attached = True
         """Whether the machine is on and has the address of this end."""
