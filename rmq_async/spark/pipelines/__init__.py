@@ -1,7 +1,7 @@
 """Pipelines between topics and tables.
 
-The module of a pipeline holds a function for programs, and a command: ``rmq spark NAME``, or the module's file given to
-``spark-submit``. A module is loaded on its first use, because Spark's workers import this package with any of them.
+The module of a pipeline has a function for programs and a command: ``rmq spark NAME``, or the module's file passed to
+``spark-submit``. A module is loaded on its first use, because Spark's workers import this package whichever pipeline they run.
 """
 
 from __future__ import annotations

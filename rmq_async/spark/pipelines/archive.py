@@ -1,11 +1,12 @@
-"""Archives topics as Parquet, exactly once: a streaming query that ends when it has read all messages that existed at its start.
+"""Archives topics as Parquet, exactly once, with a streaming query that ends when it has read all messages that existed at its
+start.
 
 The checkpoint records the offsets that were read. The log ``_spark_metadata``, which lies beside the files, records the files
-that were written: a file that it does not list belongs to a failed attempt, and Spark's reader skips it. Checkpoint and log must
-belong to the same query. Spark does not check that: a sink whose log has batches that the checkpoint lacks skips as many new ones
-without an error. So this module checks it before it starts the query.
+that were written: a file that it does not list belongs to a failed attempt, and Spark's reader skips it. Checkpoint and log
+must belong to the same query, but Spark does not check that: if a sink's log has batches that the checkpoint lacks, the sink
+skips the same number of new batches without an error. Therefore, this module checks them before it starts the query.
 
-As a program: ``rmq spark archive``, or this file given to ``spark-submit``.
+To run it as a program, call ``rmq spark archive`` or pass this file to ``spark-submit``.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from rmq_async.spark.pipelines.session import activate
 from rmq_async.spark.schema import SOURCE_COLUMNS, source_ddl
 
 ARCHIVE_DDL: Final = f"{source_ddl(tuple(SOURCE_COLUMNS))}, `date` date"
-"""The schema of an archive. Readers need it: without one, Spark reads a topic named 007 as the number 7."""
+"""The schema of an archive. Readers need it, because without a schema Spark reads a topic named 007 as the number 7."""
 
 SOURCE_DDL: Final = source_ddl(tuple(name for name in SOURCE_COLUMNS if name != "topic"))
-"""The schema of the files: topic and date are in the names of their directories."""
+"""The schema of the files. The topic and the date are in the names of their directories."""
 SINK_LOG: Final = "_spark_metadata"
 POLL: Final = 0.25
 DATE: Final = "date_from_unix_date(cast(unix_seconds(storeTimestamp) div 86400 as int))"
@@ -53,8 +54,8 @@ class ArchiveSummary:
 
     Attributes:
         bytes: Size of the added bodies.
-        compacted: Number of small files that were rewritten.
-        offsets: Start and exclusive end, by queue.
+        compacted: Number of small files that were rewritten into larger ones.
+        offsets: The start and the exclusive end of the offsets that were read, by queue.
     """
 
     path: str
@@ -88,28 +89,30 @@ def archive(
     """Add the messages of ``topics`` that the archive lacks, with all columns, partitioned by topic and date (UTC, of the store
     time).
 
-    Raises PipelineError, also after the run, if the rewritten files hold another number of rows; and the errors of Spark, whose
-    text names the cause, such as an invalid option.
+    Raise PipelineError, also after the run, if the rewritten files hold a different number of rows. Also raise the errors of
+    Spark, whose text names the cause, such as an invalid option.
 
     Args:
-        pattern: A regular expression for whole names of topics, with () as ``topics``.
-        checkpoint: Path of the positions that were read, PATH/_checkpoint by default; it belongs to the archive for ever.
-        starting: Start of the first run, "earliest", "latest" or a time (a naive one is UTC); later runs start where the last
-            ended.
-        max_offsets: Maximum offsets of a micro-batch; None: no limit.
-        tags: "a || b"; None for all messages.
-        files: Maximum files per topic and date of a micro-batch; None: no limit.
-        compression: Parquet's compression, such as "zstd".
-        compacting: True afterwards rewrites the files below 32 MiB of each topic and date, where there are two or more, into
-            files of about 128 MiB, as far as the newest ``.compact`` list of the archive names them (Spark writes one with
-            every tenth micro-batch by default), and deletes its Parquet files older than a day that no list names.
+        pattern: A regular expression for whole names of topics. It requires () as ``topics``.
+        checkpoint: Path at which Spark records the positions that were read. The default is PATH/_checkpoint. Use the same path
+            for the lifetime of the archive.
+        starting: Start of the first run: "earliest", "latest" or a time (a naive time is UTC). Later runs start where the
+            previous run ended.
+        max_offsets: Maximum number of offsets in a micro-batch. None stands for no limit.
+        tags: A tag expression such as "a || b". None stands for all messages.
+        files: Maximum number of files per topic and date in a micro-batch. None stands for no limit.
+        compression: The compression of the Parquet files, such as "zstd".
+        compacting: True rewrites small files after the run: if a topic and date has two or more files below 32 MiB, they are
+            combined into files of about 128 MiB. This only includes files that the newest ``.compact`` list of the archive
+            names (Spark writes such a list with every tenth micro-batch by default). Then, Parquet files that are older than a
+            day and that no list names are deleted.
         options: Options of format rocketmq.
         progress: Called once per micro-batch.
 
     Raises:
-        ConfigError: For both or neither of ``topics`` and ``pattern``, for an option that names columns or topics, if path,
-            checkpoint and topics do not belong together, and for a session of Spark Connect; with ``compacting`` also for a
-            store that is not known to rename files atomically and, after the run, for a log of an unknown form.
+        ConfigError: If both or neither of ``topics`` and ``pattern`` are given, for an option that names columns or topics, if
+            path, checkpoint and topics do not belong together, and for a session of Spark Connect. With ``compacting``, also
+            for a store that is not known to rename files atomically and, after the run, for a log in an unknown form.
     """
     began = monotonic()
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -118,7 +121,7 @@ def archive(
     place = fspath(checkpoint or f"{path.rstrip('/')}/_checkpoint")
     activate(spark)
     store = Files(spark)
-    if compacting:  # what cannot be done after a run that may take hours
+    if compacting:  # checked first, because the run may take hours
         check_store(path, store.scheme(path))
     before = _before(store, path, place, wanted, pattern)
     reading: dict[str, str | int | None] = {
@@ -163,7 +166,9 @@ def archive(
 
 
 def _check(topics: Sequence[str], pattern: str | None, options: Mapping[str, str]) -> None:
-    """Raise ConfigError for no topics, for two ways to name them, and for options that an archive does not accept."""
+    """Raise ConfigError if no topics are given, if both ``topics`` and ``pattern`` are given, and for options that an archive
+    does not accept.
+    """
     if bool(topics) == (pattern is not None):
         raise ConfigError(
             f"{'topics and a pattern are both given' if topics else 'nothing says what to archive'}; give either topics or a "
@@ -185,8 +190,8 @@ class _Run:
     """Counts the work of one query from its progress.
 
     Attributes:
-        starts: Queue -> offset at which the query began.
-        ends: Queue -> offset that the query has reached.
+        starts: The offset at which the query began, by queue.
+        ends: The offset that the query has reached, by queue.
     """
 
     def __init__(self, before: Mapping[str, int], progress: Progress) -> None:
@@ -199,7 +204,7 @@ class _Run:
         self._last: int | None = None
 
     def follow(self, query: StreamingQuery) -> None:
-        """Wait until the query has ended; raise its error if it failed."""
+        """Wait until the query has ended. Raise its error if it failed."""
         while not query.awaitTermination(POLL):  # type: ignore[arg-type]  # it takes fractions of a second
             self._take(query)
         self._take(query)
@@ -229,7 +234,9 @@ class _Run:
 
 
 def _offset(value: Any) -> dict[str, Any]:
-    """Return an offset of the progress, which is an object or its JSON text, as a dict; an empty one for anything else."""
+    """Return an offset in the progress, which is an object or its JSON text, as a dict. Return an empty dict for
+    anything else.
+    """
     found = json.loads(value) if isinstance(value, str) else value
     return found if isinstance(found, dict) else {}
 
@@ -281,7 +288,7 @@ def check_pair(
 
 
 def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], pattern: str | None) -> None:
-    """Raise ConfigError for a topic of the archive that this run leaves out; new topics are allowed."""
+    """Raise ConfigError for a topic of the archive that this run leaves out. New topics are allowed."""
     missing = [name for name in sorted(known) if name not in topics and not (pattern and re.fullmatch(pattern, name))]
     if missing:
         asked = f"pattern {pattern!r}" if pattern else ", ".join(topics)
@@ -292,10 +299,10 @@ def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], p
 
 
 def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
-    """Parse an entry of Spark's offset log: a line for its version, one for Spark, one for each source.
+    """Parse an entry of Spark's offset log. It has a line for the version, a line for Spark, and a line for each source.
 
     Raises:
-        ConfigError: If the offsets are not of this source.
+        ConfigError: If the offsets do not belong to this source.
     """
     try:
         offsets = json.loads(text.splitlines()[-1])["q"]
@@ -307,7 +314,9 @@ def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
 
 
 def _numbers(names: Sequence[str] | None) -> list[int]:
-    """Return the numbers of the batches in a log of Spark: ``7``, or ``9.compact`` for all up to 9."""
+    """Return the numbers of the batches in a log of Spark. A file is named ``7`` for batch 7, or ``9.compact`` for all batches
+    up to 9.
+    """
     found = [re.fullmatch(r"([0-9]+)(?:\.compact)?", name) for name in names or ()]
     return [int(match[1]) for match in found if match]
 

@@ -30,7 +30,7 @@ _SUBJECTS: Final = frozenset({"topic", "subscribe", "subscribepattern", "assign"
 def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[str, str]:
     """Return ``options`` without the options of other uses.
 
-    The options of ``over`` that are not None replace or join them.
+    Options in ``over`` that are not None are added, and replace options with the same name.
     """
     others = {name for name, option in BY_NAME.items() if use not in option.uses}
     fitting = {name: value for name, value in options.items() if name.lower() not in others}
@@ -40,7 +40,7 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 
 
 def refuse_topics(options: Mapping[str, str]) -> None:
-    """Raise ConfigError for options that name topics: a pipeline has arguments for them."""
+    """Raise ConfigError for options that name topics, because a pipeline has arguments for topics."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
         raise ConfigError(f"option {given[0]} is not one of this pipeline; name its topics by the pipeline's own arguments")
 
@@ -49,7 +49,7 @@ def refuse_replicas(options: Mapping[str, str], why: str) -> None:
     """Raise ConfigError if the option ``offsetsFromReplicas`` is given.
 
     Args:
-        why: The consequence of missing messages.
+        why: The consequence of missing messages, for the error message.
     """
     if any(name.lower() == "offsetsfromreplicas" for name in options):
         raise ConfigError(
@@ -58,7 +58,7 @@ def refuse_replicas(options: Mapping[str, str], why: str) -> None:
 
 
 def check_topics(options: Mapping[str, str], topics: Iterable[str]) -> None:
-    """Raise TopicNotFoundError for a topic that does not exist, and the errors of ``ask``."""
+    """Raise TopicNotFoundError for a topic that does not exist. Raise the errors of ``ask``, too."""
     names = tuple(topics)
 
     async def routes(admin: Admin) -> None:
@@ -69,9 +69,9 @@ def check_topics(options: Mapping[str, str], topics: Iterable[str]) -> None:
 
 
 async def check_masters(admin: Admin, topic: str) -> None:
-    """Raise BrokerNotFoundError for a broker of the topic without a master now: its figures would be those of a replica.
+    """Raise BrokerNotFoundError if a broker of the topic has no master now, because its figures would come from a replica.
 
-    It reads the list of brokers, because a route may name a replica as an acting master.
+    This function reads the list of brokers, because a route may name a replica as an acting master.
     """
     route, known = await admin.topic_route(topic), (await admin.cluster_info()).broker_addr_table
     for data in route.broker_datas:
@@ -109,15 +109,16 @@ def ask(options: Mapping[str, str], question: Callable[[Admin], Coroutine[Any, A
     """Run ``question`` with an admin client of the options' cluster, and return its result.
 
     Raises:
-        ConfigError: For invalid options, and as ``ask_at``.
+        ConfigError: For invalid options, and in the same cases as ``ask_at``.
     """
     return ask_at(read_options(options_for("batch read", options, topic="any"), streaming=False).access, question)
 
 
 def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) -> T:
-    """Run ``question`` with an admin client, also beside a running loop, as in a notebook, and return its result.
+    """Run ``question`` with an admin client and return its result. This also works while a loop runs in the thread, as in a
+    notebook.
 
-    Raises the errors of ``question``, too.
+    Raise the errors of ``question``, too.
 
     Raises:
         ConfigError: For settings that cannot be used.
@@ -132,7 +133,9 @@ def ask_at(access: Access, question: Callable[[Admin], Coroutine[Any, Any, T]]) 
 
 
 def column(option: str, name: str, columns: Iterable[str]) -> Column:
-    """Return the column that an option names. Raises ConfigError, which lists the existing ones, if it does not exist."""
+    """Return the column that an option names. Raise ConfigError, which lists the existing columns, if the column does not
+    exist.
+    """
     there = list(columns)
     if name.lower() not in (one.lower() for one in there):
         raise ConfigError(f"{option}: there is no column {name!r}, only {', '.join(there)}")

@@ -1,13 +1,13 @@
 """Rewrites small files of an archive into large ones, while no query writes to it.
 
-Each micro-batch of an archive adds a file for each topic, date and task. By default with every tenth micro-batch, Spark's file
-sink adds a ``.compact`` file to its log, which lists the files of all micro-batches up to that one, and readers follow that
-list. So new files are written without a list that names them, and one rename replaces the list: readers see the old files
-before it and the new ones after it, never both, even if this process ends at any point. Old files stay for running readers; a
-later run deletes files that no list names (``KEPT``).
+Each micro-batch of an archive adds a file for each topic, date and task. With every tenth micro-batch by default, Spark's file
+sink adds a ``.compact`` file to its log. This file lists the files of all micro-batches up to that one, and readers follow the
+list. Therefore, the compaction first writes new files that no list names, and then replaces the list by one rename. Readers see
+the old files before the rename and the new files after it, never both, even if this process ends at any point. The old files
+are kept for running readers. A later run deletes files that no list names (``KEPT``).
 
-It needs a file system that renames atomically over an existing file: HDFS and local ones do; object stores need a committer of
-their own and are refused by their scheme.
+The compaction needs a file system that renames atomically over an existing file, such as HDFS and local file systems. Object
+stores need their own committers, and are refused by their scheme.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from rmq_async.spark.pipelines.files import Files
 from rmq_async.spark.pipelines.job import PipelineError
 
 SMALL: Final = 32 * 1024 * 1024
-"""Bytes below which a file is small."""
+"""Size in bytes below which a file is small."""
 LARGE: Final = 128 * 1024 * 1024
-"""Bytes, about, of a file that is made of small ones."""
+"""Approximate size in bytes of a file that small files are combined into."""
 KEPT: Final = 24 * 3600.0
-"""Seconds for which a file stays if no list names it: a reader may still use it, or a micro-batch may be about to list it."""
+"""Seconds for which a file that no list names is kept, because a reader may still use it, or a micro-batch may be about to list
+it.
+"""
 STAGING: Final = "_compacting"
 VERSION: Final = "v1"
 _WRITTEN: Final = re.compile(r"/topic=[^/]+/date=[^/]+/(part|compacted)-[^/]+\.parquet\Z")
-"""The end of the path of a file that an archive or a compaction has written; ``_delete_old`` deletes no others."""
+"""Matches the end of the path of a file that an archive or a compaction has written. ``_delete_old`` deletes no other files."""
 _ATOMIC: Final = frozenset({"", "file", "hdfs", "viewfs"})
 _OTHER_SPARK: Final = "this release cannot compact archives of that Spark; use a newer one, or archive without compacting"
 
 
 class Entry(NamedTuple):
-    """A file as the log of Spark's sink lists it.
+    """A file in the log of Spark's sink.
 
     Attributes:
-        line: The JSON of the list.
+        line: The file's line in the log, which is JSON.
     """
 
     uri: str
@@ -62,8 +64,8 @@ class Compacted:
 
     Attributes:
         before: Small files that were rewritten.
-        after: Files made of them.
-        deleted: Files of earlier runs and of failed attempts that no list names.
+        after: Files into which the small files were combined.
+        deleted: Files of earlier runs and of failed attempts that no list names and that were deleted.
     """
 
     before: int = 0
@@ -75,12 +77,12 @@ def compact(spark: SparkSession, path: str, ddl: str) -> Compacted:
     """Rewrite the small files of the archive at ``path``.
 
     Args:
-        ddl: Its columns without the columns of partitions.
+        ddl: The columns of the archive without the partition columns, as DDL.
 
     Raises:
-        ConfigError: For a session of Spark Connect, for a store that is not known to rename atomically and for a log of an
-            unknown form.
-        PipelineError: If the rewritten files hold another number of rows.
+        ConfigError: For a session of Spark Connect, for a store that is not known to rename files atomically, and for a log in
+            an unknown form.
+        PipelineError: If the rewritten files hold a different number of rows.
     """
     files = Files(spark)
     check_store(path, files.scheme(path))
@@ -114,7 +116,7 @@ def check_store(path: str, scheme: str) -> None:
 
 
 def newest_list(names: Iterable[str]) -> str | None:
-    """Return the name of the newest list of all files; None if no micro-batch has made one yet."""
+    """Return the name of the newest list of all files. Return None if no micro-batch has written a list yet."""
     lists = [name for name in names if re.fullmatch(r"[0-9]+\.compact", name)]
     return max(lists, key=_number, default=None)
 
@@ -129,10 +131,10 @@ def _number(name: str) -> int:
 
 
 def entries_of(text: str) -> list[Entry]:
-    """Parse a file of the log: a line for its version, one for each file.
+    """Parse a file of the log. It has a line for the version and a line for each file.
 
     Raises:
-        ConfigError: For another version, and for a line that does not add a file.
+        ConfigError: For an unknown version, and for a line that does not add a file.
     """
     version, *lines = text.splitlines() or ("",)
     if version != VERSION:
@@ -153,12 +155,12 @@ def entries_of(text: str) -> list[Entry]:
 
 
 def log_text(entries: Iterable[Entry]) -> str:
-    """Return the text that ``entries_of`` parses."""
+    """Return the text from which ``entries_of`` parses these entries."""
     return "\n".join([VERSION, *(entry.line for entry in entries)])
 
 
 def small_files(listed: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Return the small files by directory, of directories that have two or more."""
+    """Return the small files by directory, for directories that have two or more small files."""
     found: dict[str, list[Entry]] = {}
     for entry in listed:
         if entry.size < SMALL:
@@ -167,7 +169,9 @@ def small_files(listed: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, small: Sequence[Entry], ddl: str) -> list[Entry]:
-    """Write the rows of the files beside them, in order, and return the new files; no list names them yet."""
+    """Write the rows of the files, in order, to new files in the same directory, and return the new files. No list names them
+    yet.
+    """
     run = uuid.uuid4().hex
     staging = f"{path.rstrip('/')}/{STAGING}/{run}"
     count = -(-sum(entry.size for entry in small) // LARGE)
@@ -196,15 +200,16 @@ def _rewritten(spark: SparkSession, files: Files, path: str, directory: str, sma
 
 
 def may_be_deleted(name: str) -> bool:
-    """Return whether an archive or a compaction gives such a name to its files."""
+    """Return whether the name has the form that an archive or a compaction gives to its files."""
     return _WRITTEN.search(name) is not None
 
 
 def _delete_old(files: Files, path: str, listed: Iterable[Entry]) -> int:
-    """Delete Parquet files with names of archives that no list names and that are older than ``KEPT``; return their number.
+    """Delete Parquet files that have the name of an archive's file, that no list names, and that are older than ``KEPT``.
+    Return their number.
 
-    Delete nothing if a listed file is not found: then the names in the list differ from those of the store, for example after a
-    move of the archive.
+    Delete nothing if a listed file is not found, because the names in the list then differ from the names in the store, for
+    example after the archive was moved.
     """
     known = {files.plain(entry.uri) for entry in listed}
     there = files.parquet_below(path)

@@ -1,15 +1,15 @@
 """Replays dead letters to their original topics.
 
-``rmq spark dlq-replay GROUP`` prints the plan; ``--send`` sends.
+``rmq spark dlq-replay GROUP`` prints the plan. With ``--send``, it also sends the messages.
 
-No state is kept between runs. A replayed message has an id that names its dead letter (``RMQ_SPARK_ID``), so a run finds the
-messages of earlier runs, killed ones included, in the target topics, and does not send them again (except with ``--again``): it
-reads the ids from a little before the oldest dead letter on. Copies are younger than their dead letters, so retention deletes
-them later. A stored position would not be enough: dead letters that a filter, the guard or a missing target left behind would
-be skipped for ever.
+No state is kept between runs. A replayed message has an id that names its dead letter (``RMQ_SPARK_ID``). Therefore, a run
+finds the messages of earlier runs, including killed runs, in the target topics, and does not send them again (except with
+``--again``). It reads the ids of all messages that were stored since shortly before the oldest dead letter. Copies are younger
+than their dead letters, so retention deletes the copies later. A stored position would not be sufficient, because dead letters
+that a filter, the guard or a missing target left behind would never be sent.
 
-The guard against loops: a replayed message has the number of its replays in ``RMQ_DLQ_REPLAYS``; brokers keep it when the message
-becomes a dead letter again.
+As a guard against loops, a replayed message has the number of its replays in ``RMQ_DLQ_REPLAYS``. Brokers keep this property
+when the message becomes a dead letter again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"
 """Property with the id of the message when it was first sent."""
 
 MOST_TOPICS: Final = 1000
-"""Maximum number of target topics: each is looked up and reported."""
+"""Maximum number of target topics, because each topic is looked up and reported."""
 CLOCKS: Final = timedelta(minutes=5)
-"""Difference of two brokers' clocks that is allowed for."""
+"""Difference between two brokers' clocks that is tolerated."""
 
 _COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properties,storeTimestamp,flag"
 
@@ -55,12 +55,12 @@ class Replayed:
     """The result of one run.
 
     Attributes:
-        found: Number of dead letters that match the filters; the sum of the five counts after it.
-        to_send: Number that a real run would send.
-        before: Number replayed by earlier runs.
-        guarded: Number already replayed as often as allowed.
-        no_target: Number that name no topic, or one of ``missing_topics``.
-        topics: Numbers by topic of messages that were replayed, or would be.
+        found: Number of dead letters that match the filters. It is the sum of the five counts that follow.
+        to_send: Number of dead letters that a real run would send.
+        before: Number of dead letters that earlier runs replayed.
+        guarded: Number of dead letters that were already replayed as often as allowed.
+        no_target: Number of dead letters that name no topic or name one of ``missing_topics``.
+        topics: Number of messages that were replayed, or would be replayed, by topic.
     """
 
     dry_run: bool
@@ -92,26 +92,28 @@ def replay_dead_letters(
     rate: int | None = None,
     progress: Progress = no_progress,
 ) -> Replayed:
-    """Send the dead letters of ``group`` to their original topics; only counts them if ``send`` is False.
+    """Send the dead letters of ``group`` to their original topics. If ``send`` is False, only count them.
 
-    Every group that reads a target topic gets the message, not only the group that failed.
+    Every group that reads a target topic gets the messages, not only the group that failed.
 
     Args:
         options: Options of format rocketmq, for both directions.
-        topic: The target of messages that do not name their original topic, or name a retry or dead-letter topic. ``since``
-            (inclusive), ``until`` (exclusive): aware, the range of their store times as dead letters; None: no limit.
+        topic: The target of messages that do not name their original topic or that name a retry or dead-letter topic.
+        since: Start of the range of store times of the dead letters (inclusive, an aware datetime). None stands for no limit.
+        until: End of this range (exclusive, an aware datetime). None stands for no limit.
         tags: Replay only messages with one of these tags, such as "a || b".
         key: Replay only messages with this key.
         where: SQL on the columns of the source.
         max_replays: Maximum number of replays of one message in all runs, 1 or more.
-        look: False sends without reading the messages of earlier runs from the target topics.
+        look: False sends without first reading the messages of earlier runs from the target topics.
         rate: Maximum messages per second; None: no limit.
         progress: Called once per target topic, and while sending.
 
     Raises:
         ConfigError: For invalid arguments and for dead letters of more than 1000 topics.
-        TopicNotFoundError: If the group has no dead-letter topic, the errors of requests to the cluster, and those of Spark;
-            after a failure the next run sends the rest.
+        TopicNotFoundError: If the group has no dead-letter topic.
+        RocketMQError: For failed requests to the cluster. The errors of Spark are raised, too. After a failure, the next run
+            sends the remaining messages.
     """
     source = _source(group, topic, max_replays, options)
     writing = options_for("batch write", options, idColumn="id")
@@ -176,7 +178,7 @@ def _exists(options: Mapping[str, str], topic: str) -> bool:
 
 
 def _understood(letters: DataFrame, topic: str | None, namespace: str | None) -> DataFrame:
-    """Add the columns ``target`` (NULL for none), ``replays``, ``origin`` and ``id``."""
+    """Add the columns ``target`` (NULL if there is no target), ``replays``, ``origin`` and ``id``."""
     given = sql.col("properties")
 
     def named(name: str) -> Column:
@@ -198,7 +200,9 @@ def _understood(letters: DataFrame, topic: str | None, namespace: str | None) ->
 
 
 def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
-    """Return the target topics of dead letters with fewer than ``max_replays``, each with the store time of the oldest one."""
+    """Return the target topics of dead letters with fewer than ``max_replays`` replays, each with the store time of its oldest
+    dead letter.
+    """
     found = (
         letters.where(sql.col("target").isNotNull() & (sql.col("replays") < max_replays))
         .groupBy("target")
@@ -225,7 +229,7 @@ def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets:
 
 
 def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str], max_replays: int) -> DataFrame:
-    """Add the column ``verdict``: the name of a count of ``Replayed``."""
+    """Add the column ``verdict``, which holds the name of a count of ``Replayed``."""
     if done is None:
         joined = letters.withColumn("done", sql.lit(None).cast("string"))
     else:
@@ -240,7 +244,7 @@ def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str]
 
 
 def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progress: Progress) -> Replayed:
-    """Count by target and verdict; report a line per target."""
+    """Count the dead letters by target and verdict, and report a line for each target."""
 
     def count(verdict: str) -> Column:
         return sql.count_if(sql.col("verdict") == verdict).alias(verdict)
@@ -271,7 +275,7 @@ def _counted(judged: DataFrame, missing: tuple[str, ...], *, send: bool, progres
 def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> DataFrame:
     """Return the messages to send, in the order of the dead-letter queues.
 
-    The sink drops properties of brokers and clients; ``writing`` gets each task's share of ``rate``.
+    The sink drops properties of brokers and clients. Each task's share of ``rate`` is added to ``writing``.
     """
     given = sql.col("properties")
     kept = sql.map_filter(given, lambda name, value: ~name.isin(REPLAYS_PROPERTY, ORIGIN_PROPERTY))

@@ -1,5 +1,5 @@
-"""Reads and moves files where Spark keeps them (local, HDFS, object stores), by Hadoop's file systems as the session has set them
-up.
+"""Reads and moves files in the stores that Spark uses (local, HDFS, object stores), through Hadoop's file systems as the
+session configures them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Files:
     """The file systems of a session.
 
     Raises:
-        ConfigError: For a session of Spark Connect, which has no JVM here to ask.
+        ConfigError: For a session of Spark Connect, because it has no JVM in this process.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -32,7 +32,7 @@ class Files:
         self._settings: Any = spark._jsc.hadoopConfiguration()
 
     def names(self, path: str) -> list[str] | None:
-        """Return the names in a directory, sorted; None if there is no directory."""
+        """Return the sorted names in a directory. Return None if the directory does not exist."""
         place, system = self._at(path)
         if not system.exists(place) or not system.getFileStatus(place).isDirectory():
             return None
@@ -56,13 +56,13 @@ class Files:
         return str(self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(uri)).toString())
 
     def size_and_time(self, path: str) -> tuple[int, int]:
-        """Return the bytes of a file, and when it was changed, in milliseconds since 1970."""
+        """Return the size of a file in bytes, and the time of its last change in milliseconds since 1970."""
         place, system = self._at(path)
         status = system.getFileStatus(place)
         return int(status.getLen()), int(status.getModificationTime())
 
     def parquet_below(self, path: str) -> dict[str, int]:
-        """Return the Parquet files in the directories of partitions below ``path``, each with the time of its last change, in
+        """Return the Parquet files in the partition directories below ``path``, each with the time of its last change in
         milliseconds since 1970.
         """
         place, system = self._at(path)
@@ -83,7 +83,7 @@ class Files:
         """Rename a file.
 
         Raises:
-            OSError: If the store refuses, as HDFS does for a target that exists.
+            OSError: If the store refuses to rename the file, as HDFS does if the target exists.
         """
         place, system = self._at(path)
         if not system.rename(place, self._jvm.org.apache.hadoop.fs.Path(to)):
@@ -92,12 +92,12 @@ class Files:
             )
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a directory with its content."""
+        """Delete a file, or a directory with its contents."""
         place, system = self._at(path)
         system.delete(place, True)
 
     def replace(self, path: str, text: str) -> None:
-        """Replace the content of a file by one rename; see ``compaction`` for stores that rename atomically."""
+        """Replace the content of a file with one rename. See ``compaction`` for the stores that rename atomically."""
         place, system = self._at(path)
         new = self._jvm.org.apache.hadoop.fs.Path(place.getParent(), f".{place.getName()}.{uuid4().hex}.tmp")
         stream = system.create(new, True)

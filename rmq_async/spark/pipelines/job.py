@@ -1,9 +1,9 @@
-"""The common part of all pipelines' commands: arguments, Spark session, output of progress and results.
+"""The common part of all pipelines' commands: arguments, the Spark session, and the output of progress and results.
 
-Arguments are parsed by argparse, so that a pipeline runs where only the extra ``spark`` is installed. Output is lines of text;
-``--json`` prints one object a line: ``{"event": "progress", ...}`` any number of times, then ``{"event": "summary", ...}`` or
-``{"event": "error", ...}``. An error is one sentence on stderr, without Spark's trace. Exit codes: 0; 1 for a failure or a
-failed check; 2 for wrong use; 130 for an interrupt.
+Arguments are parsed by argparse, so that a pipeline also runs if only the extra ``spark`` is installed. The output is lines of
+text. ``--json`` prints one object per line: ``{"event": "progress", ...}`` any number of times, and then ``{"event": "summary",
+...}`` or ``{"event": "error", ...}``. An error is one sentence on stderr, without Spark's traceback. The exit code is 0 for
+success, 1 for a failure or a failed check, 2 for wrong usage, and 130 for an interrupt.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from rmq_async.spark.pipelines.session import running_or, silent_start
 from rmq_async.spark.short_errors import sentence
 
 Progress = Callable[[Mapping[str, Any]], None]
-"""Called now and then with figures of what was done so far."""
+"""Called at intervals with figures about the work done so far."""
 
 FEWEST_SHUFFLED: Final = 8
-"""Minimum number of partitions of a shuffle on one machine."""
+"""Minimum number of shuffle partitions on one machine."""
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 SEVERAL: Final[Mapping[str, Any]] = {"action": "append", "default": []}
-"""Settings of an argument that may be repeated."""
+"""The settings of an argument that may be repeated."""
 FIRST_MOMENT_MS: Final = 10**11
-"""A moment of 1973. A smaller number is probably one of seconds, or a date without its dashes."""
+"""A moment in 1973, in milliseconds. A smaller number is probably a number of seconds, or a date without its dashes."""
 
 
 class PipelineError(RocketMQError):
-    """The data of a pipeline do not allow it to continue."""
+    """The data prevent a pipeline from continuing."""
 
 
 def no_progress(figures: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class Summary(Protocol):
     """The result of a pipeline, a dataclass.
 
     Attributes:
-        failed: Whether the command ends with 1.
+        failed: Whether the command ends with exit code 1.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -69,11 +69,11 @@ class Summary(Protocol):
 class Job(Protocol):
     """A pipeline's command.
 
-    ``arguments`` adds its arguments to a parser; ``check`` raises the errors that can be found in the arguments and at the brokers
-    without Spark, which takes seconds to start; ``run`` runs it.
+    ``arguments`` adds the command's arguments to a parser. ``check`` raises the errors that can be found in the arguments and
+    at the brokers without Spark, which takes seconds to start. ``run`` runs the pipeline.
 
     Attributes:
-        EXAMPLES: Command lines, for its help.
+        EXAMPLES: Command lines for the command's help.
     """
 
     DESCRIPTION: str
@@ -90,7 +90,9 @@ _WORD: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Keeps the lines of a text. One that is too long is wrapped; an example, which is indented, with backslashes."""
+    """Keeps the line breaks of a text. A line that is too long is wrapped. Examples, which are indented, are wrapped with
+    backslashes.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(_wrapped(line, width) for line in text.splitlines())
@@ -109,9 +111,9 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def parser(name: str, job: Job) -> argparse.ArgumentParser:
-    """Return a parser with the arguments of the job, then those of all pipelines.
+    """Return a parser with the arguments of the job, followed by the arguments of all pipelines.
 
-    A job's ``arguments`` may set its ``epilog``, which keeps its lines; the examples are before it.
+    A job's ``arguments`` may set the parser's ``epilog``, which keeps its line breaks. The examples are printed before it.
     """
     made = argparse.ArgumentParser(
         prog=f"rmq spark {name}",
@@ -145,7 +147,7 @@ def parser(name: str, job: Job) -> argparse.ArgumentParser:
 
 
 def connection_options(given: argparse.Namespace) -> dict[str, str]:
-    """Return options of format rocketmq from the common arguments.
+    """Return the options of the ``rocketmq`` format that the common arguments set.
 
     Raises:
         ConfigError: For an ``--option`` that is not NAME=VALUE.
@@ -165,7 +167,7 @@ def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
     """Return the values of a repeated argument by name.
 
     Raises:
-        ConfigError: For one that is not NAME=VALUE.
+        ConfigError: For a value that is not NAME=VALUE.
     """
     found = {}
     for text in texts:
@@ -177,7 +179,9 @@ def named_values(argument: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """Return a type for argparse: a whole number from ``low`` to ``high``. It raises ArgumentTypeError for another text."""
+    """Return a type for argparse that accepts an integer from ``low`` to ``high`` and raises ArgumentTypeError for any other
+    string.
+    """
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or len(text) > 18 or not low <= int(text) <= high:
@@ -188,8 +192,8 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def moment(text: str) -> datetime:
-    """Parse a time, as a type for argparse: ISO 8601, in UTC if it names no zone, or milliseconds since 1970, 10^11 or more.
-    argparse reports any other text as an error.
+    """Parse a time, as a type for argparse. A time is in ISO 8601 (UTC if it names no zone) or is a number of milliseconds
+    since 1970, at least 10^11. argparse reports any other string as an error.
     """
     try:
         if text.isascii() and text.isdigit() and len(text) < 16:
@@ -200,21 +204,23 @@ def moment(text: str) -> datetime:
             return datetime.fromtimestamp(int(text) / 1000, UTC)
         found = datetime.fromisoformat(text)
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):  # Overflow: in UTC the time is before the year 1 or after 9999
+    except (ValueError, OverflowError):  # OverflowError: in UTC, the time is before the year 1 or after 9999
         raise argparse.ArgumentTypeError(
             f"must be a time such as 2026-11-22T08:30:00Z, or milliseconds since 1970, from year 1 to 9999, not {text!r}"
         ) from None
 
 
 def run_job(name: str, job: Job, arguments: Sequence[str] | None = None) -> int:
-    """Parse the arguments (default: those of the process) and run the job, in the session that there is, else in one that it
-    makes and stops. Return the exit code. Ends without a message if the reader of its output has closed the pipe.
+    """Parse the arguments (default: the arguments of the process), run the job, and return the exit code.
+
+    The job runs in the existing session. If there is none, create a session and stop it at the end. If the reader of the output
+    has closed the pipe, end without a message.
     """
     try:
         return _run_job(name, job, arguments)
     except _ReaderGoneError:
         with suppress(OSError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # what is left in the buffer is written at the end of the process
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # the rest of the buffer is written at the end of the process
         return FAILED
 
 
@@ -268,13 +274,13 @@ def _session(name: str, given: argparse.Namespace) -> SparkSession:
     if given.master is not None:
         settings["spark.master"] = given.master
     elif "SPARK_ENV_LOADED" not in os.environ and "MASTER" not in os.environ:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 of the PATH
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers run the python3 of the PATH
         settings |= {"spark.master": "local[*]", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-        # 200 by default: of a million rows each would take longer to start than to run.
+        # The default is 200. With a million rows, each of 200 tasks would take longer to start than to run.
         settings["spark.sql.shuffle.partitions"] = str(max(2 * (os.cpu_count() or 1), FEWEST_SHUFFLED))
     settings |= named_values("--conf", given.conf)
     spark = SparkSession.builder.appName(f"rmq spark {name}").config(map=settings).getOrCreate()
-    with suppress(PySparkAttributeError):  # of Spark Connect (SPARK_REMOTE): its server has log levels of its own
+    with suppress(PySparkAttributeError):  # raised with Spark Connect (SPARK_REMOTE), whose server has its own log levels
         spark.sparkContext.setLogLevel(given.log_level)
     return spark
 
@@ -286,9 +292,9 @@ _STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 
 
 def explained(error: BaseException) -> tuple[str, int]:
-    """Return the sentence of an error that names the cause, and the exit code for it.
+    """Return the sentence of an error that names the cause, and the error's exit code.
 
-    Spark puts an error of a Python data source at the end of a traceback, and that into its own trace.
+    Spark puts an error of a Python data source at the end of a traceback, and puts that traceback into its own.
     """
     if isinstance(error, RocketMQError):
         return str(error), WRONG_USE if isinstance(error, ConfigError) else FAILED

@@ -1,8 +1,8 @@
 """Writes rows to topics and counts them: the common part of pipelines that write.
 
-Spark does not report what a batch write wrote. A successful write has sent every row; the rows are counted in the same pass.
-A growth of the topics below that number shows that rows are missing. A larger one shows nothing, because other producers may
-write there too, and a task that runs again sends rows twice.
+Spark does not report how many rows a batch write wrote. A successful write has sent every row, and the rows are counted in the
+same pass. If the topics grow by less than that number, rows are missing. A larger growth proves nothing, because other
+producers may also write to the topics, and a task that runs again sends rows twice.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rmq_protocol.route import publish_queues
 logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 2.0
-"""Seconds between two looks at what has arrived."""
+"""Seconds between two checks of how many messages have arrived."""
 PATIENCE: Final = 5.0
-"""Seconds to wait, at most, until acknowledged messages are readable."""
+"""Maximum seconds to wait until acknowledged messages are readable."""
 TASK_RATE: Final = 5000
-"""Messages a second for one task; a higher rate is shared by more tasks."""
+"""Maximum number of messages per second for one task. A higher rate is divided among more tasks."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Written:
     Attributes:
         messages: Number of messages that were sent and acknowledged.
         bytes: Size of their bodies.
-        arrived: Growth of the topics; None if it could not be read.
+        arrived: Growth of the topics. None if it could not be read.
     """
 
     messages: int
@@ -57,7 +57,7 @@ class Written:
 
 
 def access_for(options: Mapping[str, str]) -> Access:
-    """Check the options of a batch write and return their connection.
+    """Check the options of a batch write, and return the connection options among them.
 
     Raises:
         ConfigError: For invalid options.
@@ -66,9 +66,9 @@ def access_for(options: Mapping[str, str]) -> Access:
 
 
 def shared_rate(rate: int, tasks: int) -> tuple[int, int]:
-    """Return the number of tasks (at most ``tasks``) that share a rate, and the share of each in messages a second.
+    """Return the number of tasks (at most ``tasks``) that share a rate, and the share of each task in messages per second.
 
-    Together at most ``rate``.
+    The sum of the shares is at most ``rate``.
     """
     count = max(1, min(tasks, -(-rate // TASK_RATE)))
     return count, rate // count
@@ -78,7 +78,7 @@ def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[Mess
     """Return the writable queues of each topic.
 
     Raises:
-        TopicNotFoundError: For a topic without a route; the other errors of requests.
+        TopicNotFoundError: For a topic without a route. The other errors of requests are raised, too.
     """
 
     async def queues(admin: Admin) -> dict[str, tuple[MessageQueue, ...]]:
@@ -88,7 +88,9 @@ def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[Mess
 
 
 class Arrivals:
-    """The growth of topics since this object was made, by the offsets of masters: a replica may lack acknowledged messages."""
+    """The growth of topics since this object was created. It uses the offsets of masters, because a replica may lack
+    acknowledged messages.
+    """
 
     def __init__(self, access: Access, topics: Iterable[str]) -> None:
         self._access = access
@@ -96,11 +98,11 @@ class Arrivals:
         self._before: int | None = None
         try:
             self._before = ask_at(access, self._ends)
-        except BrokerNotFoundError as error:  # the other brokers can be written to
+        except BrokerNotFoundError as error:  # messages can be written to the other brokers
             logger.warning("the growth of the topics cannot be reported: %s", printable(error))
 
     def count(self) -> int | None:
-        """Return the growth of the topics; None without the permission to read offsets, or without the first offsets.
+        """Return the growth of the topics. Return None if the user may not read offsets, or if the first offsets are unknown.
 
         Raises:
             RocketMQError: If a request fails for another reason.
@@ -111,8 +113,11 @@ class Arrivals:
         return None if now is None else now - self._before
 
     def settled(self, expected: int) -> int | None:
-        """Return the growth once it is at least ``expected``, else that after ``PATIENCE`` seconds, because a stored message is
-        readable a moment later; None if it cannot be read. Logs errors of the cluster, because the write has ended.
+        """Return the growth as soon as it is at least ``expected``, and after ``PATIENCE`` seconds in any case. Return None if
+        it cannot be read.
+
+        The wait is necessary because a stored message becomes readable a moment later. Errors of the cluster are only logged,
+        because the write has already ended.
         """
         until = monotonic() + PATIENCE
         while True:
@@ -143,10 +148,10 @@ class Arrivals:
 def write(
     frame: DataFrame, options: Mapping[str, str], topics: Iterable[str], progress: Progress, expected: int | None = None
 ) -> Written:
-    """Write a frame that has the sink's columns.
+    """Write a DataFrame that has the sink's columns.
 
     Args:
-        expected: Number of its rows, for the progress.
+        expected: Number of rows of the DataFrame, for the progress.
     """
     warn_of_speculation(frame.sparkSession)
     activate(frame.sparkSession)
@@ -156,7 +161,7 @@ def write(
     started = False
 
     def report(arrived: int) -> None:
-        """Report a growth other than 0; without one, the first call reports that tasks are starting."""
+        """Report a growth other than 0. If there is no growth, the first call reports that tasks are starting."""
         nonlocal started
         if arrived or not started:
             progress({"arrived": arrived, "of": expected} if arrived else {"step": "starting"})
@@ -172,7 +177,7 @@ def write(
 def watched(arrivals: Arrivals, report: Callable[[int], None]) -> Iterator[None]:
     """Call ``report`` with the growth at intervals, in a separate thread, while the body runs.
 
-    Not where it cannot be read, and without a thread.
+    Do not call it if the growth cannot be read or if no thread can be started.
     """
     over = threading.Event()
 

@@ -1,6 +1,6 @@
-"""Publishes a table or files that Spark reads to a topic: one message per row.
+"""Publishes a table or files that Spark reads to a topic, with one message per row.
 
-As a program: ``rmq spark publish``, or this file given to ``spark-submit``.
+To run it as a program, call ``rmq spark publish`` or pass this file to ``spark-submit``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class PublishSummary:
     """The result of one run.
 
     Attributes:
-        messages: Rows sent and acknowledged; of a dry run: rows.
+        messages: Number of rows that were sent and acknowledged. After a dry run, the number of rows.
         bytes: Size of their bodies.
-        arrived: Growth of the topic, messages of other producers included; None of a dry run and where it could not be read.
+        arrived: Growth of the topic, including messages of other producers. None after a dry run, and if it could not be read.
     """
 
     topic: str
@@ -67,24 +67,28 @@ def publish(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> PublishSummary:
-    """Send every row of ``frame`` to ``topic``; ``order_by`` is an SQL expression, the other texts name columns.
+    """Send every row of ``frame`` to ``topic``.
+
+    ``order_by`` is an SQL expression. The other strings that refer to the frame are names of columns.
 
     Args:
         body: None sends the whole row as JSON.
-        id: The identity of a row, its ``RMQ_SPARK_ID``.
-        keys: Columns that become keys; a value that is NULL or blank becomes none.
-        properties: Columns that become properties of the same name; a value that is NULL or blank becomes none.
-        sharding_key: Column whose equal values send rows to one queue, in the order of ``order_by`` if it is given.
-        partitions: Number of tasks that send; None: as many as Spark makes; with a ``rate``, the maximum.
+        id: Column with the identity of a row, which becomes its ``RMQ_SPARK_ID``.
+        keys: Columns that become keys. A value that is NULL or blank is left out.
+        properties: Columns that become properties with the same name. A value that is NULL or blank is left out.
+        sharding_key: Column for the sharding key. Rows with equal values are sent to one queue, in the order of ``order_by`` if
+            it is given.
+        partitions: Number of tasks that send, or their maximum number if ``rate`` is given. If None, Spark determines the
+            number.
         rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
         dry_run: True counts the rows and sends nothing.
         options: Options of format rocketmq.
         progress: Called while rows are sent.
 
     Raises:
-        ConfigError: For an invalid option or rate, for a column that does not exist, for a property with a name that is
-            reserved for the system, and for ``order_by`` without a ``sharding_key``; also the errors of requests to the
-            cluster, and those of Spark.
+        ConfigError: For an invalid option or rate, for a column that does not exist, for a property whose name is reserved for
+            the system, and for ``order_by`` without a ``sharding_key``. The errors of requests to the cluster and of Spark are
+            raised, too.
     """
     began = monotonic()
     given = dict(options or {}) | {"topic": topic}
@@ -117,7 +121,7 @@ def publish(
 
 @dataclass(frozen=True, kw_only=True)
 class MessageColumns:
-    """The columns of a table that make its messages, as ``publish`` takes them."""
+    """The columns of a table from which its messages are built, with the meanings that ``publish`` documents."""
 
     body: str | None = None
     keys: Sequence[str] = ()
@@ -169,7 +173,7 @@ def read_table(
     spark: SparkSession, *, format: str | None = None, path: Sequence[str] = (), table: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:  # fmt: skip
-    """Return a table of the catalogue, or the files (or another source) of a format.
+    """Return a table of the catalogue, or the files (or another source) of a format, as a DataFrame.
 
     Raises:
         ConfigError: Unless exactly one of ``table`` and ``format`` is given, and for a ``path`` with a ``table``.
@@ -215,8 +219,8 @@ def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, ca
     """Partition the rows by their sharding key, if they have one, and sort them by ``order_by``.
 
     Args:
-        partitions: None leaves the number to Spark.
-        capped: True allows fewer, because the tasks share a rate.
+        partitions: None lets Spark determine the number.
+        capped: True allows fewer partitions, because the tasks share a rate.
     """
     if "shardingKey" in rows.columns:
         together = rows.repartition("shardingKey") if partitions is None else rows.repartition(partitions, "shardingKey")

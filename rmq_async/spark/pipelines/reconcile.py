@@ -1,15 +1,17 @@
-"""Compares a table of sent messages with a topic: does every acknowledged message exist, once?
+"""Compares a table of sent messages with a topic, to check that every acknowledged message exists exactly once.
 
     rmq spark reconcile --topic orders --sent sent.parquet --id-column message_id
     rmq spark reconcile --topic orders --outbox --format jdbc --read-option url=jdbc:postgresql://db/shop ...
 
-One full outer join of two aggregates by identity: rows of the table, messages of the topic. Both are shuffled and spill to
-disk; bodies are not built into columns, and the driver gets the figures and the findings to print. The table is read before the
-ends of the queues are requested, so that a row that is acknowledged in between is not called missing.
+The comparison is one full outer join of two aggregates by identity: the rows of the table and the messages of the topic. Both
+are shuffled and spill to disk. No column is built for bodies, and the driver gets only the figures and the findings to print.
+The table is read before the ends of the queues are requested, so that a row that is acknowledged in between is not reported as
+missing.
 
-Findings: ``missing``, fewer messages in the topic than acknowledged rows; ``unacknowledged``, more messages than acknowledged
-rows, and rows that are not acknowledged (yet); ``unknown``, in the topic but not in the table; ``duplicate``, more than one
-message, and more messages than rows. All rows of one identity count as one, except by key. One identity may have two findings.
+There are four kinds of findings. ``missing``: the topic has fewer messages than there are acknowledged rows.
+``unacknowledged``: there are more messages than acknowledged rows, and some rows are not acknowledged (yet). ``unknown``: the
+identity is in the topic but not in the table. ``duplicate``: there is more than one message, and there are more messages than
+rows. All rows with one identity count as one, except by key. One identity may have two findings.
 """
 
 from __future__ import annotations
@@ -44,15 +46,17 @@ class Reconciled:
     """The result of one run.
 
     Attributes:
-        sent: Number of rows of the table, rows of the ``slack`` included.
+        sent: Number of rows of the table, including rows in the ``slack``.
         acknowledged: Number of these rows that a broker has acknowledged.
         messages: Number of messages of the topics in the window; by key, a message counts for each of its keys.
-        matched: Number of acknowledged rows that have a message; except by key, rows of one identity count as one. The next
-            four fields count the findings of each kind; ``copies``: number of surplus messages.
-        without_id: Acknowledged rows in the window without an identity.
-        messages_without_id: Messages in the window without an id.
-        deleted: Number of offsets before the first messages of the topics' queues; missing messages may be among them.
-        oldest: Store time of the oldest message that was read; None if no message was read.
+        matched: Number of acknowledged rows that have a message. Except by key, rows with one identity count as one. The next
+            four fields count the findings of each kind.
+        copies: Number of surplus messages.
+        without_id: Number of acknowledged rows in the window that have no identity.
+        messages_without_id: Number of messages in the window that have no id.
+        deleted: Number of offsets before the first messages of the topics' queues. Missing messages may have been at these
+            offsets.
+        oldest: Store time of the oldest message that was read. None if no message was read.
         failed: Whether there are findings of ``fail_on``, or ``without_id`` is above 0.
     """
 
@@ -77,9 +81,10 @@ class Reconciliation:
     """The result of a comparison.
 
     Attributes:
-        findings: Kind, id, key, state, sent (rows), acknowledged (rows), count (messages), places (the first and the last, as
-            topic/broker/queue/offset), firstStored, lastStored. It is kept on the executors' disks until
-            ``findings.unpersist()``, or read from the path it was written to.
+        findings: A DataFrame with the columns kind, id, key, state, sent (number of rows), acknowledged (number of rows), count
+            (number of messages), places (of the first and the last message, as topic/broker/queue/offset), firstStored and
+            lastStored. It is kept on the executors' disks until ``findings.unpersist()``, or is read from the path to which it
+            was written.
     """
 
     findings: DataFrame
@@ -101,26 +106,31 @@ def reconcile(
     out: str | PathLike[str] | None = None,
     progress: Progress = no_progress,
 ) -> Reconciliation:
-    """Compare ``sent`` with what ``topics`` (several with ",") hold.
+    """Compare ``sent`` with the messages in ``topics`` (several topics are separated by ",").
 
     Args:
-        by: "id", the message id; "key", each key of a message; "spark-id", its RMQ_SPARK_ID; "property:NAME". By key, the table
-            may have a row for each message with that key; otherwise all rows with one identity count as one message.
+        by: The identity of a message: "id" (the message id), "key" (each of its keys), "spark-id" (its RMQ_SPARK_ID) or
+            "property:NAME". By key, the table may have a row for each message with that key. Otherwise, all rows with one
+            identity count as one message.
         options: Options of format rocketmq.
-        table: The columns of ``sent``, ``SentTable()`` by default. ``since`` (inclusive), ``until`` (exclusive): aware, the
-            range of store times, and of the table's ``time`` if there is one; None: no limit. ``slack`` extends this range on
-            both sides, if the table has a ``time``, for messages sent on one side of an edge and stored on the other. What is
-            only in the extension makes no finding by itself: "missing" needs an acknowledged row inside the range, the other
-            kinds a message inside it.
-        fail_on: Kinds that make the summary ``failed``; acknowledged rows inside the range without an identity always do.
-        out: Path of the findings as Parquet, which must not exist; None: they are kept on the executors' disks.
+        table: The columns of ``sent``. The default is ``SentTable()``.
+        since: Start (inclusive, an aware datetime) of the range of store times and, if the table has a ``time``, of these
+            times. None stands for no limit.
+        until: End of this range (exclusive, an aware datetime). None stands for no limit.
+        slack: If the table has a ``time``, the range is extended by ``slack`` on both sides, for messages that were sent on one
+            side of an edge and stored on the other. Rows and messages that are only in the extension cause no findings by
+            themselves: a "missing" finding requires an acknowledged row inside the range, and the other kinds require a message
+            inside it.
+        fail_on: Kinds of findings that make the summary ``failed``. Acknowledged rows inside the range without an identity
+            always make it ``failed``.
+        out: Path for the findings as Parquet, which must not exist. If None, the findings are kept on the executors' disks.
         progress: Called once for the table and once for the topics.
 
     Raises:
-        ConfigError: For an unknown ``by`` or ``fail_on``, for a column that ``table`` does not name or ``sent`` does not have,
-            for a naive time or an empty range, for an option that names topics and for ``offsetsFromReplicas``, and if there
-            are rows but none is acknowledged, which suggests a wrong name of a state; also the errors of requests to the
-            cluster, and those of Spark.
+        ConfigError: For an unknown ``by`` or ``fail_on``, for a column that ``table`` does not name or that ``sent`` does not
+            have, for a naive time or an empty range, for an option that names topics, and for ``offsetsFromReplicas``. Also if
+            there are rows but no acknowledged row, which suggests that the name of a state is wrong. The errors of requests to
+            the cluster and of Spark are raised, too.
     """
     table = table or SentTable()
     _check(by, fail_on, table)
@@ -158,7 +168,7 @@ def reconcile(
 
 
 def _window(since: datetime | None, until: datetime | None, slack: timedelta) -> dict[str, str]:
-    """Return the options of a read of the window, ``slack`` wider on both sides.
+    """Return the options for a read of the window, which is extended by ``slack`` on both sides.
 
     Raises:
         ConfigError: For an empty window and for a time without a zone.
@@ -168,7 +178,7 @@ def _window(since: datetime | None, until: datetime | None, slack: timedelta) ->
 
 
 def _kept(spark: SparkSession, findings: DataFrame, out: str | PathLike[str] | None) -> DataFrame:
-    """Compute the findings once: written to ``out``, or kept on the executors' disks."""
+    """Compute the findings once. Write them to ``out``, or keep them on the executors' disks."""
     if out is not None:
         findings.write.parquet(fspath(out))
         return spark.read.parquet(fspath(out))
@@ -212,7 +222,7 @@ def _summary(totals: Mapping[str, Any], seen: Mapping[str, Any], deleted: int, f
 
 
 def _in_utc(value: Any) -> Any:
-    """Convert a time of Spark, which is local and naive, to UTC; return other values unchanged."""
+    """Convert a time from Spark, which is local and naive, to UTC. Return other values unchanged."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
@@ -313,7 +323,7 @@ class _Reconcile:
 
 
 def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
-    """Return the columns named by the arguments, else the columns of an outbox or the defaults.
+    """Return the columns that the arguments name. For other columns, use the columns of an outbox or the defaults.
 
     Id and state are None if they are not needed and not among ``columns``.
     """

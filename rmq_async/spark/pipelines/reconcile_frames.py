@@ -1,4 +1,4 @@
-"""Builds the frames of ``reconcile``: rows of the table of sent messages, messages of the topic, and findings."""
+"""Builds the DataFrames of ``reconcile``: rows of the table of sent messages, messages of the topic, and findings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rmq_async.spark.pipelines.arguments import column
 from rmq_async.spark.rows import ID_PROPERTY
 
 ACKNOWLEDGED: Final = ("SEND_OK", "SENT")
-"""States that say that a broker has stored the message; they are case-insensitive."""
+"""States which mean that a broker has stored the message. They are case-insensitive."""
 
 _SHOWN_STATES: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentTable:
-    """The columns of the table of sent messages, and the states that mean acknowledged.
+    """The columns of the table of sent messages, and the states that stand for acknowledged messages.
 
     Attributes:
-        id: Column of message ids, or of the values that ``by`` names. ``key`` and ``state`` are None if the table has none;
-            without states every row is acknowledged, as with the state "*".
+        id: Column of message ids, or of the values that ``by`` names. ``key`` and ``state`` are None if the table has no such
+            column. Without a state column, every row counts as acknowledged, as with the state "*".
         time: Column of send times.
-        topic: Column of target topics; rows of topics that are not compared are left out.
+        topic: Column of target topics. Rows of topics that are not compared are left out.
     """
 
     id: str | None = "msgId"
@@ -48,8 +48,8 @@ OUTBOX: Final = SentTable(id="unique_id", key="keys", state="state", time="updat
 def table_rows(
     sent: DataFrame, by: str, table: SentTable, since: datetime | None, until: datetime | None, slack: timedelta
 ) -> DataFrame:
-    """Return the rows by ``identity`` (NULL for none), with ``id``, ``key``, ``state``, ``rows``, ``acked``, and ``due``:
-    acknowledged rows in the window.
+    """Return the rows by ``identity`` (NULL if there is none), with ``id``, ``key``, ``state``, ``rows``, ``acked`` and
+    ``due``. ``due`` is the number of acknowledged rows in the window.
     """
     state = _state(sent, table)
     acknowledged = sql.lit(True)
@@ -95,7 +95,7 @@ def _text(found: Column) -> Column:
 
 
 def _between(moment: Column, since: datetime | None, until: datetime | None) -> Column:
-    """Return a column that says whether a time is in the window; it has no NULL."""
+    """Return a column that tells whether a time is in the window. It contains no NULL."""
     inside = sql.lit(True)
     if since is not None:
         inside = inside & (moment >= sql.lit(since))
@@ -130,8 +130,10 @@ def no_state(sent: DataFrame, table: SentTable) -> str:
 
 
 def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Return the messages by ``identity`` (NULL for none), with their number ``present``, that of those stored in the window,
-    ``within``, and the place and store time of the ``first`` and the ``last``.
+    """Return the messages by ``identity`` (NULL if there is none).
+
+    ``present`` is their number, ``within`` is the number of messages stored in the window, and ``first`` and ``last`` hold the
+    place and the store time of the first and the last message.
     """
     identity: Column
     match by:
@@ -167,7 +169,9 @@ def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: dat
 
 
 def findings_of(joined: DataFrame, seen: Observation, by: str) -> DataFrame:
-    """Return a row per finding, which is an identity and a kind. ``seen`` gets the counts when the frame is computed."""
+    """Return a row for each finding, which consists of an identity and a kind. ``seen`` gets the counts when the DataFrame is
+    computed.
+    """
     numbers = joined.fillna(0, ["rows", "acked", "due", "present", "within"])
     there = sql.col("identity").isNotNull()
     many = by == "key"

@@ -1,11 +1,11 @@
 """Replays an archive to topics, each queue in its order.
 
-A first pass over the small columns counts the messages in the window, by queue. Each queue is sent to the queue of the same
-broker and number if the target has it, else to one that its name and the number of the target's queues determine. So messages
-of one queue, and with them those of one sharding key, keep their order; one task sends all of a queue, by ascending offset.
-Queues that share a task advance together, each by its share.
+A first pass over the small columns counts the messages in the window, by queue. Each queue is sent to the queue with the same
+broker and number if the target has it. Otherwise, the queue's name and the number of the target's queues determine the target
+queue. Therefore, messages of one queue, including messages with one sharding key, keep their order: one task sends all messages
+of a queue, by ascending offset. Queues that share a task advance together, each in proportion to its size.
 
-As a program: ``rmq spark replay``, or this file given to ``spark-submit``.
+To run it as a program, call ``rmq spark replay`` or pass this file to ``spark-submit``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rmq_protocol.message import MessageQueue
 
 NEEDED: Final = ("topic", "brokerName", "queueId", "offset", "tags", "keys", "body", "properties", "storeTimestamp", "flag")
 DROPPED: Final = frozenset(name.value for name in PropertyName) - {PropertyName.SHARDING_KEY.value} | {ID_PROPERTY}
-"""Properties that clients and brokers gave the archived message, which a copy must not have. Tags and keys are columns."""
+"""Properties that clients and brokers set on the archived message and that a copy must not have. Tags and keys are columns."""
 ID: Final = "rmqSparkId"
 
 
@@ -64,10 +64,10 @@ class ArchivedQueue(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The target of a source.
+    """The target of an archived queue.
 
     Attributes:
-        slot: The task that sends it.
+        slot: The task that sends the queue.
     """
 
     source: ArchivedQueue
@@ -80,12 +80,12 @@ class ReplaySummary:
     """The result of one run.
 
     Attributes:
-        found: Messages in the window.
+        found: Number of messages in the window.
         messages: Number of messages that were sent and acknowledged.
         bytes: Size of their bodies.
-        arrived: Growth of the topics, with the messages of other producers; None of a dry run, if nothing was found, and where
+        arrived: Growth of the topics, including messages of other producers. None after a dry run, if nothing was found, and if
             it could not be read.
-        queues: Queue of the archive -> number of its messages, and their target.
+        queues: For each queue of the archive, the number of its messages and their target.
     """
 
     path: str
@@ -123,28 +123,31 @@ def replay(
     options: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> ReplaySummary:
-    """Send messages stored from ``start`` on and before ``end`` to ``topic``, or to their own topics with ``to_original``.
+    """Send messages that were stored from ``start`` on and before ``end`` to ``topic`` or, with ``to_original``, to their own
+    topics.
+
+    Body, keys, tags, flag, sharding key and the user's non-blank properties are kept. System properties are not kept.
+    ``RMQ_SPARK_ID`` is topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
 
     Args:
-        source_topics: The topics of the archive to replay; empty for all.
-        start: Earliest store time, naive times are UTC; None: no limit.
-        end: Store time before which messages are sent, naive times are UTC; None: no limit.
+        source_topics: The topics of the archive to replay. If empty, all topics are replayed.
+        start: Earliest store time. Naive times are UTC. None stands for no limit.
+        end: Store time before which messages are sent. Naive times are UTC. None stands for no limit.
         where: An SQL condition on the columns of the archive.
         rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
-        exact_queues: True allows only the queue of the target with the same broker and number.
+        exact_queues: True allows only the target's queue with the same broker and number.
         dry_run: True counts and sends nothing.
         options: Options of format rocketmq.
-        progress: Called with the counts, then while messages are sent. Body, keys, tags, flag, sharding key and the user's
-            properties that are not blank are kept; properties of the system are not. ``RMQ_SPARK_ID`` is
-            topic/broker/queue/offset in the archive, which identifies a message that is replayed twice.
+        progress: Called with the counts, and then while messages are sent.
 
     Raises:
-        ConfigError: For both or neither of ``topic`` and ``to_original``, for an empty window, for an invalid option or rate,
-            for a path without an archive and, with ``exact_queues``, for a queue for which the target has none of the same
-            broker and number to write to.
-        PipelineError: For an archive without files, for one with more messages of a queue than offsets and, without
-            ``exact_queues``, for a target without a queue to write to.
-        TopicNotFoundError: For a target that does not exist; the other errors of requests to the cluster, and those of Spark.
+        ConfigError: If both or neither of ``topic`` and ``to_original`` are given, for an empty window, for an invalid option
+            or rate, and for a path without an archive. With ``exact_queues``, also if the target has no writable queue with the
+            same broker and number.
+        PipelineError: For an archive without files, and for an archive that has more messages of a queue than offsets. Without
+            ``exact_queues``, also for a target without a writable queue.
+        TopicNotFoundError: For a target that does not exist. The other errors of requests to the cluster and the errors of
+            Spark are raised, too.
     """
     began, path = monotonic(), fspath(path)
     _check(topic, to_original, start, end)
@@ -180,7 +183,7 @@ def replay(
 
 
 def _check(topic: str | None, to_original: bool, start: datetime | None, end: datetime | None) -> None:
-    """Raise ConfigError for no target or two, and for an empty window."""
+    """Raise ConfigError if no target or two targets are given, and for an empty window."""
     if (topic is not None) == to_original:
         raise ConfigError(
             "a replay needs one target: give a topic, or to_original=True (--to-original) for the topics of the archive, not both"
@@ -192,11 +195,11 @@ def _check(topic: str | None, to_original: bool, start: datetime | None, end: da
 
 
 def read_archive(spark: SparkSession, path: str | PathLike[str]) -> DataFrame:
-    """Return the archive at a path as a frame.
+    """Return the archive at a path as a DataFrame.
 
     Raises:
-        ConfigError: If there is none.
-        PipelineError: For an empty one.
+        ConfigError: If there is no archive at the path.
+        PipelineError: If the archive is empty.
     """
     path = fspath(path)
     try:
@@ -225,13 +228,14 @@ def routes(
     *,
     exact: bool,
 ) -> list[Route]:
-    """Assign every source to one queue of the target, of the same broker and number, else one that its name and the target's
-    queues determine, and to the task that has the fewest messages yet, the largest sources first.
+    """Assign every source to one queue of the target and to a task.
+
+    The queue has the same broker and number as the source. If there is none, the source's name and the target's queues
+    determine the queue. The task is the one with the fewest messages so far; the largest sources are assigned first.
 
     Raises:
-        ConfigError: With ``exact`` for a source for which the target has no queue of the same broker and number that can be
-            written to.
-        PipelineError: Without it for a target without any queue that can be written to.
+        ConfigError: With ``exact``, for a source for which the target has no writable queue with the same broker and number.
+        PipelineError: Without ``exact``, for a target that has no writable queue.
     """
     bins = [(0, slot) for slot in range(tasks)]
     slots = {}
@@ -267,7 +271,7 @@ def _window(
 ) -> DataFrame:
     """Return the messages of ``topics`` (all if empty) in the window for which ``where`` is true.
 
-    Dates are compared too, so that Spark reads no other directories.
+    Dates are also compared, so that Spark does not read other directories.
     """
     topics = tuple(topics)
     if topics:

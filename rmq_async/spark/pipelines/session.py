@@ -1,7 +1,8 @@
-"""Provides the Spark session a pipeline runs in: the existing one of any thread, or a new one; classic, or of Spark Connect.
+"""Provides the Spark session in which a pipeline runs: the existing session of any thread, or a new session. The session is a
+classic one or belongs to Spark Connect.
 
-Spark looks for data sources of Python only in the session that is active in the calling thread, and each Python thread begins
-without one.
+Spark looks for Python data sources only in the session that is active in the calling thread, and each Python thread begins
+without an active session.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from pyspark.sql.functions import spark_partition_id
 from rmq_async._threads import start_thread
 
 _MANY: Final = 1 << 16
-"""Rows of a range, more than a cluster has cores: Spark makes as many partitions of it as tasks run at a time."""
+"""Number of rows of a range, which exceeds the number of cores of a cluster. Spark divides such a range into as many partitions
+as tasks run at a time.
+"""
 
 
 def activate(spark: SparkSession) -> None:
-    """Make ``spark`` the active session of this thread, by creating a frame."""
+    """Make ``spark`` the active session of this thread by creating a DataFrame."""
     if SparkSession.getActiveSession() is not spark:
         spark.createDataFrame([], "nothing int")
 
@@ -31,7 +34,7 @@ def activate(spark: SparkSession) -> None:
 def parallelism(spark: SparkSession) -> int:
     """Return the number of tasks that Spark runs at a time, as ``spark.default.parallelism`` says.
 
-    With Spark Connect it counts the partitions of a frame, which takes a job.
+    With Spark Connect, it counts the partitions of a DataFrame, which requires a job.
     """
     try:
         return int(spark.sparkContext.defaultParallelism)
@@ -41,7 +44,9 @@ def parallelism(spark: SparkSession) -> int:
 
 @contextmanager
 def running_or(begin: Callable[[], SparkSession]) -> Iterator[SparkSession]:
-    """Yield the session of this process, else one that ``begin`` makes and that ends here; active in this thread."""
+    """Yield the session of this process, made active in this thread. If there is none, yield a session from ``begin`` and stop
+    it at the end.
+    """
     there = _running()
     spark = begin() if there is None else there
     try:
@@ -59,20 +64,20 @@ def _running() -> SparkSession | None:
         return None
 
 
-# Keeps the output of a JVM that this process starts off the terminal.
+# Keeps the output of a JVM that this process starts away from the terminal.
 #
 # Spark logs before its level can be set, the JVM itself warns, and workers inherit their stderr from it.
 
 STDERR: Final = 2
 KEPT: Final = 64 * 1024
-"""Bytes of output that are kept."""
+"""Number of bytes of output that are kept."""
 CHUNK: Final = 64 * 1024
 LAST_WORDS: Final = 1.0
-"""Seconds to wait for the last output of processes that end."""
+"""Seconds to wait for the last output of processes that are ending."""
 
 
 class Said:
-    """The output of a pipe: the first 64 KiB are kept, the rest is counted."""
+    """The output of a pipe. The first 64 KiB are kept, and further bytes are counted."""
 
     def __init__(self, reader: int) -> None:
         self._reader = reader
@@ -81,13 +86,13 @@ class Said:
         self._thread = start_thread(self._read_all, "rmq_async stderr")
 
     def text(self) -> str:
-        """Return the first 64 KiB, and the number of bytes after them, when the children have ended or a second is over."""
+        """Return the first 64 KiB, and the number of bytes after them, when the children have ended or after a second."""
         self._thread.join(LAST_WORDS)
         more = f"\n... and {self._left_out} bytes more\n" if self._left_out else ""
         return self._kept.decode(errors="replace") + more
 
     def _read_all(self) -> None:
-        """Read until no process has the other end open, so that none waits for room in the pipe."""
+        """Read until no process has the other end open, so that no process waits because the pipe is full."""
         while data := os.read(self._reader, CHUNK):
             room = data[: KEPT - len(self._kept)]
             self._kept += room
@@ -97,8 +102,8 @@ class Said:
 
 @contextmanager
 def stderr_kept() -> Iterator[Said]:
-    """Keep off the terminal what this process writes to stderr in the block, and what processes that start in it write, also
-    after the block.
+    """Keep the output to stderr away from the terminal: the output that this process writes in the block, and the output that
+    processes which start in the block write, even after the block.
 
     Raises:
         OSError: If this process has no stderr.
@@ -118,9 +123,9 @@ def stderr_kept() -> Iterator[Said]:
 
 @contextmanager
 def silent_start(silent: bool) -> Iterator[None]:
-    """Keep stderr as ``stderr_kept`` does, if ``silent`` and if there is one.
+    """Keep the output as ``stderr_kept`` does, if ``silent`` is True and the process has a stderr.
 
-    If the block raises, prints the beginning of the kept output.
+    If the block raises an error, print the beginning of the kept output.
     """
     said: Said | None = None
     with ExitStack() as stack:
