@@ -19,7 +19,7 @@ from .requests import brokers_of, cluster_info, everywhere, masters_of
 from .results import ClientConnection, ConsumerConnections, QueueLag, QueueStats, TopicStats
 
 _NO_SUCH_PRODUCERS: Final = ResponseCode.SYSTEM_ERROR, "not exist"
-"""Code and remark with which a broker says that no producer of the group is connected."""
+"""Code and remark with which a broker reports that no producer of the group is connected."""
 _NOT_ONLINE: Final = ResponseCode.CONSUMER_NOT_ONLINE, ""
 
 

@@ -214,8 +214,8 @@ class _Pulled(NamedTuple):
 
     Attributes:
         damaged: The error of a letter that cannot be read.
-        after: The offset to continue at; None at the end of the queue, or if the broker does not return an offset above the
-            requested one.
+        after: The offset to continue at. It is None at the end of the queue, or if the broker does not return an offset above
+            the requested one.
     """
 
     messages: tuple[MessageExt, ...]

@@ -127,7 +127,7 @@ async def everywhere(
     *,
     absent: tuple[ResponseCode, str] | None = None,
 ) -> dict[str, RemotingCommand]:
-    """Send one request to all brokers concurrently and return broker name -> response.
+    """Send one request to all brokers concurrently, and return the responses by broker name.
 
     Wait for all brokers before raising an error. An error of a request takes precedence over an error in a response; among
     several errors of one kind, raise the first broker's error.
@@ -152,8 +152,8 @@ async def everywhere(
 async def outcomes(
     instance: ClientInstance, brokers: Mapping[str, str], command: RemotingCommand, deadline: float
 ) -> dict[str, RemotingCommand | BaseException]:
-    """Send one request to all brokers concurrently. Wait for all brokers, and return a mapping from broker name to response or
-    error.
+    """Send one request to all brokers concurrently. Wait for all brokers, and return the response or the error of each broker
+    by its name.
     """
     calls = [ask_at(instance, name, address, command, deadline) for name, address in brokers.items()]
     return dict(zip(brokers, await asyncio.gather(*calls, return_exceptions=True), strict=True))

@@ -153,7 +153,7 @@ class OffsetChange(msgspec.Struct, frozen=True):
     """A change of a group's offset in a queue.
 
     Attributes:
-        before: The former offset; None if the group had none.
+        before: The former offset. None if the group had no offset.
         verified: Whether a read after the change returned ``after`` or a later commit of a member. It is False in a dry run. It
             is also False if members went back and had passed the former offset again before the admin read the offset; in that
             case, ``Admin.group_lag`` shows their progress.

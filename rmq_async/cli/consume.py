@@ -504,14 +504,14 @@ def consume(options: ConsumeOptions) -> int:
     with 65 (EX_DATAERR) it is dead-lettered, and with any other code, such as 75 (EX_TEMPFAIL), it is tried again later, by the
     group's retries. The codes 126 and 127, with which the shell reports that it cannot run the command, also end rmq consume.
     Messages wait while the machine lacks the resources to start a process. If it cannot start any process, rmq consume ends,
-    and the messages stay in the group. The command finds in its environment RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER, RMQ_QUEUE_ID,
+    and the messages stay in the group. The command's environment contains RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER, RMQ_QUEUE_ID,
     RMQ_QUEUE_OFFSET, RMQ_MSG_ID, RMQ_TAGS, RMQ_KEYS (separated by spaces), RMQ_SHARDING_KEY, RMQ_PROPERTIES (JSON), RMQ_ATTEMPT
     (from 1 on), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json, each outcome is an object on stdout, and the output of the
     commands goes to stderr.
 
     After the first SIGINT or SIGTERM, running commands may end, and their messages are committed. A second signal ends the
-    commands, and their messages are delivered again. A summary goes to stderr. Exit code 0 after --count and after the first
-    signal, 130 or 143 after the second.
+    commands, and their messages are delivered again. A summary goes to stderr. The exit code is 0 after --count and after the
+    first signal, and 130 or 143 after the second.
     """
     options.check()
     config = client_config(options.namesrv, options.timeout)

@@ -60,7 +60,7 @@ class Mode:
     size: int
     sent: int = 0
     acknowledged: dict[str, str] = field(default_factory=dict)
-    """Key -> unique id."""
+    """The unique id of each acknowledged message, by key."""
     failed: int = 0
     failure: RocketMQError | None = None
     seconds: list[float] = field(default_factory=list)

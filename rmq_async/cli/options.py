@@ -61,7 +61,7 @@ def number_option(*names: str, least: int = 1, most: int | None = None, **settin
 def seconds_option(
     *names: str, least: float = 0.0, most: float | None = None, min_open: bool = False, **settings: Any
 ) -> Callable[[Command], Command]:
-    """Return an option that takes a number of seconds, above ``least`` if ``min_open``."""
+    """Return an option that takes a number of seconds. With ``min_open``, the number must be above ``least``."""
     kind = Seconds(least, most, min_open=min_open)
     return click.option(*names, type=kind, show_default=True, **{"metavar": "SECONDS", **settings})
 

@@ -140,7 +140,7 @@ class Outbox(Startable):
             InvalidMessageError: For a message that ``Producer.send`` would refuse, a ``unique_id`` of more than 255 characters,
                 a sharding key of more than 2000 bytes, and a delivery outside the years 1970 to 9999.
             ConfigError: For a table that is missing or lacks a column, and for a session at the isolation level AUTOCOMMIT.
-            TypeError: If ``message`` is no Message, or ``session`` is neither a session nor a connection.
+            TypeError: If ``message`` is not a Message, or ``session`` is neither a session nor a connection.
         """
         try:
             return await self._add(session, message)

@@ -91,7 +91,7 @@ class Rows:
         else:
             self.runs.append((queue, len(self.stored)))
 
-    # -- data for columns
+    # -- the data of columns
 
     def by_queue(self, value: Callable[[MessageQueue], Any], kind: Any) -> Any:
         parts = []

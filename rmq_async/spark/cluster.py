@@ -61,7 +61,7 @@ class Cluster:
     def queues(self, *, begun: bool = False, wanted: Collection[MessageQueue] = ()) -> tuple[MessageQueue, ...]:
         """Return the readable queues that the options select.
 
-        Raises the errors of requests, too.
+        Raise the errors of requests, too.
 
         Args:
             begun: The stream is already running, so queues of ``assign`` may be missing, and a pattern may match nothing.

@@ -61,7 +61,7 @@ class Slice(InputPartition):
 
 
 class _Reader:
-    """The common part of all readers: the read in a task, and common decisions."""
+    """The common part of all readers: reading in a task, the division into tasks, and the report of losses."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

@@ -94,7 +94,7 @@ class Worker:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the loop and return its result. Raise its error, and ClientStateError if the worker is closed."""
+        """Run ``work`` on the loop and return its result. Raise its error, or ClientStateError if the worker is closed."""
         future = self.start(work)
         while True:
             try:
@@ -222,7 +222,7 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """Return the worker of this process, which the first call makes."""
+    """Return the worker of this process, which the first call creates."""
     global _worker
     with _making:
         if _worker is None or _worker.pid != os.getpid():

@@ -22,7 +22,7 @@ from ..signals import end_at_once, signals_handled
 from .figures import Histogram, Part, failed
 
 MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 1024}
-"""Calls in flight, unless an option gives another number."""
+"""Number of calls in flight, unless an option sets another number."""
 GROUP: Final = "rmq_bench"
 _SAMPLED: Final = 8
 _PAUSE: Final = 0.01

@@ -29,11 +29,11 @@ class TopicRow:
     """The figures of one topic.
 
     Attributes:
-        in_rate: Messages that are stored per second; None while the rate is not known.
-        out_rate: Messages that groups commit per second; None while the rate is not known.
-        messages: Number of stored messages; None if a broker refused the topic's offsets.
-        queues: Number of queues; None if a broker refused the topic's offsets.
-        groups: Number of groups with offsets.
+        in_rate: Messages that are stored per second. None while the rate is unknown.
+        out_rate: Messages that groups commit per second. None while the rate is unknown.
+        messages: Number of stored messages. None if a broker refused the topic's offsets.
+        queues: Number of queues. None if a broker refused the topic's offsets.
+        groups: Number of groups that have offsets for the topic.
     """
 
     topic: str

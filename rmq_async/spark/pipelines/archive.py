@@ -375,7 +375,7 @@ class _Archive:
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments, and look up the topics that they name.
 
-        Raises the errors of requests, too.
+        Raise the errors of requests, too.
 
         Raises:
             ConfigError: For wrong arguments.

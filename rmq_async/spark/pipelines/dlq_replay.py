@@ -106,7 +106,7 @@ def replay_dead_letters(
         where: SQL on the columns of the source.
         max_replays: Maximum number of replays of one message in all runs, 1 or more.
         look: False sends without first reading the messages of earlier runs from the target topics.
-        rate: Maximum messages per second; None: no limit.
+        rate: Maximum number of messages per second. None stands for no limit.
         progress: Called once per target topic, and while sending.
 
     Raises:
@@ -339,7 +339,7 @@ class _DlqReplay:
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments, and look up the dead-letter topic.
 
-        Raises the errors of requests, too.
+        Raise the errors of requests, too.
 
         Raises:
             ConfigError: For wrong arguments.

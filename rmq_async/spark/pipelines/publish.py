@@ -80,7 +80,7 @@ def publish(
             it is given.
         partitions: Number of tasks that send, or their maximum number if ``rate`` is given. If None, Spark determines the
             number.
-        rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
+        rate: Maximum number of messages per second of all tasks together, at least 1. None stands for no limit.
         dry_run: True counts the rows and sends nothing.
         options: Options of format rocketmq.
         progress: Called while rows are sent.

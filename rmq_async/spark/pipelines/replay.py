@@ -134,7 +134,7 @@ def replay(
         start: Earliest store time. Naive times are UTC. None stands for no limit.
         end: Store time before which messages are sent. Naive times are UTC. None stands for no limit.
         where: An SQL condition on the columns of the archive.
-        rate: Maximum messages per second of all tasks together, at least 1; None: no limit.
+        rate: Maximum number of messages per second of all tasks together, at least 1. None stands for no limit.
         exact_queues: True allows only the target's queue with the same broker and number.
         dry_run: True counts and sends nothing.
         options: Options of format rocketmq.
