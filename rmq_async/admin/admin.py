@@ -150,7 +150,7 @@ class Admin(ClientUser):
     async def sync_topics(
         self, from_broker: str, to_broker: str, *, topics: str | Sequence[str] = "*", dry_run: bool = False
     ) -> tuple[SyncedTopic, ...]:
-        """Give ``to_broker`` (a name) the topics of ``from_broker``, with the same settings; messages stay where they are.
+        """Create the topics of ``from_broker`` (a name) on ``to_broker`` with the same settings. Messages stay where they are.
 
         Use it for a broker that was added to a cluster. Running producers and consumers use the new broker after they have
         refreshed their routes, which they do within ``route_poll_interval`` (default 30 s).
@@ -370,7 +370,7 @@ class Admin(ClientUser):
         SubscriptionGroupManager).
 
         Args:
-            cluster: Name of the cluster whose brokers get the group; it may be left out if there is only one.
+            cluster: Name of the cluster whose brokers get the group. It may be omitted if there is only one cluster.
             broker: Name of the only broker that gets the group.
             **settings: Settings such as ``retry_max_times`` (16), the attempts after the first before a message is
                 dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all settings.
@@ -378,7 +378,7 @@ class Admin(ClientUser):
                 queues.
 
         Raises:
-            TypeError: For an unknown setting and for a value of another type or out of range.
+            TypeError: For an unknown setting, and for a value that has the wrong type or is out of range.
             ConfigError: If there are several clusters and neither ``cluster`` nor ``broker`` is given.
             BrokerNotFoundError: When there is no such broker or cluster.
             BrokerError: When a broker refuses.
@@ -394,7 +394,7 @@ class Admin(ClientUser):
 
         Raises:
             ClientStateError: While the group has members, because their next heartbeats would create the group again.
-            SubscriptionGroupNotExistError: When there is nothing to delete.
+            SubscriptionGroupNotExistError: When neither the group nor any of its retry and dead-letter topics exists.
         """
         async with self._call() as instance:
             await group_settings.delete(instance, self._wire_group(group), self._deadline())

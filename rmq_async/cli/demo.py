@@ -84,7 +84,7 @@ class Mode:
 
     @contextmanager
     def timed(self, number: int) -> Iterator[None]:
-        """Count the time of a call that sends ``number`` messages, or its error."""
+        """Record the duration of a call that sends ``number`` messages, or its error."""
         began = perf_counter()
         try:
             yield

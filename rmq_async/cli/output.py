@@ -71,7 +71,7 @@ class Output:
             Console(markup=False, highlight=False, width=width).print(table)
 
     def trouble(self, text: str) -> None:
-        """Print one line on stderr, in text and JSON mode."""
+        """Print one line on stderr, in both text and JSON mode."""
         click.echo(f"rmq: {' '.join(text.split())}", err=True)
 
     @contextmanager

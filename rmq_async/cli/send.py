@@ -130,7 +130,7 @@ class _SendOptions(ClientOptions):
     group: str
 
     def check(self) -> None:
-        """Raise UsageError for options that contradict each other, and if none names the messages."""
+        """Raise UsageError for options that contradict each other, and if no option names the messages."""
         given = sum(each is not None for each in (self.source, self.body, self.path))
         if self.source not in (None, "-") or given > 1 or (not given and not self.as_json):
             raise click.UsageError("give one of --body TEXT, --file PATH and - (each line of standard input), or --json")

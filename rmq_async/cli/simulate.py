@@ -162,7 +162,7 @@ def _scenario(name: str) -> SeedRun:
     """Return the function that runs a seed of one of the library's scenarios.
 
     Raises:
-        UsageError: For an unknown scenario, and outside of a checkout of the library.
+        UsageError: For an unknown scenario, and if the library does not run from a checkout.
     """
     try:
         library = import_module("tests.simulation")

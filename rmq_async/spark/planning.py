@@ -232,7 +232,7 @@ def _parts(whole: Range, count: int) -> list[Range]:
 
 
 class Loss(NamedTuple):
-    """A planned range that cannot be read as planned.
+    """A planned range that cannot be read completely.
 
     Attributes:
         why: The reason, as a part of a sentence.

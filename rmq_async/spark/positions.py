@@ -45,7 +45,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Times(Positions):
-    """Milliseconds since 1970 instead of offsets."""
+    """Positions that are times, in milliseconds since 1970, instead of offsets."""
 
 
 Start = Literal["earliest", "latest"] | int | Times | Positions

@@ -301,7 +301,7 @@ class _Reading:
             self._fragments.append([f"{name}\x01{value}\x02" if value else "" for value in values])
 
     def _properties(self) -> Mapping[str, list[str | None]]:
-        """Add the users' entries; return the entries that replace a column, by its name."""
+        """Add the users' entries to the properties. Return the entries that replace a column, by the column's name."""
         column = self._columns.get("properties")
         if column is None:
             return {}
@@ -392,7 +392,7 @@ class _Reading:
         return values
 
     def _check_text(self, values: Sequence[str | None], what: str, column: Any = None) -> None:
-        """Raise InvalidMessageError for the characters 0, 1 and 2.
+        """Raise InvalidMessageError for values that contain the characters 0, 1 or 2.
 
         Args:
             column: The column of maps from which the values come, or None.

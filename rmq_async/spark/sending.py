@@ -54,7 +54,7 @@ def cuts(sizes: Sequence[int], limit: int, most: int) -> Iterator[tuple[int, int
 
 
 def sink_request(producer: Producer, block: Block, part: Part, start: int, end: int) -> PreparedSend:
-    """Encode the rows of ``part`` from ``start`` to ``end`` under new unique ids. Runs on the loop of the producer."""
+    """Encode the rows of ``part`` from ``start`` to ``end`` under new unique ids. Call this on the loop of the producer."""
     rows = part.rows[start:end]
     if isinstance(rows, range):
         chosen = slice(rows.start, rows.stop)
@@ -80,7 +80,9 @@ ABSENT_PATIENCE: Final = 10.0
 for some seconds.
 """
 PACES: Final = 8
-"""Parts of a second: a request has the rows of one part at most, but at least one row, and the time of one may be saved up."""
+"""Number of parts of a second. A request has at most the rows of one part, but at least one row. The unused time of one part
+may be saved up.
+"""
 
 
 class Sending:
@@ -320,5 +322,5 @@ class Sending:
 
 
 def _newest(error: errors.RocketMQError) -> BaseException | None:
-    """Return the error of the newest attempt of a send."""
+    """Return the error of the last attempt of a send."""
     return error.__cause__ if isinstance(error, errors.SendError) else error

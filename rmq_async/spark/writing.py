@@ -189,7 +189,7 @@ def _warn_of_speculation() -> None:
 
 
 class _Writer(ABC):
-    """The common part of all writers: the write in a task."""
+    """The common part of all writers: writing in a task, and the logs of commits and aborts."""
 
     _planned = False
     """Whether the topic of the options was looked up when the write was planned."""
@@ -231,7 +231,9 @@ class _Writer(ABC):
         """Return the prefix of the ids of rows, which is the same for all attempts of all tasks."""
 
     def _queues_known(self, context: TaskContext) -> bool:
-        """Return whether earlier tasks may have sent to the queues that rows name, so that their brokers are waited for."""
+        """Return whether earlier tasks may have sent to the queues that rows name, in which case sends wait for the queues'
+        brokers.
+        """
         return False
 
     def _log(self, messages: Sequence[Any], what: str) -> None:

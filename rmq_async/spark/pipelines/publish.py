@@ -270,7 +270,7 @@ class _Publish:
         parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Check the arguments that need no Spark, and the topic."""
+        """Check the arguments that can be checked without Spark, and that the topic exists."""
         _check_table(given.format, given.path, given.table)
         _read_options(given)
         check_topic(write_options(job.connection_options(given) | {"topic": given.topic}, streaming=False))

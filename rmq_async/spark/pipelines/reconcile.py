@@ -282,7 +282,7 @@ class _Reconcile:
         )
 
     def check(self, given: argparse.Namespace) -> None:
-        """Check the arguments that need no Spark, and that the topics exist."""
+        """Check the arguments that can be checked without Spark, and that the topics exist."""
         options = job.connection_options(given)
         _check_by(given.by, given.fail_on)
         _check_options(options)

@@ -1,4 +1,4 @@
-"""Replays an archive to topics, each queue in its order.
+"""Replays an archive to topics. The messages of each queue keep their order.
 
 A first pass over the small columns counts the messages in the window, by queue. Each queue is sent to the queue with the same
 broker and number if the target has it. Otherwise, the queue's name and the number of the target's queues determine the target
@@ -379,7 +379,7 @@ class _Replay:
         parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
 
     def check(self, given: argparse.Namespace) -> None:
-        """Check the arguments that need no Spark, and that the topic to send to exists, if one is given."""
+        """Check the arguments that can be checked without Spark and, if a target topic is given, that it exists."""
         _check(given.topic, given.to_original, given.start, given.end)
         topic = {} if given.topic is None else {"topic": given.topic}
         target_queues(access_for(job.connection_options(given) | topic), topic.values())
