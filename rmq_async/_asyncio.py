@@ -298,9 +298,12 @@ class StopScope:
 
     Args:
         error: Returns the error that current and later waits raise after ``stop()``.
+
+    Attributes:
+        deadline: Monotonic time until which the stop may take. 0.0 if there was no stop.
     """
 
-    __slots__ = ("_error", "_futures", "_scopes", "_stopped")
+    __slots__ = ("_error", "_futures", "_scopes", "_stopped", "deadline")
 
     def __init__(self, error: Callable[[], ClientStateError]) -> None:
         self._error = error
@@ -308,6 +311,7 @@ class StopScope:
         self._futures: dict[asyncio.Future[bool | None], None] = {}
         """Futures in the tables of flights."""
         self._stopped = False
+        self.deadline = 0.0
 
     def __len__(self) -> int:
         return len(self._scopes) + len(self._futures)
@@ -347,9 +351,9 @@ class StopScope:
             del scope  # else a cycle: it references the task, which keeps the error, whose traceback has this frame
         raise self._error()  # here, so that its context is not the TimeoutError, which has a frame that references the scope
 
-    def stop(self) -> None:
-        """End all waits. A second call has no effect."""
-        self._stopped = True
+    def stop(self, deadline: float = 0.0) -> None:
+        """End all waits. A second call moves only the ``deadline``."""
+        self._stopped, self.deadline = True, deadline
         for future in self._futures:
             if not future.done():
                 future.set_result(False)

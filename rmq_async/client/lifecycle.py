@@ -147,7 +147,7 @@ class LifeCycle(Startable):
         budget = stop_budget(timeout, self._stop_timeout)
         while self._is_in(LifeState.STARTING, LifeState.STOPPING):
             joined = self._present_change()
-            await self._join_change()
+            await self._join_change(machine.monotonic() + budget)
             if self._is_in(LifeState.RUNNING) and self._changing is joined:
                 break  # the start was past its last wait, so the stop did not end it
             if not self._is_in(LifeState.STOPPING):
@@ -178,11 +178,15 @@ class LifeCycle(Startable):
     def _is_in(self, *states: LifeState) -> bool:
         return self._state in states
 
-    async def _join_change(self) -> None:
-        """End a start that is waiting, and wait until the current start or stop has ended."""
+    async def _join_change(self, deadline: float) -> None:
+        """End a start that is waiting, and wait until the current start or stop has ended.
+
+        Args:
+            deadline: Monotonic time until which handlers that already run, and the commits of their messages, may take.
+        """
         changing = self._present_change()
         self._state = LifeState.STOPPING
-        self._starting.stop()  # no calls were accepted yet that a stop would have to wait for
+        self._starting.stop(deadline)
         await asyncio.wait([changing])
 
     async def _join_start(self) -> None:

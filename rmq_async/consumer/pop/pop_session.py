@@ -133,8 +133,8 @@ class PopSession(MemberSession):
             self.supervisor.run("look for routes", self._watch_routes)
             self.supervisor.run("look at closed queues", self.attached.closed.run)
             await starting.run(self._first_answers())
-        except BaseException:
-            await self.close(machine.monotonic())
+        except BaseException:  # messages may already be handled
+            await self.close(starting.deadline)
             raise
 
     async def _join(self) -> None:

@@ -225,8 +225,8 @@ class PullSession(MemberSession):
         run("look at closed queues", self.attached.closed.run)
         try:
             await starting.run(self._first_assignment())
-        except BaseException:  # some queues may already be read, so the session must be closed
-            await self.close(machine.monotonic())
+        except BaseException:  # some queues may already be read, and messages handled
+            await self.close(starting.deadline)
             raise
 
     def quiesce(self) -> None:

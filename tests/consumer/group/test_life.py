@@ -350,3 +350,28 @@ async def test_topic_that_does_not_exist_yet(caplog: pytest.LogCaptureFixture) -
             await send(server.namesrv, b"1", b"2")
             await consumer.wait_settled(2, timeout=10.0)
         assert seen.bodies == {b"1": 1, b"2": 1}
+
+
+@pytest.mark.virtual_time
+async def test_stop_during_a_start_leaves_its_time_to_the_last_commits(caplog: pytest.LogCaptureFixture) -> None:
+    """They had 1 s, whatever the timeout of the stop."""
+    async with EmbeddedRocketMQ(brokers=2) as server:
+        await create(server.namesrv, queues=1)
+        await send(server.namesrv, *[b"%d" % number for number in range(8)])
+        server.delay(1.0, broker="broker-b")  # whose queue the start still waits for
+        stops: list[asyncio.Task[None]] = []
+
+        async def handle(message: MessageExt) -> None:
+            if not stops:
+                server.delay(1.5)
+                stops.append(asyncio.create_task(consumer.stop(30.0)))
+
+        consumer = Consumer("g", namesrv=server.namesrv, start_from="earliest")
+        consumer.subscribe("T", handle)
+        with pytest.raises(ClientStateError):
+            await consumer.start()
+        await stops[0]
+        server.delay(0)
+        async with PullConsumer("g", namesrv=server.namesrv) as asked:
+            assert await asked.committed(MessageQueue("T", "broker-a", 0)) == 4
+    assert "was not committed in time" not in caplog.text
