@@ -79,21 +79,22 @@ def begin(
         or message.topic.__class__ is not str
         or not 0 < (size := len(message.body)) < sender.usual_below
         or (topic_queues := sender.queues_by_topic.get(message.topic)) is None
-        or (epoch := credits.try_take(1, size)) is None
     ):
         return _checked(sender, mode, message, queue, selector, key, timeout)
-    target: Target | None
+    target: Target | None = None
+    if keys.__class__ is ShardedKeys:
+        sharding_key: Any = message.sharding_key
+        line, queues = sender.admission.lines.by_topic.get(message.topic), topic_queues.keyed
+        place = queues[abs(hash_of(sharding_key)) % len(queues)]  # what ``select_by_hash`` does
+        target = topic_queues.by_queue.get(place) or topic_queues.reachable(place)
+        if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
+            return _checked(sender, mode, message, queue, selector, key, timeout)
+        choice = _CHOSEN
+    epoch = credits.try_take(1, size)
+    if epoch is None:
+        return _checked(sender, mode, message, queue, selector, key, timeout)
     try:
-        if keys.__class__ is ShardedKeys:
-            sharding_key: Any = message.sharding_key
-            line, queues = sender.admission.lines.by_topic.get(message.topic), topic_queues.keyed
-            place = queues[abs(hash_of(sharding_key)) % len(queues)]  # the same choice as by ``select_by_hash``
-            target = topic_queues.by_queue.get(place) or topic_queues.reachable(place)
-            if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
-                credits.give_back(epoch, 1, size)
-                return _checked(sender, mode, message, queue, selector, key, timeout)
-            choice = _CHOSEN
-        else:
+        if target is None:
             target = topic_queues.next()
         started = machine.monotonic()
         unique_id = sender.ids.next_at(started) if message.unique_id is None else sender.ids.given(message.unique_id)

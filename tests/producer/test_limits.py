@@ -125,6 +125,16 @@ async def test_credits_return_after_every_outcome(cluster: Cluster, send: Send) 
         assert isinstance((await outcomes(call))[0], errors.ClientStateError)
 
 
+async def test_credits_return_once_if_a_message_to_a_retry_topic_is_refused() -> None:
+    """It has a sharding key, which such a topic does not use: the call leaves the short way and is refused after that."""
+    async with EmbeddedRocketMQ() as server, Producer("group", namesrv=server.namesrv, async_limit=1) as sender:
+        await sender.send(Message("%RETRY%g", b"x", sharding_key="k"))
+        for _ in range(3):
+            with pytest.raises(InvalidMessageError):
+                await sender.send(Message("%RETRY%g", b"x", sharding_key="k", properties={"p": "x" * 40_000}))
+        assert sender.health().unanswered == 0
+
+
 async def test_credits_return_if_the_properties_are_too_large(cluster: Cluster) -> None:
     huge = message(properties={"p": "x" * 40_000})
     async with producer(cluster, async_limit=1, oneway_limit=1) as sender:
