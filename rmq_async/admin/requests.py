@@ -101,7 +101,7 @@ def brokers_of(route: TopicRouteData) -> dict[str, str]:
 async def ask_at(
     instance: ClientInstance, broker: str, address: str, command: RemotingCommand, deadline: float
 ) -> RemotingCommand:
-    """Send one request and return the response, whatever its code. Errors name the broker."""
+    """Send one request and return the response, with any code. Errors name the broker."""
     try:
         return await instance.pool.request(address, command, max(deadline - machine.monotonic(), 0.0))
     except RocketMQError as error:

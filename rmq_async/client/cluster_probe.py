@@ -2,8 +2,8 @@
 
 A cluster counts as found when the response of a name server names a broker, has an error code or cannot be read. A name server
 that was just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started
-without a cluster wait until the cluster is found. If there are several name servers, the client stays with the one that lists the
-most brokers: servers that list fewer may have been restarted, and brokers register again within 30 s.
+without a cluster wait until the cluster is found. If there are several name servers, the client stays with the name server that
+lists the most brokers: servers that list fewer may have been restarted, and brokers register again within 30 s.
 
 A server that refuses the request for the cluster (3, request type not supported) is either a proxy, which knows routes, or a
 broker, which does not. A second request, for a route, distinguishes them.
@@ -59,7 +59,7 @@ class ClusterProbe:
         """Set by the first response that names a broker, has an error code or cannot be read. It is never cleared."""
 
     async def run_once(self) -> str:
-        """Ask the name servers for the cluster and return the address of the one that lists the most brokers.
+        """Ask the name servers for the cluster and return the address of the name server that lists the most brokers.
 
         One name server is asked first, with a second request if it may be a broker, then each of the others.
 
@@ -102,7 +102,7 @@ class ClusterProbe:
             return
 
     async def _fullest(self, address: str, named: int, deadline: float) -> str:
-        """Ask the other name servers, prefer the one that names the most brokers from now on, and return its address."""
+        """Ask the other name servers, prefer the name server that names the most brokers from now on, and return its address."""
         servers = self._name_servers
         patience = min(_left(deadline), COMPARED_WITHIN) if named else _left(deadline)
         enough = None if named else bool

@@ -173,7 +173,7 @@ class ClientInstance:
         """Check that the instance may be used here.
 
         Raises:
-            ForkedError: If the process is a fork of the one that started the instance.
+            ForkedError: If the process is a fork of the process that started the instance.
             WrongLoopError: If another event loop is running.
             ClientStateError: If the instance is closed.
         """

@@ -142,7 +142,7 @@ class LifeCycle(Startable):
         Raises:
             TypeError, ValueError: If ``timeout`` is not a number of at least 0.
             WrongLoopError: If the object was started on another loop.
-            ForkedError: If the process is a fork of the one that started the object.
+            ForkedError: If the process is a fork of the process that started the object.
         """
         budget = stop_budget(timeout, self._stop_timeout)
         while self._is_in(LifeState.STARTING, LifeState.STOPPING):
@@ -229,7 +229,7 @@ class LifeCycle(Startable):
 
         Raises:
             ClientStateError: If the object is not running.
-            ForkedError: If the process is a fork of the one that started the object.
+            ForkedError: If the process is a fork of the process that started the object.
             WrongLoopError: If the object was started on another loop.
         """
         instance = self._instance

@@ -108,7 +108,7 @@ class NameServers:
         return self.failure is None and any(self._pool.get(address) is not None for address in self._addresses)
 
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
-        """Return the first response, whatever its code, and the server's address.
+        """Return the first response, with any code, and the server's address.
 
         Raises:
             NameServerError: If no server responds within ``timeout`` seconds.

@@ -150,7 +150,7 @@ class Relay:
                 await self._leave_producer(deadline)
 
     async def _leave_producer(self, deadline: float) -> None:
-        """Stop the producer if this was the last running relay of those that started it."""
+        """Stop the producer if this was the last running relay of the relays that started it."""
         if self._own_producer:
             _owners[self._producer] -= 1
             if not _owners[self._producer]:

@@ -32,12 +32,12 @@ class ProducerHealth:
         ready: True if three conditions hold. The producer is running and live. A name server has responded and, with
             ``start_without_cluster``, has named a broker. At least one broker of the routes in use is reachable, or these routes
             contain no broker.
-        problems: All problems, including those that leave the producer ready.
+        problems: All problems, including problems that leave the producer ready.
         last_success_age: Seconds since a broker confirmed a stored message to any producer that shares the client's connections.
             None if no broker has done so, before the start, after the stop and after a fork. Each read from a connection updates
             the time only by the last response in that read, so it may be some reads late while stored and refused messages
-            alternate. One-way messages do not count, except those that are sent as ordinary requests (``oneway_window``).
-        unanswered: Number of messages that are accepted and not finished, including those that wait for a route or a connection.
+            alternate. One-way messages do not count, except messages that are sent as ordinary requests (``oneway_window``).
+        unanswered: Number of messages that are accepted and not finished, including messages that wait for a route or a connection.
         brokers: The masters of the routes that the client uses, by broker name.
     """
 

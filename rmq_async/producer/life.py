@@ -101,7 +101,7 @@ class ProducerLife(LifeCycle):
         Raises:
             TypeError, ValueError: If ``timeout`` is not a number of seconds of at least 0.
             WrongLoopError: If the producer was started on another loop.
-            ForkedError: If the process is a fork of the one that started the producer.
+            ForkedError: If the process is a fork of the process that started the producer.
         """
         await super().stop(timeout)
 
@@ -147,7 +147,7 @@ class ProducerLife(LifeCycle):
         Raises:
             ClientStateError: If the producer is not running.
             WrongLoopError: If the producer was started on another loop.
-            ForkedError: If the process is a fork of the one that started the producer.
+            ForkedError: If the process is a fork of the process that started the producer.
         """
         if not self._loop_runs() or get_ident() != self._thread:
             self._refuse()

@@ -1,5 +1,5 @@
 """Determines the next offset of a queue whose broker does not have the offset of a pull (PULL_OFFSET_MOVED, 21), or may have other
-messages than those that were read.
+messages than the messages that were read.
 """
 
 # There are four causes.
@@ -90,7 +90,7 @@ class _View(NamedTuple):
 
 
 async def find_move(looks: Looks, marks: ReadMarks, asked: Asked, patience: float) -> Move:
-    """Return why the broker refused an offset, or has other messages than those that were read, and where to continue.
+    """Return why the broker refused an offset, or has other messages than the messages that were read, and where to continue.
 
     The errors of the requests propagate. The ends of the queue are requested from masters only.
 

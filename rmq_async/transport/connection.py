@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         long_poll: bool = False,
         calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
     ) -> RemotingCommand:
-        """Send ``command`` with an opaque of this connection and return the response, whatever its code.
+        """Send ``command`` with an opaque of this connection and return the response, with any code.
 
         Args:
             calls: Holds the future of the response while this method waits, so that other code can end the wait.

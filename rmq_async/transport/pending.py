@@ -1,4 +1,4 @@
-"""Pending requests, a pure function that finds those that are late, and the timer of a connection's deadlines.
+"""Pending requests, a pure function that finds late requests, and the timer of a connection's deadlines.
 
 Each entry has two deadlines. At the first deadline the *attempt* has failed and its receiver gets the error. Until the second
 deadline, the end of the *call*, the entry stays if its frame was written, because a late response may still say "stored". In most

@@ -230,7 +230,7 @@ class ConnectionPool:
             ConnectionLostError: If the new connection is lost immediately.
             RequestTimeoutError: If there is no connection after ``timeout`` seconds, which include a back-off.
             ClientStateError: If the client stops.
-            ForkedError: If the process is a fork of the one that made the pool.
+            ForkedError: If the process is a fork of the process that made the pool.
         """
         deadline = machine.monotonic() + timeout
         check_not_forked(self._generation)
@@ -279,7 +279,7 @@ class ConnectionPool:
         calls: OrderedSet[asyncio.Future[RemotingCommand]] | None = None,
         sent_away: RemotingCommand | None = None,
     ) -> RemotingCommand:
-        """Connect if necessary, send one request and return the response, whatever its code, within ``timeout`` seconds.
+        """Connect if necessary, send one request and return the response, with any code, within ``timeout`` seconds.
 
         A server that responds with GO_AWAY has not processed the request, so the request is sent once more over a new connection.
         If that connect fails with ConnectError or RequestTimeoutError, the GO_AWAY response is returned. The method raises the
@@ -371,7 +371,7 @@ class ConnectionPool:
         the pool's tasks have ended.
 
         Raises:
-            ForkedError: If the process is a fork of the one that made the pool.
+            ForkedError: If the process is a fork of the process that made the pool.
         """
         self._closing = True
         check_not_forked(self._generation)

@@ -8,7 +8,7 @@
 #
 # The confirmation of a broker holds only as long as the broker's process. The replicas of 5.5.0 do not copy offsets in time, so a
 # new master has no offsets, and a broker that has crashed lacks the offsets of its last seconds. Both are reached over a new
-# connection. So if the connection is not the one that confirmed an offset, the next round commits the queue again. The last
+# connection. So if the connection is not the connection that confirmed an offset, the next round commits the queue again. The last
 # commit of a queue that was read is always sent.
 #
 # Behind a new connection, there may also be a store that has lost messages which this member has handled, and has other messages

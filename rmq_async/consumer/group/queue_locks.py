@@ -7,9 +7,9 @@
 # to subscribe with the group, which each member has; a name with a suffix would require another right.
 #
 # A new or restarted master has no locks, and grants any. So a lock is in doubt when the master is reached over another connection
-# than the one that granted the lock, until the lock has been requested over the new connection. While a broker has no master, no
-# member can get a lock there, so each time all name servers confirm this, it counts as a renewal. A member that cannot reach the
-# name servers or the master gets no such confirmation, and its locks expire in time.
+# than the connection that granted the lock, until the lock has been requested over the new connection. While a broker has no
+# master, no member can get a lock there, so each time all name servers confirm this, it counts as a renewal. A member that cannot
+# reach the name servers or the master gets no such confirmation, and its locks expire in time.
 
 from __future__ import annotations
 

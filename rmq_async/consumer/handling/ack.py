@@ -71,7 +71,7 @@ class SettledLog:
         self._kept: deque[Settled] = deque()
         self._size = 0
         self._wanted = 0
-        """Number of messages that a wait needs. They are kept whatever their size."""
+        """Number of messages that a wait needs. They are kept at any size."""
         self._full = False
         self._changed = asyncio.Event()
         self.handled = 0
@@ -100,7 +100,7 @@ class SettledLog:
             self.add(delivery.messages[0], Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
-        """Return the next ``n`` messages after those that the previous wait returned.
+        """Return the next ``n`` messages after the messages that the previous wait returned.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.

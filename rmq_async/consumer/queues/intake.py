@@ -168,8 +168,8 @@ class Intake:
         """Buffer the messages of a response and move the cursor past it. If messages were deleted and ``out_of_range`` is "stop",
         stop the queue instead.
 
-        Return False, and buffer nothing, if the queue may have other messages than those that were read. An end below an earlier
-        end is one sign of that.
+        Return False, and buffer nothing, if the queue may have other messages than the messages that were read. An end below an
+        earlier end is one sign of that.
         """
         if held.end is not None and result.max_offset < held.end:
             self.doubt(held)

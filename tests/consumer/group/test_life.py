@@ -354,7 +354,7 @@ async def test_topic_that_does_not_exist_yet(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.virtual_time
 async def test_stop_during_a_start_leaves_its_time_to_the_last_commits(caplog: pytest.LogCaptureFixture) -> None:
-    """They had 1 s, whatever the timeout of the stop."""
+    """They had 1 s, with any timeout of the stop."""
     async with EmbeddedRocketMQ(brokers=2) as server:
         await create(server.namesrv, queues=1)
         await send(server.namesrv, *[b"%d" % number for number in range(8)])
