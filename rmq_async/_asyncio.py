@@ -60,7 +60,7 @@ class WaitTable(Generic[T]):
         return len(self._waiting)
 
     def join(self, deadline: float) -> asyncio.Future[T | None]:
-        """Return a future that gets None at ``deadline`` (``time.monotonic``), unless it is done before or has left."""
+        """Return a future that gets None at ``deadline`` (``time.monotonic``), unless it is done or passed to ``leave`` before."""
         future: asyncio.Future[T | None] = self._loop.create_future()
         self._waiting[future] = None
         self._joined += 1

@@ -2,9 +2,9 @@
 
 asyncio looks up names in the loop's default executor, which belongs to the service. While blocking calls of the service fill the
 executor, no name is resolved, and ``asyncio.run`` waits at its end for a look-up that hangs. ``uvloop.run`` also waits, and uses
-four threads that all loops of the process share. This module uses at most ``MAX_THREADS`` threads, which exist only while there
-are look-ups and which nothing waits for at the end. All callers of a name share one look-up, which occupies its thread while it
-hangs.
+four threads that all loops of the process share. This module uses at most ``MAX_THREADS`` threads. They exist only while there
+are look-ups, and neither the loop nor the process waits for them at its end. All callers of a name share one look-up, which
+occupies its thread while it hangs.
 
 If a loop resolves names by itself (another kind of loop, or a loop whose ``getaddrinfo`` was replaced), its method is used.
 """

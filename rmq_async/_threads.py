@@ -255,8 +255,8 @@ def _work(room: _Room) -> None:
 
 @contextmanager
 def naming_refusals() -> Iterator[None]:
-    """Return a context manager for foreign code that starts threads. It raises NoThreadError instead of CPython's errors if a
-    thread is refused.
+    """Return a context manager for third-party code that starts threads. If the system refuses a thread, it raises NoThreadError
+    in place of CPython's error.
     """
     try:
         yield

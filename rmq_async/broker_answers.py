@@ -24,9 +24,9 @@ _ACL_EXCEPTION = "AclException"
 """Part of the remark of a 4.x broker, which responds with code 1 if a 5.x broker would respond with 16."""
 _TOO_FEW = "in-sync replicas not enough"
 _UNREPLICATED_REMARKS = (_TOO_FEW, "[PC_SYNCHRONIZED]", "OS page cache busy")
-"""The beginnings of remarks for WAIT_QUORUM_ACK_TIMEOUT from brokers that replicate by DLedger (``DLedgerCommitLog``): from
-version 5.x; from 4.9, to a send; from 4.9, to a commit. Brokers without DLedger respond with these remarks before they store a
-message."""
+"""The beginnings of the remarks with which brokers that replicate by DLedger report WAIT_QUORUM_ACK_TIMEOUT
+(``DLedgerCommitLog``): brokers of 5.x, brokers of 4.9 in the response to a send, and brokers of 4.9 in the response to a commit.
+Brokers without DLedger respond with these remarks before they store a message."""
 _BUSY_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL)
 _PAGE_CACHE_BUSY = "[PC_SYNCHRONIZED]"
 _ACL_RIGHTS = ("No default permission", "Need admin permission")

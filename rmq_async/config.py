@@ -239,7 +239,7 @@ def client_options(
     options: Mapping[str, object],
     others: Collection[str] = (),
 ) -> ClientConfig:
-    """Return ``client``, or the default settings, with ``namesrv`` and the keyword options that are its fields.
+    """Return ``client``, or the default settings, with ``namesrv`` and those ``options`` that are fields of ClientConfig.
 
     Args:
         others: Names of options that are fields of another config.
@@ -408,7 +408,7 @@ def check_text(name: str, value: str, *, longest: int | None = None) -> str:
 
 
 def checked_tags(tags: str) -> str:
-    """Return the tags of a subscription or a reading as a plain str. Raise ConfigError for an invalid value."""
+    """Return the tags of a subscription, or of a read, as a plain str. Raise ConfigError for an invalid value."""
     try:
         if isinstance(tags, str) and (tags == "*" or parse_tags(tags)):  # blanks alone would select nothing at brokers
             return plain_text("tags", tags)

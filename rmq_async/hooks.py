@@ -54,7 +54,7 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
         name_servers: The name servers in the client's settings, as "host:port".
         unit_mode: The client setting of that name.
         properties: Properties that hooks add for this attempt. They replace properties of the message with the same name.
-        state: Values that hooks pass from ``before_send`` to ``after_send``. The library does not use it.
+        state: Values that hooks pass from ``before_send`` to ``after_send``. The library does not use them.
     """
 
     message: Message | tuple[Message, ...]
@@ -94,7 +94,7 @@ class Hook:
     """Base class of hooks. Subclasses define the methods that they need, as plain functions. The methods run on the event loop
     and must not block.
 
-    One object may be a hook of both producers and group consumers, which call their own methods of it. Errors go to the loop's
+    One object may be a hook of both producers and group consumers. Each of them calls only its own methods. Errors go to the loop's
     exception handler, and the message is sent or handled nevertheless; only ``check_forbidden`` can end a call. Of the errors of
     ``before_consume`` and ``after_consume``, only the first, second, fourth, eighth ... go to the exception handler.
 
@@ -189,7 +189,7 @@ def _check_overrides(hook: object) -> None:
 
 
 def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
-    """Return the methods called ``name`` of the hooks that define it. The empty methods of ``Hook`` are left out."""
+    """Return the method ``name`` of each hook that defines it. The empty methods of ``Hook`` are left out."""
     methods = [getattr(hook, name, None) for hook in hooks]
     inherited = getattr(Hook, name)
     return tuple(method for method in methods if callable(method) and getattr(method, "__func__", None) is not inherited)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Jobs(Protocol):
-    """Runs jobs instead of threads.
+    """The type of ``executor``, which runs jobs in place of the library's threads.
 
     Attributes:
         refused: The error with which the machine refuses threads; None while it grants them.

@@ -86,17 +86,17 @@ class OpenTelemetryHook(Hook):
             explicit_bucket_boundaries_advisory=BOUNDARIES,
         )
         self._messages = meter.create_counter(
-            "messaging.client.sent.messages", unit="{message}", description="Messages that were tried to send."
+            "messaging.client.sent.messages", unit="{message}", description="Messages in the attempts to send."
         )
 
         self._processing = meter.create_histogram(
             "messaging.process.duration",
             unit="s",
-            description="Duration of the calls of handlers.",
+            description="Duration of handler calls.",
             explicit_bucket_boundaries_advisory=BOUNDARIES,
         )
         self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", unit="{message}", description="Messages that handlers were given."
+            "messaging.client.consumed.messages", unit="{message}", description="Messages that were passed to handlers."
         )
 
     def before_send(self, context: SendContext) -> None:
@@ -194,7 +194,7 @@ class OutboxGauges:
         self._age = meter.create_gauge(
             "rmq_async.outbox.oldest_age",
             unit="s",
-            description="Since the oldest message that is pending was added; 0: none is.",
+            description="Age of the oldest pending message; 0 if no message is pending.",
         )
 
     def __call__(self, status: OutboxStatus) -> None:

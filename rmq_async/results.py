@@ -34,7 +34,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
         queue_offset: The offset in the queue.
         transaction_id: The transaction id in the response, or None.
         region_id: The region id in the response, or None.
-        trace_on: False if the broker wants no message traces.
+        trace_on: False if the broker has disabled message traces.
         recall_handle: The handle for ``recall`` of a message that is delivered later, or None.
         attempts: Number of attempts of the call.
     """
@@ -115,8 +115,8 @@ class PullStatus(Enum):
 
     Attributes:
         FOUND: There are messages.
-        NO_NEW: There is no message from the offset on yet.
-        NO_MATCH: The broker has passed offsets, but has found no message that the filter accepts so far.
+        NO_NEW: There is no message at or after the offset yet.
+        NO_MATCH: The broker has searched some offsets, but has found no message that the filter accepts yet.
         OFFSET_ILLEGAL: The offset is outside the queue.
     """
 

@@ -16,7 +16,7 @@ from typing import Final
 from .. import machine
 
 WINDOW: Final = 60.0
-"""Length of a window in seconds. Only responses of the current and the previous window count, because clocks drift and are set."""
+"""Length of a window in seconds. Only responses of the current and the previous window count: clocks drift and are adjusted."""
 SET_BACK: Final = 50.0
 """Milliseconds by which a broker's time may lie before the earliest time that earlier responses allow. If it is earlier than that,
 the broker's clock was set back."""

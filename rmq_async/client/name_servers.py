@@ -6,9 +6,9 @@ other addresses that the host names resolve to. The client stays with the first 
 its share of the remaining time: with two servers, the second one is tried after half of that time. A server whose connection broke
 during a request is tried once more at the end, because it may have been restarted since.
 
-If one server does not know something, that is not enough: it may have been restarted, and brokers register again only within 30 s.
-Therefore ``others`` asks the other servers concurrently, and ``knows_brokers`` tells whether a server can be believed: a server
-that lists no broker knows no topic either.
+A response that a topic or a broker is unknown proves nothing if only one server gives it: the server may have been restarted, and
+brokers register again only within 30 s. Therefore ``others`` asks the other servers concurrently, and ``knows_brokers`` returns
+whether a server can be believed: a server that lists no broker knows no topic either.
 
 A broker refuses requests for routes (3, request type not supported). Nothing else distinguishes its address from the address of a
 name server. If every address belongs to a broker, the error is permanent, because waiting cannot help.
@@ -273,7 +273,7 @@ class NameServers:
         size: Callable[[T], int],
         is_former: Callable[[T], bool] | None = None,
     ) -> T:
-        """Return the largest of all servers' results, because a restarted server knows less than the others for some seconds.
+        """Return the largest of all servers' results, because the routes of a restarted server are incomplete for some seconds.
 
         Args:
             is_former: Returns whether a result may come from servers to which the host names no longer resolve.
@@ -395,7 +395,7 @@ class NameServers:
 
     def _reason(self, address: str, error: errors.RocketMQError | None) -> str:
         if error is None:
-            return "not asked, because the time was over"
+            return "not asked, because the timeout had passed"
         if _is_of_broker(error):
             return "this is a broker, not a name server"
         if isinstance(error, errors.RequestTimeoutError):

@@ -52,7 +52,7 @@ these polls take 90 s; a broker registers its topics at a restarted name server 
 
 
 class TopicUse:
-    """The age of each topic, in polls since its last use. Without polls no topic is dropped, because there is no clock."""
+    """The age of each topic, as the number of polls since its last use. Without polls, topics do not age and are not dropped."""
 
     def __init__(self) -> None:
         self.reports: list[Callable[[], Iterable[str]]] = []
@@ -476,7 +476,7 @@ class RouteTable:
         )
 
     async def _confirmed(self, topic: str, answer: _Answer, deadline: float) -> _Answer:
-        """Return another name server's route of a topic that one does not know, or a response "no such topic" that is confirmed.
+        """Return another name server's route of a topic that is unknown to the first one, or a confirmed "no such topic" response.
 
         A name server that knows no broker does not count, because it may just have been restarted.
 
@@ -499,9 +499,9 @@ class RouteTable:
         return answer._replace(witnessed=False)
 
     async def _fullest(self, topic: str, answer: _Answer, deadline: float, known: TopicRoute | None = None) -> _Answer:
-        """Return another name server's route if it is fuller than ``answer`` because the name server of ``answer`` knows less.
+        """Return another name server's route if ``answer`` is incomplete because its name server does not know all brokers.
 
-        This is so if the other route names a broker or a master that ``answer`` lacks, and the name server of ``answer`` does not
+        In this case, the other route names a broker or a master that ``answer`` lacks, and the name server of ``answer`` does not
         list that broker at all, as after a restart. If a name server lists a broker, it knows all topics of the broker.
 
         Args:
@@ -519,7 +519,7 @@ class RouteTable:
                 listed = await names.listed_at(answer.name_server, _left(deadline))
                 if listed is None or absent <= listed:
                     return answer
-        names.prefer(best.name_server, f"{answer.name_server} knows less of {printable(topic)} and may have been restarted")
+        names.prefer(best.name_server, f"{answer.name_server} has an incomplete route of topic {printable(topic)}")
         return best
 
     async def _cluster(self) -> None:

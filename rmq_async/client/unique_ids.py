@@ -2,9 +2,9 @@
 
 Each message has an id, so the hot path is one clock read (none if the caller has already read the clock), three comparisons and one
 concatenation (measured: 130 ns). The common part of 256 ids of one millisecond is one cached string. An object never returns an id
-twice within a month, even if the clock is set: its millisecond only grows, and after 65,536 ids within a millisecond the next one
-starts early. After the clock was set back, the time in the ids is ahead of the clock. The salt is random for each object and drawn
-again in a forked child, which inherits all other state.
+twice within a month, even if the clock is adjusted: its millisecond only grows, and after 65,536 ids within a millisecond the next
+one starts early. After the clock was set back, the time in the ids is ahead of the clock. The salt is random for each object and
+drawn again in a forked child, which inherits all other state.
 """
 
 from __future__ import annotations

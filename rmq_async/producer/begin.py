@@ -1,8 +1,8 @@
 """The send engine, which ``send``, ``send_async`` and ``send_oneway`` share.
 
 ``begin`` makes the record of a call. It checks and encodes the message, and takes credits and a queue at once if the message needs
-nothing special and need not wait. The sharding key, hooks and message traces are branches of ``begin``. The call then goes to one
-of three receivers: a future that ``deliver`` awaits, an ``AsyncSend`` (``accept``), or the tally of one-way messages
+nothing special and need not wait. It has branches for sharding keys, hooks and message traces. The call then goes to one of three
+receivers: a future that ``deliver`` awaits, an ``AsyncSend`` (``accept``), or the tally of one-way messages
 (``Oneway.queue_now``, or ``Oneway.send`` if the call must wait). Only the plain ``send`` has all of this in one function
 (``fast_path``).
 """

@@ -71,10 +71,10 @@ class Batching:
     """Seconds that the first message waits for others even without a request in flight: 0, or 0.001 to below 1e9. It waits at
     most half of the time that any caller has left and, if the batch is not ordered, half of the producer's ``timeout``."""
     max_pending_bytes: int = 32 * 1024 * 1024
-    """Maximum bytes of all bodies that are accepted and not finished, without one-way messages, 1 to 2^40. Further calls wait. If
-    ``pending_bytes_limit`` is smaller, it applies instead. A single larger body is accepted while there are no others."""
+    """Maximum bytes of all bodies that are accepted and not finished, 1 to 2^40. One-way messages do not count. Further calls wait.
+    If ``pending_bytes_limit`` is smaller, it applies instead. A single larger body is accepted while there are no others."""
     lanes_per_broker: int = LANES
-    """Maximum number of requests of one topic in flight to one broker; if there are as many, messages are gathered. 1 to 65,536. A
+    """Maximum number of requests of one topic in flight to one broker, 1 to 65,536. At this number, messages are gathered. A
     request that is unanswered after the producer's ``timeout`` no longer counts."""
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class ProducerConfig:
     """Maximum number of attempts of ``send_async`` and ``send_batch_async`` after the first one. ``retries`` applies to messages
     that ``batching`` gathers."""
     attempt_timeout: float | None = None
-    """Seconds for one attempt while another untried broker is left. The default is the remaining time divided by the number of
+    """Seconds for one attempt while there is another untried broker. The default is the remaining time divided by the number of
     attempts left, but at least 0.2 s."""
     retry_codes: Collection[int] = RETRY_CODES
     """Response codes of brokers after which another attempt is made. Refused credentials and missing permissions are never
@@ -130,7 +130,8 @@ class ProducerConfig:
     """Number of queues on a broker for a topic that a send creates, 1 to 65,536. It is at most the number of queues that
     ``create_topic_key`` has on that broker."""
     async_limit: int = 65535
-    """Maximum number of messages that are accepted and not finished, without one-way messages, 1 to 2^31. Further calls wait."""
+    """Maximum number of messages that are accepted and not finished, 1 to 2^31. One-way messages do not count. Further calls
+    wait."""
     oneway_limit: int = 65535
     """Maximum number of one-way messages that are accepted and not finished, 1 to 2^31. Further calls wait."""
     broker_window: int = 8192
@@ -163,7 +164,7 @@ class ProducerConfig:
     """The function that chooses the queue of each attempt if the call has neither a queue nor a selector. For a call with a key, it
     is called only once."""
     hooks: Sequence[Hook] = ()
-    """Functions that are called before and after each attempt and request; see Hook."""
+    """Objects whose methods are called before and after each attempt and request; see Hook."""
     trace: bool | str = False
     """True reports sends to the brokers' trace topic. The name of a topic reports them to that topic."""
     send_smart_msg: bool = True

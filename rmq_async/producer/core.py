@@ -132,7 +132,7 @@ class ProducerCore:
             unit_mode=client.unit_mode,
             max_size=config.max_message_size,
         )
-        # In this object, calls wait for unreachable brokers.
+        # Calls that wait for unreachable brokers are registered in this object.
         self.recovery = Recovery(instance.pool, instance.routes.refresh_soon)
         wire = Frames(self._settings, self.encoder.born_ms, self, self.window)
         self.dispatch = Dispatch(

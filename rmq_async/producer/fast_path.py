@@ -256,14 +256,14 @@ def cancelled(sender: ProducerCore, target: Target, started: float) -> None:
 
 
 def succeeded(sender: ProducerCore, target: Target, reply: SendReply, started: float) -> None:
-    """Report a first attempt that stored the message to the fault table. Call it if the table has entries or ``measures``."""
+    """Report to the fault table that a first attempt stored its message. Call this if the table has entries or ``measures``."""
     faults, now = sender.faults, machine.monotonic()
     if faults is not None and not reply.code and (target.broker in faults.items or now - started >= faults.patience):
         faults.succeeded(target.broker, now - started, now)
 
 
 async def gather_encoded(sender: ProducerCore, message: Message, size: int, deadline: float) -> SendResult:
-    """Send a message that has more than a topic and a body in a batch, or alone if no batch has room for it.
+    """Send a message that has more than a topic and a body: in a batch, or alone if it is too large for any batch.
 
     The caller holds the credits of the message. A message without a unique id gets one when its batch is encoded.
 

@@ -74,7 +74,7 @@ class Resolver:
         return found if preferred not in found else [preferred, *(each for each in found if each != preferred)]
 
     def known(self, host: str) -> tuple[str, ...]:
-        """Return the addresses that the newest look-up of a name found. Return nothing for an IP address or an unknown name."""
+        """Return the addresses that the newest look-up of a name found. Return () for an IP address or an unknown name."""
         return self._known.get(host, ())
 
     def age(self, host: str) -> float:
@@ -82,7 +82,7 @@ class Resolver:
         return machine.monotonic() - self._looked.get(host, -inf)
 
     def prefer(self, host: str, address: str) -> None:
-        """Return ``address`` first for ``host`` from now on, if the name has several addresses."""
+        """Make ``addresses`` return ``address`` first for ``host`` from now on, if the name has several addresses."""
         if len(self._known.get(host, ())) > 1:
             self._preferred[host] = address
 

@@ -81,10 +81,10 @@ class WriteCoalescer:
         return not (self.frames or self._written or self._timer)
 
     def queue(self, parts: bytes | list[bytes], *, urgent: bool = False) -> None:
-        """Gather one frame.
+        """Add a frame to the gathered frames.
 
         Args:
-            urgent: True writes it at the end of the iteration at the latest, if the peer reads.
+            urgent: Whether to write the frame at the end of the current loop iteration at the latest, unless writing is paused.
         """
         if urgent:
             self._urgent = True

@@ -70,7 +70,8 @@ _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 _SEND_BACK: Final = int(RequestCode.CONSUMER_SEND_MSG_BACK)
 _NO_REPLY: Final = SendReply(code=-1)
 SOON: Final = 2.0
-"""If the peer closes a new connection within this many seconds, an error says that it closed it at once."""
+"""If the peer closes a connection without TLS within this many seconds and before it has sent a byte, the error names possible
+causes."""
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 DROP_UP_TO: Final = 256 * 1024 * 1024
 """Maximum bytes of a frame above ``max_frame_size`` that is dropped while the connection stays open: it delays the frames behind it
@@ -131,7 +132,7 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the socket is closed."""
         self.attributes: dict[type, Any] = {}
-        """State of other packages that lives as long as the connection, keyed by the type that keeps it."""
+        """State that other packages keep for the lifetime of the connection, keyed by the class that uses it."""
         self.retired = False
         """Whether the server sent its clients away."""
         self.stored_at = -inf

@@ -199,7 +199,7 @@ class ConnectionPool:
         """Return the error for callers that do not wait until the back-off ends. Return None if the address does not back off."""
         if not self.backing_off(address):
             return None
-        text = f"{address} backs off for at most {MAX_BACKOFF:.3g} s before the next connect: {self._backoffs[address].reason}"
+        text = f"no new connect to {address} for up to {MAX_BACKOFF:.3g} s after a failure: {self._backoffs[address].reason}"
         return ConnectError(text, address=address)
 
     def trouble(self, address: str) -> str | None:

@@ -41,7 +41,7 @@ _OPAQUES: Final = range(FIRST_OPAQUE, LAST_OPAQUE + 1)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 LEAST_WRITTEN: Final = 0.2
-"""Minimum seconds that a send which was held has for its response, if its call has as much time left."""
+"""Minimum seconds for the response to a send that was held back, if the call has as much time left."""
 MOST_MADE_UP: Final = 1.0
 FEW: Final = 16
 """Number of the oldest entries that are searched for a send; without a limit the search could pass thousands of long polls."""
@@ -66,9 +66,10 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 
 
 def _make_up(pending: Pending, now: float) -> None:
-    """Extend the deadline of a held request once by the time that the loop was blocked after it, at most by MOST_MADE_UP seconds.
+    """Extend the deadline of a held request, once, by the time for which the loop was blocked past that deadline, at most by
+    MOST_MADE_UP seconds.
 
-    The window of the request could not open during that time.
+    The window could not open for the request during that time.
     """
     if pending.sequence == 0:
         pending.sequence = -1
@@ -482,11 +483,11 @@ class RequestTable:
         return self._sequence - self._others - self._count_sends() - self._unanswered
 
     def _why_held(self) -> str:
-        """Return why a frame was not written."""
+        """Return why a frame was not written, as the end of an error message after "because"."""
         unanswered, window = self._count_sends(), min(self._window, self.limit)
         if self.writer.paused or unanswered < window:
-            return "it was not written, because the server does not read"
-        return f"it was not written, because {unanswered} earlier sends are unanswered and the broker takes {window} at a time"
+            return "the server does not read from the connection"
+        return f"{unanswered} earlier sends are unanswered and the broker takes {window} at a time"
 
     def _count_sends(self) -> int:
         """Return the number of sends in ``entries``.

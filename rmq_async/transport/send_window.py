@@ -69,7 +69,7 @@ class SendWindow:
         self.timed, self._began, self._paused = opaque, now, 0.0
 
     def came(self, answers: int, now: float, unanswered: Container[int]) -> None:
-        """Report a read.
+        """Report a read of responses from the connection.
 
         Args:
             answers: Number of sends that were answered so far.

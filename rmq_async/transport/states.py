@@ -80,5 +80,5 @@ def late_error(address: str, code: int, why_held: str | None) -> RequestTimeoutE
     """
     text = f"{request_name(code)} to {address}: no response arrived by its deadline"
     if why_held is not None:
-        text = f"{request_name(code)} to {address}: {why_held} by its deadline"
+        text = f"{request_name(code)} to {address} was not written by its deadline, because {why_held}"
     return RequestTimeoutError(text, maybe_stored=why_held is None, address=address)

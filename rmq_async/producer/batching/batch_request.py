@@ -76,7 +76,7 @@ class BatchOwner(ABC):
 
     @abstractmethod
     def requeue(self, entries: Sequence[Entry]) -> None:
-        """Send these entries, or let them wait for a route. The entries of a queue wait before its other messages."""
+        """Send these entries, or let them wait for a route. Ordered entries wait ahead of the other messages of their queue."""
 
     @abstractmethod
     def can_shrink(self, outgoing: Outgoing) -> bool:

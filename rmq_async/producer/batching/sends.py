@@ -5,7 +5,7 @@ which has one request in flight at a time: a broker handles requests in several 
 always stored in order. With batching, sends whose queue the producer's ``queue_selector`` chooses also wait for their queue;
 admission does not keep the order of these calls.
 
-Unordered sends of a producer with batching that do not take the fast path wait for their topic.
+With batching, unordered sends that do not take the fast path are gathered by topic (``TopicGathering``).
 """
 
 from __future__ import annotations

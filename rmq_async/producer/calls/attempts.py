@@ -117,8 +117,8 @@ class AttemptRecord:
         self.error, self.maybe_stored = error, error.maybe_stored
 
     def given_up(self) -> None:
-        """End an attempt in flight together with its call. Its request is removed from the table, so that no response reaches
-        it.
+        """End the attempt, if it is in flight, because its call has ended. Remove the request from the table of pending requests,
+        so that a late response is ignored.
         """
         if self.open and self.connection is not None:
             self.open = False

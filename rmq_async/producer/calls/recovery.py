@@ -22,7 +22,7 @@ from ...transport import Connection, ConnectionPool, report
 from .call_errors import not_reached, reached_late
 
 ASK_AFTER: Final = 0.5
-"""Every this many seconds, a running attempt to connect refreshes the routes, because the broker may have moved."""
+"""Interval in seconds at which a running attempt to connect refreshes the routes, because the broker may have moved."""
 SPACING: Final = 0.05
 """Minimum seconds from the start of an attempt to connect to the next attempt."""
 TICK: Final = 0.005

@@ -360,8 +360,8 @@ class RetryLoop(Generic[Result]):
             recovery.leave(waiting)
 
     def _still_connecting(self, waiting: Waiting, now: float) -> bool:
-        """If the connect of the only attempt is still running, give the attempt the error of the whole wait. Return whether it
-        is.
+        """Return whether the connect of the only attempt is still running. If so, set the error of the whole wait as the error of
+        the attempt.
         """
         record = self._attempts.newest
         if record is None or self._dispatch.recovery.most_failed(waiting)[1]:

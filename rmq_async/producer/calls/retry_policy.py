@@ -4,8 +4,8 @@ The rules (docs/producer.md describes them):
 
 - A retry goes to an untried broker if there is one. Otherwise it does not go to the broker that was tried last, if another broker
   may be tried.
-- Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker can be connected to, the
-  call waits until a broker can be, or until the route of its topic changes.
+- Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker accepts a
+  connection, the call waits until one does, or until the route of its topic changes.
 - If no broker took the request of an attempt (no connection, nothing written, GO_AWAY, no such queue), the attempt does not count
   towards ``retries``. An attempt with a permanent ConnectError counts.
 - An attempt is capped while there is another untried broker that is not avoided, so that a silent broker cannot use up the whole
@@ -89,8 +89,8 @@ class Brokers(NamedTuple):
 
     Attributes:
         names: All brokers with a queue that the call may use.
-        avoided: Slow brokers that the selection currently skips. They remain candidates, but an attempt on another broker is not
-            capped in order to leave time for them.
+        avoided: Slow brokers that the selection currently skips. They remain candidates, but attempts on other brokers need not
+            leave time for them.
         down: Brokers without a connection whose last connect failed or is still running.
         resting: The brokers in ``down`` that are in back-off.
     """
@@ -128,7 +128,7 @@ def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: flo
 
 
 def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts_left: int, shared: float) -> Step:
-    """Return an attempt on an untried broker. It is capped unless only one such broker is left or only one is not avoided."""
+    """Return an attempt on an untried broker. It is capped if there are several; avoided brokers count only if all are avoided."""
     inviting = len(untried.difference(brokers.avoided)) or len(untried)
     cap = None if inviting == 1 else attempt_cap(shared, attempts_left, rules.attempt_timeout)
     return Step(Verdict.TRY, untried, cap)
@@ -155,7 +155,7 @@ def _least(newest: Any) -> float:
 
 
 def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | None) -> float:
-    """Return the seconds for one attempt while another untried broker is left.
+    """Return the seconds for one attempt while there is another untried broker.
 
     The result is ``attempt_timeout`` or, without it, an equal share of ``remaining`` but at least ``MIN_CAP``. It is never more
     than ``remaining``.

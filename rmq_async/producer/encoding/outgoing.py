@@ -273,7 +273,7 @@ def _smaller(outgoing: Outgoing, kind: CompressionType, level: int) -> Outgoing:
 
 
 IN_THREAD: Final = 64 * 1024
-"""Bodies of at least this many bytes are compressed in a thread, because it would block the loop for a millisecond or more."""
+"""Bodies of at least this many bytes are compressed in a thread, because the loop would be blocked for a millisecond or more."""
 
 
 class Compressor:

@@ -177,8 +177,7 @@ class QueueSelection:
                 topic_queues.next = FailureRotation(self, cast(FailureTable, self.faults), topic_queues).next
 
     def uninviting(self, brokers: Collection[str]) -> Collection[str]:
-        """Return those of ``brokers`` that ``latency_fault=True`` avoids. An attempt on another broker is not capped to leave time
-        for them.
+        """Return those of ``brokers`` that ``latency_fault=True`` avoids. Attempts on other brokers need not leave time for them.
 
         Return nothing with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for it.
         """

@@ -116,8 +116,8 @@ def checked_choice(
         queue = check_queue(queue)
         if queue.topic != topic and with_namespace(namespace, queue.topic) != with_namespace(namespace, topic):
             raise SelectorError(
-                f"queue {queue.queue_id} of {shown(queue.broker_name)} belongs to topic {shown(queue.topic)}, but the message to "
-                f"{shown(topic)}; pass a queue of the message's topic"
+                f"queue {queue.queue_id} of {shown(queue.broker_name)} belongs to topic {shown(queue.topic)}, but the message is "
+                f"for topic {shown(topic)}; pass a queue of that topic"
             )
     return QueueChoice(queue, selector, key)
 
