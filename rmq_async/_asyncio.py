@@ -291,7 +291,7 @@ def _stopping() -> ClientStateError:
 
 
 class StopScope:
-    """Runs waits that ``stop()`` ends.
+    """Runs waits that ``stop()`` can end.
 
     Waits for a flight, of which there may be thousands, share the table of the flight. Any other wait is a cancellation scope that
     ``stop()`` triggers; other cancellations propagate.
@@ -300,7 +300,7 @@ class StopScope:
         error: Returns the error that current and later waits raise after ``stop()``.
 
     Attributes:
-        deadline: Monotonic time until which the stop may take. 0.0 if there was no stop.
+        deadline: Monotonic time by which the stop must have ended. 0.0 if there was no stop.
     """
 
     __slots__ = ("_error", "_futures", "_scopes", "_stopped", "deadline")

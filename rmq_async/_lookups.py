@@ -100,7 +100,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def load() -> None:
-    """Load the codec for host names, so that no look-up must open its files.
+    """Load the codec for host names, so that no look-up has to open its files.
 
     If the codec cannot be loaded now, each look-up tries again.
     """

@@ -42,7 +42,7 @@ async def close_servers(servers: Collection[asyncio.Server]) -> None:
                 for listener in server.sockets:
                     loop.remove_reader(listener.fileno())
             await asyncio.sleep(0)
-    finally:  # even if the caller is cancelled here, no port may stay open on which nothing accepts
+    finally:  # also if the caller is cancelled here: a port must not stay open without accepting connections
         for server in servers:
             server.close()
 

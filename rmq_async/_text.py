@@ -10,7 +10,7 @@ _FAQ: Final = "See http"
 
 
 def is_power_of_two(count: int) -> bool:
-    """Return whether ``count`` (1 or more) is a power of two. Such occurrences of a repeated event are logged."""
+    """Return whether ``count`` (1 or more) is a power of two. A repeated event is logged at these counts."""
     return count & (count - 1) == 0
 
 

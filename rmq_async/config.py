@@ -115,9 +115,9 @@ class ClientConfig:
     """Namespace in a field of each request, for servers that support it. Names of topics and groups stay unchanged. The same
     characters as in ``namespace`` are allowed."""
     unit_name: str | None = None
-    """Name of this client's unit of the cluster. It is the end of the client id."""
+    """Name of this client's unit of the cluster. It is appended to the client id."""
     unit_mode: bool = False
-    """Flag in each send that the client belongs to one unit."""
+    """True sets the flag in each send which says that the client belongs to one unit."""
     start_without_cluster: bool = False
     """True lets ``start()`` return even if no name server responds. Calls then wait, within their timeouts, until a name server
     responds and names a broker. ``start()`` of a group consumer waits for ``request_timeout``."""

@@ -244,7 +244,7 @@ class NotEnoughReplicasError(BrokerSystemError):
     """The broker has fewer in-sync replicas than ``minInSyncReplicas`` (1), and has not stored the message.
 
     A send tries again within its ``timeout``. Brokers that replicate by DLedger send the same response after they have stored the
-    message; it raises a BrokerSystemError with ``maybe_stored`` instead.
+    message; the error is then a BrokerSystemError with ``maybe_stored``.
     """
 
     always_retried = True
@@ -436,7 +436,8 @@ class OffsetRangeError(BrokerError):
 class TransactionError(RocketMQError):
     """The half message is stored, but COMMIT or ROLLBACK was refused or not confirmed.
 
-    If it did not take effect, the broker will check the transaction. ``code`` is the code of the refusal; None if there was none.
+    If the request did not take effect, the broker will check the transaction. ``code`` is the code of the refusal; None if there
+    was none.
 
     Args:
         result: The TransactionSendResult, with ``local_status``.
@@ -469,8 +470,8 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
-    """A handler ran for longer than the ``timeout`` of its subscription, or messages from an iterator or ``receive()`` were in hand
-    for longer than that. The attempt counts as failed.
+    """A handler ran for longer than the ``timeout`` of its subscription, or messages from an iterator or ``receive()`` were not
+    settled within that time. The attempt counts as failed.
     """
 
 

@@ -1,4 +1,4 @@
-"""The types of which the results of ``health()`` consist, for producers and consumers."""
+"""The types in the results of ``health()``, for producers and consumers."""
 
 from __future__ import annotations
 

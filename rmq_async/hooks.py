@@ -111,8 +111,10 @@ class Hook:
         """
 
     def after_send(self, context: SendContext) -> None:
-        """Run once after each attempt that was stored, failed or was abandoned, or after a one-way attempt was queued
-        (``sendMessageAfter``).
+        """Run once after each attempt (``sendMessageAfter``).
+
+        An attempt ends when the broker has stored the message, or when the attempt fails or is abandoned. A one-way attempt ends
+        when its frame is queued.
         """
 
     def check_forbidden(self, context: SendContext) -> None:

@@ -86,7 +86,7 @@ class OpenTelemetryHook(Hook):
             explicit_bucket_boundaries_advisory=BOUNDARIES,
         )
         self._messages = meter.create_counter(
-            "messaging.client.sent.messages", unit="{message}", description="Messages in the attempts to send."
+            "messaging.client.sent.messages", unit="{message}", description="Messages that the producer attempted to send."
         )
 
         self._processing = meter.create_histogram(

@@ -1,4 +1,4 @@
-"""Finds out whether a cluster is there: at the start or, for a client that may start without a cluster, at any later time.
+"""Looks for the cluster: at the start and, for a client that may start without a cluster, until the cluster is found.
 
 A cluster counts as found when the response of a name server names a broker, has an error code or cannot be read. A name server
 that was just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started

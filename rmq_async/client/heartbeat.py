@@ -398,7 +398,7 @@ class Heartbeats:
         return self._body
 
     def _announce(self) -> None:
-        """Send the heartbeats of ``announce``."""
+        """Send the heartbeats that ``announce`` has scheduled."""
         self._soon = None
         for address in dict.fromkeys(self._masters()):
             connection = self._pool.get(address)

@@ -182,7 +182,7 @@ class LifeCycle(Startable):
         """End a start that is waiting, and wait until the current start or stop has ended.
 
         Args:
-            deadline: Monotonic time until which handlers that already run, and the commits of their messages, may take.
+            deadline: Monotonic time by which handlers that already run, and the commits of their messages, must have ended.
         """
         changing = self._present_change()
         self._state = LifeState.STOPPING
@@ -239,7 +239,7 @@ class LifeCycle(Startable):
         return instance
 
     def _idle_problem(self, state: LifeState) -> Problem | None:
-        """Return the problem that the object is not running, with the reason if its last start failed. Return None if it runs.
+        """Return a problem if the object is not running, with the reason if its last start failed. Return None if it runs.
 
         May be called from any thread.
 

@@ -1,10 +1,10 @@
 """The number of messages that pulls of a queue request, after responses above ``max_frame_size``.
 
 Brokers limit a response to 256 KiB by default, and operators may raise that limit above the frame size that a client accepts. A
-pull states the number of messages that it requests, and brokers ignore its limit of bytes (``maxMsgBytes``). Therefore a pull with
-a too large response is repeated with half as many messages, until the response fits. The number for a queue grows again if twice as
-many messages would fill at most half of a frame: a region of large messages must not slow the whole queue down, but each response
-that is too large was sent for nothing.
+pull states the number of messages that it requests, and brokers ignore its limit of bytes (``maxMsgBytes``). Therefore, if
+a response is too large, the pull is repeated with half as many messages, until the response fits. The number for a queue grows
+again if twice as many messages would fill at most half of a frame: a region of large messages must not slow the whole queue down,
+but each response that is too large was sent for nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_QUEUES: Final = 4096
 
 
 class PullSizes:
-    """The lowered numbers of messages, by queue with the topic's name on the wire.
+    """The lowered numbers of messages per pull, by queue. The queues have the topics' names on the wire.
 
     Args:
         max_frame_size: Maximum bytes of a response.
@@ -50,7 +50,10 @@ class PullSizes:
         return True
 
     def answered(self, queue: MessageQueue, asked: int, size: int) -> None:
-        """Double the number if that many messages are likely to fit, after a response of ``size`` bytes to a pull for ``asked``."""
+        """Double the number if that many messages are likely to fit.
+
+        Call it after a response of ``size`` bytes to a pull for ``asked`` messages.
+        """
         number, first = self.lowered.get(queue, (0, 0))
         if not number or asked < number or size > self._quarter:
             return

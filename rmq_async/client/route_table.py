@@ -371,7 +371,7 @@ class RouteTable:
         return self._brokers.get(broker_name, {})
 
     def broker_of(self, queue: MessageQueue) -> str:
-        """Return the name of the broker that holds a queue. For a static topic, use the route in use."""
+        """Return the name of the broker that holds a queue. For a static topic, the route in use determines it."""
         self.use.mark(queue.topic)
         route = self._routes.get(queue.topic)
         return route.broker_of(queue) if route is not None else queue.broker_name

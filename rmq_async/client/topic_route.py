@@ -58,7 +58,7 @@ class TopicRoute:
 
     @property
     def reachable_queues(self) -> tuple[MessageQueue, ...]:
-        """The queues to send to on brokers whose master has an address."""
+        """The queues to send to, on brokers whose master has an address in the route."""
         return tuple([queue for queue in self.publish_queues if self.master_address(self.broker_of(queue)) is not None])
 
     def broker_of(self, queue: MessageQueue) -> str:

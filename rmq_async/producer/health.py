@@ -62,7 +62,7 @@ def health_of(
     """Return the snapshot for ``Producer.health()``.
 
     Args:
-        idle: The problem that the producer is not running, or None.
+        idle: The problem if the producer is not running, else None.
         instance: The client instance. None unless the producer is running or stopping.
         sender: The run of the producer. None unless the producer is running or stopping.
         forked: True if the producer was started in the parent process, before a fork.
@@ -90,7 +90,7 @@ def health_of(
 
 
 def _no_room(sender: ProducerCore) -> Problem | None:
-    """Return the problem that calls wait because a limit on unfinished messages is reached. Return None if no call waits."""
+    """Return a problem if calls wait because a limit on unfinished messages is reached. Return None if no call waits."""
     for credits in (sender.credits, sender.oneway_credits):
         if (waiting := credits.waiting) > 0:
             return Problem(ProblemCode.NO_CREDITS, f"{waiting} calls wait to be accepted: {credits!r}")

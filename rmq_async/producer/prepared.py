@@ -26,7 +26,7 @@ _LENGTH: Final = struct.Struct(">H").pack
 
 
 class PreparedSend(NamedTuple):
-    """An encoded message or batch of checked messages.
+    """A message or batch that is checked and encoded.
 
     Attributes:
         queue: The only queue to which it may be sent, or None.

@@ -139,7 +139,7 @@ class Producer(SendMethods):
 
         Raises:
             ReplyTimeoutError: If the request was stored but no reply arrived in time. ``maybe_stored`` is True.
-            ClientStateError: If the producer stops. ``maybe_stored`` is True if it was waiting for the reply.
+            ClientStateError: If the producer stops. ``maybe_stored`` is True if the call was waiting for the reply.
             CorruptMessageError: If the compressed body of the reply is damaged or exceeds ``max_decompressed_size``.
                 ``maybe_stored`` is True.
             RocketMQError: Other errors of ``send``.

@@ -54,7 +54,7 @@ REPEATED_GO_AWAY: Final = 10.0
 LOOK_EVERY: Final = 600.0
 """Seconds after which the host name of an open connection is looked up again."""
 LOOK_SPACING: Final = 3.0
-"""Minimum seconds between two look-ups of a name that failed requests cause."""
+"""Minimum seconds between two look-ups of a name after failed requests."""
 LOOK_WITHIN: Final = 1.0
 """Maximum seconds that calls wait for such a look-up, counted from its start: the failure may be in the resolver."""
 PROOF_SHARE: Final = 0.9

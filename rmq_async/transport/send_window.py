@@ -25,7 +25,7 @@ the window may have grown to four times its size, and the wait must still stay b
 LONG: Final = 0.1
 """The window is halved if sends wait at least this many seconds in the broker's queue."""
 PAUSE: Final = 0.03
-"""A longer pause, in seconds, between two reads of responses is not caused by the broker's queue."""
+"""Seconds. A longer pause between two reads of responses is not caused by the broker's queue."""
 
 
 class SendWindow:

@@ -41,7 +41,7 @@ class _Shared:
         self.reset()
 
     def reset(self) -> None:
-        """Set the state without threads and clients. It is also called in a forked child, which has no threads of its parent."""
+        """Set the initial state, without threads. This is also called in a forked child, which has no threads of its parent."""
         self._lock = Lock()
         self._users = 0
         self._pool: ThreadPool | None = None

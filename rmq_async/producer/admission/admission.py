@@ -1,6 +1,6 @@
 """Admission of calls on the general path: the turn in the topic's line, the credits, and the choice of a queue.
 
-Calls that choose their queue keep their order by two waits. In the *line* of its topic, a call waits for earlier calls while these
+Two waits keep calls that choose their queue in order. In the *line* of its topic, a call waits for earlier calls while these
 wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is not in the route
 waits for that broker in a separate line of its queue. After that, the call's message waits for its queue (``batching``). If the
 line is empty and the call has nothing to wait for, it skips the line.

@@ -1,4 +1,4 @@
-"""FIFO lines per topic: calls that choose their queue wait here while an earlier call waits for credits or the choice of a queue.
+"""FIFO lines per topic: calls that choose their queue wait here until earlier calls have credits and a queue.
 
 A call that cannot proceed at once joins the line of its topic, and leaves the line when its queue is chosen and batching keeps its
 order. The first call of a line does not wait. Passing the turn on takes amortised O(1); abandoned places are skipped.
@@ -97,7 +97,7 @@ class Line:
         return self.places[0] is place
 
     def advance(self) -> None:
-        """Account for a place that was left. If it was the first one, wake the next place that is not abandoned."""
+        """Account for a call that has left its place. If the place was the first one, wake the next call that has not left."""
         places = self.places
         self._left += 1
         while places and places[0].left:
@@ -116,7 +116,7 @@ class Line:
 
 
 class QueueLine(Line):
-    """The line of one queue; it is removed from ``aside`` when its last place is left."""
+    """The line of one queue. It is removed from ``aside`` when its last call leaves it."""
 
     __slots__ = ("_key", "_topic")
     behind = "to the same queue"

@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class BatchOwner(ABC):
-    """The interface of a gathering that its batch requests use.
+    """The part of a gathering's interface that its batch requests use.
 
     Attributes:
         in_order: Whether messages keep their order. A request then counts as in flight until it has ended.
@@ -104,8 +104,8 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
     """A batch request and its further attempts. The deadline of the call is the latest deadline of its members.
 
     Attributes:
-        makes_room_at: Time (monotonic) from which the request no longer counts as in flight. Infinity for ordered messages, or if
-            the deadline is not later.
+        makes_room_at: Time (monotonic) from which the request no longer counts as in flight. Infinity for ordered messages, and if
+            the deadline of the request comes first.
     """
 
     __slots__ = (

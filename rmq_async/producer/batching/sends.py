@@ -154,7 +154,7 @@ class _WatchedCall:
 
 
 def abandon(gathering: QueueGathering, outgoing: Outgoing, error: BaseException) -> None:
-    """Abandon the call. If hooks saw the attempt in flight begin, report its end to them."""
+    """Abandon the call. If hooks have seen the start of an attempt in flight, report its end to them."""
     gathering.left()
     if outgoing.watch is not None:
         outgoing.watch.give_up(error)

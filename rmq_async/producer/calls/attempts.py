@@ -1,4 +1,4 @@
-"""One attempt of a call, and all attempts of a call in bounded memory, because a call may make thousands of attempts.
+"""The record of one attempt, and the attempts of a call in bounded memory, because a call may make thousands of attempts.
 
 The first, the newest and the open attempts (at most one per broker) are kept. For the other attempts, only the values that
 decisions need remain: their number, their errors and brokers, and whether one of them may have stored the message.

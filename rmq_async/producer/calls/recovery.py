@@ -213,7 +213,7 @@ class Recovery:
             self._ask(topic)
 
     async def _let_go(self, connection: Connection, those: _Address) -> None:
-        """Release the waiting calls, some in each step. Return when no call is left or the connection has closed."""
+        """Release the waiting calls step by step. Return when no call is left or the connection has closed."""
         requests, waiting = connection.requests, list(reversed(those.calls))
         while connection.is_open:
             # Release twice the window, because the window grows only while sends wait for it.

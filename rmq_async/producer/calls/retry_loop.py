@@ -157,7 +157,7 @@ class RetryLoop(Generic[Result]):
             self._changed.set_result(None)
 
     def abort(self) -> None:
-        """End the call because the producer stops. If the call has a result, it keeps it."""
+        """End the call because the producer stops. A call that has a result returns it."""
         self._aborted = True
         self.notify()
 

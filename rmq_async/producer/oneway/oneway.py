@@ -245,7 +245,7 @@ class Oneway:
     def _learn(self, topic: str, target: Target, outcome: SendReply | BaseException, seconds: float) -> None:
         """Record the outcome of an ordinary request, so that later messages avoid a failed broker or a deleted queue.
 
-        One-way messages have no response that could show these.
+        One-way messages themselves have no response that could show this.
         """
         faults, now = self._dispatch.faults, machine.monotonic()
         if isinstance(outcome, BaseException):

@@ -104,7 +104,7 @@ class OnewayPacing:
 class WindowReceiver:
     """The receiver of the response to the ordinary request of a window.
 
-    Errors are counted, but not raised and not retried. The first error is logged, and each error that doubles the count.
+    Errors are counted, but not raised and not retried. The first error, and each error that doubles the count, is logged.
 
     Args:
         learn: Called with the response or the error, and the seconds until then, so that later messages can avoid the broker.

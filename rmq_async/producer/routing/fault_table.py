@@ -220,7 +220,7 @@ class LatencyTable(Avoidance[FaultItem]):
     # -- queries of queue selection
 
     def reachable(self, broker: str, now: float) -> bool:
-        """Return whether the broker does not count as unreachable."""
+        """Return False while the broker counts as unreachable."""
         item = self.items.get(broker)
         return item is None or now >= item.reachable_from
 

@@ -98,7 +98,7 @@ class _Known:
     """The samples of one connection.
 
     Attributes:
-        since: The producer has no request in flight with a lower opaque.
+        since: An opaque. The producer has no request in flight with a lower one.
         samples: Pairs (time, newest opaque), the oldest first. One sample that is older than ``patience`` is kept.
     """
 
@@ -191,9 +191,7 @@ class QueueSelection:
         return faults.avoided(brokers, machine.monotonic())
 
     def next(self, topic_queues: TopicQueues, brokers: Collection[str]) -> Target:
-        """Return the topic's next queue on the best of ``brokers``. Report the chosen broker to the fault table if that has
-        entries.
-        """
+        """Return the topic's next queue on the best of ``brokers``. If the fault table has entries, report the choice to it."""
         faults = self.faults
         if faults is None or not (faults.items or faults.measures):
             return topic_queues.next_of(brokers)
@@ -303,7 +301,7 @@ class QueueSelection:
 
 
 class LatencyRotation:
-    """Replaces a topic's round robin with ``latency_fault=True``. It has the same order while no broker is suspected or late."""
+    """Replaces a topic's round robin with ``latency_fault=True``. It keeps the order while no broker is suspected or late."""
 
     __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_selection", "_topic_queues", "_version")
 

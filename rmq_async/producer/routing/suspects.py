@@ -41,9 +41,9 @@ class Silent(Suspect):
 class FailureTable(Avoidance[Silent]):
     """Avoids a broker for a second after a timeout, a failed connect or a lost connection, and for up to 30 s after failed trials.
 
-    If an attempt that began before the end of that time fails, the time is extended but not doubled: a thousand attempts in flight
-    to a broker that freezes count as one failure. If a message is stored by an attempt that began after the last failure, the
-    broker is removed from the table.
+    If an attempt that began before the broker's trial fails, the time is extended but not doubled: a thousand attempts in flight to
+    a broker that freezes count as one failure. If an attempt that began after the last failure stores its message, the broker is
+    removed from the table.
     """
 
     __slots__ = ()
@@ -66,7 +66,7 @@ class FailureTable(Avoidance[Silent]):
         item.available_from = max(item.available_from, now + item.wait)
 
     def chosen(self, broker: str, now: float) -> None:
-        """Reserve a broker on trial for this attempt even before the attempt is in flight, because it may have to connect first."""
+        """Reserve a broker on trial for an attempt that is not in flight yet, because the attempt may have to connect first."""
         item = self.items.get(broker)
         if item is not None and now >= max(item.available_from, item.tried_until):
             item.tried_until = now + TRIAL

@@ -159,7 +159,7 @@ class TopicQueues:
     ``next()`` returns the next target, round robin from a random start. ``LatencyRotation`` and ``FailureRotation`` replace it.
 
     Args:
-        without: Queues that the route names but their brokers do not have. They are kept in a fixed list of queues.
+        without: Queues that the route names but their brokers do not have. If ``keyed`` is fixed, it still contains them.
 
     Attributes:
         queues: The queues of brokers with a master.

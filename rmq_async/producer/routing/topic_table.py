@@ -286,7 +286,7 @@ class TopicTable:
         self._drop(topic)
 
     def doubt(self, topic: str, error: BaseException) -> None:
-        """Request a refresh of the route if ``error`` means that queues may have moved, without waiting. Ignore busy brokers."""
+        """If ``error`` means that queues may have moved, start a refresh of the route in the background. Ignore busy brokers."""
         elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
         if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
             self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
@@ -303,7 +303,7 @@ class TopicTable:
     async def warm_up(self) -> None:
         """Fetch the routes of ``topics`` and send heartbeats to their brokers, so that the first sends are not delayed.
 
-        A failure logs a WARNING. If the client was started without a cluster, this happens when a cluster is found.
+        If this fails, log a WARNING. If the client was started without a cluster, do this in the background once one is found.
         """
         if not self._topics:
             return
