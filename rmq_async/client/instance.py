@@ -243,8 +243,8 @@ class ClientInstance:
             text = f"neither the route of topic {topic} nor any other route names {wanted} of broker {broker}"
             if replicas := len(self.routes.addresses_of(broker_name)):
                 raise errors.BrokerNotFoundError(
-                    f"{text}, only {replicas} of its replicas, from which messages can still be read; without a master the broker "
-                    "stores, commits and locks nothing, and no group starts: wait until a master is elected, or start one",
+                    f"{text}; they name only {replicas} of its replicas, from which messages can be read; without a master the "
+                    "broker stores, commits and locks nothing, and no group starts: wait until a master is elected, or start one",
                     broker=broker_name,
                 )
             raise errors.BrokerNotFoundError(f"{text}; start the broker, or check its name", broker=broker_name)

@@ -483,7 +483,7 @@ class ConnectionPool:
             and address not in self._siblings
             and host not in self._allowed
         ):
-            text = f"allowed_broker_hosts does not allow {host}; add it if {address}, from a route or message id, is a broker"
+            text = f"allowed_broker_hosts does not allow {host}; add it if {address} (from a route or a message id) is a broker"
             raise ConnectError(text, permanent=True, address=address)
 
     def _adopt(self, address: str, connection: Connection) -> Connection:

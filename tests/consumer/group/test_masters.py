@@ -126,7 +126,7 @@ async def test_start_without_a_master_says_so() -> None:
         server.lose_master("broker-a")
         consumer = member("g", server.namesrv, "one", Seen())
         with pytest.raises(
-            BrokerNotFoundError, match=r"names a master of broker broker-a, only 1 of its replicas.*no group starts"
+            BrokerNotFoundError, match=r"names a master of broker broker-a; they name only 1 of its replicas.*no group starts"
         ):
             await consumer.start()
         server.elect_master("broker-a")
