@@ -442,7 +442,7 @@ class Heartbeats:
             self._reported.discard(address)
             self._unreachable.pop(address, None)
         elif response.code == ResponseCode.GO_AWAY:  # the pool retires the connection
-            logger.debug("broker %s sends its clients away (GO_AWAY)", address)
+            logger.debug("broker %s is shutting down (GO_AWAY)", address)
         else:
             log = self._log_of(address)
             text = "broker %s refused a heartbeat (check this client's credentials and the broker's log): %d %s"

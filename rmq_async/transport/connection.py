@@ -99,8 +99,8 @@ class Connection(asyncio.Protocol):
 
     Args:
         address: The "host:port" with which the connection was requested.
-        on_retired: Called when the server sends its clients away (GO_AWAY). The connection takes no new requests from then on,
-            and the callback must close it after the pending requests have ended.
+        on_retired: Called when the server responds with GO_AWAY. The connection takes no new requests from then on, and the
+            callback must close it after the pending requests have ended.
     """
 
     # Instances share the layout of their dictionaries only up to 30 attributes, and this class has more; slots avoid the look-up.
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         self.attributes: dict[type, Any] = {}
         """State that other packages keep for the lifetime of the connection, keyed by the class that uses it."""
         self.retired = False
-        """Whether the server sent its clients away."""
+        """Whether the server has responded with GO_AWAY."""
         self.stored_at = -inf
         """Time (monotonic) of a recent read in which a response confirmed a stored message; -infinity if there is none."""
         self.strays = 0

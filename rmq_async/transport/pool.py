@@ -514,12 +514,12 @@ class ConnectionPool:
         again = now - self._sent_away.get(address, -inf) < REPEATED_GO_AWAY
         self._sent_away = {each: at for each, at in self._sent_away.items() if now - at < REPEATED_GO_AWAY}
         self._sent_away[address] = now
-        self._note_lost(address, "it sends its clients away")
+        self._note_lost(address, "the server is shutting down (GO_AWAY)")
         if again:
-            self._back_off(address, "it sends its clients away")
+            self._back_off(address, "the server is shutting down (GO_AWAY)")
         else:
             self._backoffs.pop(address, None)
-        logger.info("%s sends its clients away (GO_AWAY); %d requests still wait for responses", address, connection.pending)
+        logger.info("%s is shutting down (GO_AWAY); %d requests still wait for responses", address, connection.pending)
         if self._on_closed is not None:
             self._on_closed(connection)
 

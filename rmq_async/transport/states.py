@@ -46,7 +46,7 @@ class CloseReason(Enum):
     RESET = "it broke"
     PROTOCOL = "the peer sent a broken frame"
     NOT_READING = "the peer does not read what is sent to it"
-    AWAY = "the server sent its clients away"
+    AWAY = "the server is shutting down (GO_AWAY)"
 
 
 # Errors for lost connections, and for requests whose deadline has passed.
