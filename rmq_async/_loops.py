@@ -32,8 +32,8 @@ class Turns:
 async def close_servers(servers: Collection[asyncio.Server]) -> None:
     """Close listening sockets.
 
-    On a ``SelectorEventLoop``, stop accepting connections one turn of the loop earlier. That loop loses a connection that was
-    accepted in the turn in which its server is closed: the socket stays open until it is garbage-collected (CPython issue 109564).
+    On a ``SelectorEventLoop``, stop accepting connections one iteration earlier. That loop loses a connection that was accepted
+    in the iteration in which its server is closed: the socket stays open until it is garbage-collected (CPython issue 109564).
     """
     loop = asyncio.get_running_loop()
     try:

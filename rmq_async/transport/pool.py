@@ -524,7 +524,7 @@ class ConnectionPool:
             self._on_closed(connection)
 
     def _give_up(self, connection: Connection, why: str) -> None:
-        """Retire a connection to an IP address that its host name should no longer resolve to."""
+        """Retire a connection, because its host name resolves to other addresses now or another address is preferred."""
         text = "giving up the connection of %s to %s; %d requests still wait for responses: %s"
         logger.info(text, connection.address, connection.ip, connection.pending, why)
         connection.drain()

@@ -54,7 +54,7 @@ class SendWindow:
     # -- while sends are held back
 
     def holds(self, answers: int, now: float, written: Iterable[int]) -> None:
-        """Begin to hold sends back.
+        """Report that sends are held back from now on.
 
         Args:
             answers: Number of sends that were answered so far.

@@ -633,7 +633,7 @@ class QueueGathering(Gathering):
             self.schedule(deadline)
 
     def add_alone(self, receiver: Receiver, outgoing: Outgoing, read: Any, deadline: float) -> None:
-        """Add a request that is not batched, in order. The request does not linger, and messages before it stop lingering."""
+        """Add a request that is sent in order, but not in a batch. It does not linger, and messages before it stop lingering."""
         self._add_entry(Entry([(receiver, outgoing, deadline)], read=read), deadline)
 
     def begin_at_once(self) -> bool:

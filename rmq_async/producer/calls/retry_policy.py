@@ -135,7 +135,7 @@ def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts
 
 
 def _repeated_try(usable: frozenset[str], brokers: Brokers, newest: Any) -> Step:
-    """Return an attempt on a broker that was tried before. Return REACH if all of them are down.
+    """Return an attempt on a broker that was tried before. Return REACH if all usable brokers are down.
 
     The broker that was tried last is chosen only if no other broker may be tried.
     """

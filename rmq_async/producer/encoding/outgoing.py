@@ -31,7 +31,7 @@ from ..routing import Target
 class Outgoing(msgspec.Struct, gc=False):
     """One encoded message or batch.
 
-    The garbage collector does not see this object (``gc=False``), so it must not be part of a cycle.
+    The garbage collector does not track this object (``gc=False``), so it must not be part of a cycle.
 
     Attributes:
         properties: The encoded properties.
@@ -58,8 +58,8 @@ BatchItem = Message | Outgoing | tuple[Message, str]
 
 
 class Watched(Outgoing, gc=True):
-    """An Outgoing with a ``watch``. The garbage collector sees it, because user code may refer back to it, for example through the
-    traceback of an error.
+    """An Outgoing with a ``watch``. The garbage collector tracks it, because user code may refer back to it, for example through
+    the traceback of an error.
     """
 
 

@@ -182,7 +182,7 @@ class Oneway:
             passed.finish(None, None)
 
     async def _paced(self, call: Call[Any], *, probes: bool) -> tuple[Connection, OnewayPacing | None]:
-        """Return an open connection to the call's target, and its pacing or None if the connection is not paced.
+        """Return an open connection to the call's target, and the pacing of the connection (None if it is not paced).
 
         If there is no connection, connect to the newest known address of the broker. If the message would open another window, wait
         while ``MAX_OPEN`` windows are open.

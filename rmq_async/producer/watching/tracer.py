@@ -46,8 +46,8 @@ class Tracer(TraceRecords):
     def after_send(self, context: SendContext) -> None:
         """Append a record for each message of the attempt.
 
-        Append no record for a one-way send that was queued, because its outcome is unknown, for a message to the trace topic, or if
-        the broker turns tracing off.
+        Append no record for a queued one-way send (its outcome is unknown), for a message to the trace topic, or if the broker has
+        turned tracing off.
         """
         result = context.result
         if (result is None and context.error is None) or context.queue.topic == self.topic:
