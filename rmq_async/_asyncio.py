@@ -238,8 +238,8 @@ class SingleFlight(Generic[T]):
     def start(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Flight[T]:
         """Return the running work for ``key``. Start it with ``make()`` if it does not run.
 
-        Work that has ended in this iteration of the loop is not joined, because its result may be older than the caller's request. If no
-        caller waits, an error of the work goes to the loop's exception handler, unless it is a RocketMQError or TimeoutError.
+        Work that has ended in this iteration of the loop is not joined, because its result may be older than the caller's request.
+        If no caller waits, an error of the work goes to the loop's exception handler, unless it is a RocketMQError or TimeoutError.
 
         Raises:
             ClientStateError: After ``close``.

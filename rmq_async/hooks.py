@@ -231,6 +231,6 @@ class RequestHook:
 
 
 def request_hooks(hooks: Iterable[Any]) -> list[RequestHook]:
-    """Return a RequestHook, which is the form for the transport, for each hook that defines a request method."""
+    """Return a RequestHook, which the transport calls, for each hook that defines a request method."""
     found = [(hook, defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
     return [RequestHook(hook, before, after) for hook, before, after in found if before or after]

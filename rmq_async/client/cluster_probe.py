@@ -102,7 +102,7 @@ class ClusterProbe:
             return
 
     async def _fullest(self, address: str, named: int, deadline: float) -> str:
-        """Ask the other name servers, prefer the name server that names the most brokers from now on, and return its address."""
+        """Ask the other name servers, then prefer the name server that names the most brokers, and return its address."""
         servers = self._name_servers
         patience = min(_left(deadline), COMPARED_WITHIN) if named else _left(deadline)
         enough = None if named else bool

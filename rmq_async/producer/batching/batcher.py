@@ -637,7 +637,7 @@ class QueueGathering(Gathering):
         self._add_entry(Entry([(receiver, outgoing, deadline)], read=read), deadline)
 
     def begin_at_once(self) -> bool:
-        """Give the turn to the caller if no message waits or is in flight. Return whether it has the turn; ``ended`` ends it."""
+        """Give the caller the turn if no message waits or is in flight. Return whether the caller has it; ``ended`` ends it."""
         if self._busy or self.members or self._sealed:
             return False
         self._busy = True

@@ -318,7 +318,7 @@ class RetryLoop(Generic[Result]):
             self._changed = None
 
     async def _pause(self, step: Step) -> None:
-        """Pause before the next attempt. Stop the pause early if the call gets a result or is aborted."""
+        """Pause before the next attempt. End the pause early if the call gets a result or is aborted."""
         now, newest = machine.monotonic(), self._attempts.newest
         since = 0.0 if newest is None else now - newest.started - newest.elapsed
         pause = pause_before(self._attempts, step, self._deadline - now, machine.random.random(), since)

@@ -225,7 +225,7 @@ class TopicTable:
         return broker_name in self._brokers.get(self._settings.wire_topic(topic), ())
 
     async def _until(self, is_there: Callable[[], bool], wire_topic: str, deadline: float) -> None:
-        """Wait until a change of the topic's route makes ``is_there()`` true, or until the deadline. All calls share the refreshes."""
+        """Wait until the topic's route makes ``is_there()`` true, or until the deadline. All calls share the refreshes."""
         with suppress(TimeoutError):
             while not is_there() and machine.monotonic() < deadline:
                 look = partial(self._look, wire_topic, self._instance.routes.cached(wire_topic))
