@@ -132,8 +132,8 @@ class ConsumerConfig:
     buffered_bytes_limit: int = 64 * 1024 * 1024
     """Size of the bodies of unsettled messages in bytes, 1024 to 2^40, at which pulls wait; a single pull may exceed it."""
     max_span: int = 2000
-    """Distance in offsets, 1 to 2^31, from the first unsettled message of a queue to the next pull, at which the queue is not
-    pulled. This limits how many messages after an unsettled one are repeated after a crash."""
+    """Distance in offsets, 1 to 2^31, from the first unsettled message of a queue to the next pull, at which pulls of the queue
+    wait. This limits how many messages after an unsettled one are repeated after a crash."""
     pull_size: int = 32
     """Maximum number of messages in one pull, 1 to 1024. With ``mode="pop"``, the maximum number of messages in one pop, 1 to
     32."""
@@ -164,8 +164,8 @@ class ConsumerConfig:
     nothing with other members. With True, positions are kept in memory for this run; with an object, they are kept in the object.
     Broadcast requires handlers."""
     invisible_time: float = 60.0
-    """Seconds of the lease by which a broker gives a popped message to this member, 1 to 7200. The member renews the lease while
-    it holds the message."""
+    """Seconds for which a broker leases a popped message to this member, 1 to 7200. The member renews the lease while it holds the
+    message."""
     max_lease: float = 3600.0
     """Maximum seconds for which a lease is renewed; at least ``invisible_time``."""
     on_conflict: Literal["warn", "raise"] = "warn"
@@ -176,7 +176,7 @@ class ConsumerConfig:
     on_revoked: AssignmentCallback | None = None
     """Called with queues that are being given up, before the wait for their handlers."""
     on_released: AssignmentCallback | None = None
-    """Called after ``on_revoked``, when the queues have been committed and unlocked as far as possible."""
+    """Called after ``on_revoked``, when the offsets of the queues were committed and their locks were released, if possible."""
     on_lost: AssignmentCallback | None = None
     """Called with queues whose locks another member holds, or may hold."""
     retry: Retry = field(default_factory=Retry)
@@ -334,7 +334,7 @@ def split_options(
     config: ConsumerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ConsumerConfig]:
-    """Return the two configs with the keyword options that are their fields.
+    """Return the two configs, with their fields replaced by the keyword options.
 
     Raises:
         TypeError: For an unknown option, and for a ``client`` or ``config`` of another type.

@@ -494,7 +494,7 @@ class Consumer(LifeCycle):
         return await session.committed(await known_queue(session.instance, queue))
 
     async def commit(self) -> None:
-        """Commit the queues whose position has moved; return when the brokers have responded.
+        """Commit the positions that have changed; return when the brokers have responded.
 
         In broadcast, save the positions. With ``mode="pop"``, send the gathered acknowledgements, and return when brokers have
         responded to the acknowledgements of all messages handled before the call, or the member has given them up because their
@@ -671,10 +671,10 @@ class Consumer(LifeCycle):
         return False if room is None else await room.give_back(message, RetryLater(delay))
 
     async def dead_letter(self, message: MessageExt, reason: str = "") -> bool:
-        """Put a message in hand into the group's dead-letter topic. Returns and raises as ``retry`` does.
+        """Put a message in hand into the group's dead-letter topic. The result and the errors are those of ``retry``.
 
         Args:
-            reason: The reason for the log.
+            reason: The reason, which is logged.
         """
         room = self._room_of(message)
         return False if room is None else await room.give_back(message, DeadLetter(reason))

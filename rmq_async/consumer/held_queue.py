@@ -122,7 +122,7 @@ class Progress:
         return offset in self._open
 
     def settled_above(self, offset: int) -> bool:
-        """Return whether an offset above ``offset`` is settled that the watermark has not passed yet."""
+        """Return whether an offset above both ``offset`` and the watermark is settled."""
         return any(each > offset and each not in self._open for each in self._line)
 
     @property
@@ -462,7 +462,7 @@ class HeldQueue:
         self.low_end = self.end = None
 
     def without_known(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return those of the pulled ``messages`` that are neither in calls nor being given back.
+        """Return the pulled ``messages`` without messages that are in calls or being given back.
 
         If a different message is in a call, or being given back, at the offset of a pulled message, its outcome no longer affects
         the queue.

@@ -43,7 +43,7 @@ class DeadLetter(Exception):  # noqa: N818 - not an error
     attempt. In broadcast, which has no such topic, the message is given up.
 
     Args:
-        reason: The reason for the log. It is not sent to the broker, because CONSUMER_SEND_MSG_BACK has no field for it.
+        reason: The reason, which is logged. It is not sent to the broker, because CONSUMER_SEND_MSG_BACK has no field for it.
     """
 
     def __init__(self, reason: str = "") -> None:
@@ -137,7 +137,7 @@ class Batch(Sequence[MessageExt]):
 
         Raises:
             ValueError: For a message that is not in the batch.
-            ConfigError: For a delay that is not a number from 0 to below 1e9.
+            ConfigError: For a delay that is not a number, is negative, or is not below 1e9.
             ClientStateError: If the call has ended, the batch is no longer in hand, or ``receive()`` returned the batch.
         """
         if delay is not None:
@@ -148,7 +148,7 @@ class Batch(Sequence[MessageExt]):
         """Mark a single message to be put into the group's dead-letter topic. A later mark of a message replaces an earlier one.
 
         Args:
-            reason: The reason for the log.
+            reason: The reason, which is logged.
 
         Raises:
             ValueError: For a message that is not in the batch.

@@ -57,8 +57,8 @@ class ConsumerStats:
         retried: Messages that brokers have accepted for another attempt, and failed attempts that this member repeats itself (of
             ordered messages, in broadcast, and of messages that no broker accepts).
         dead_lettered: Messages that brokers have accepted as dead letters, and messages that were given up in broadcast.
-        lost: Offsets that were skipped because their messages were deleted before they were pulled, and offsets below the
-            group's offset whose messages queues have lost, as far as the member knows of them.
+        lost: Offsets that were skipped because their messages were deleted before they were pulled. Messages below the group's
+            offset that queues have lost (``above_end``) are also counted, as far as the member knows of them.
         buffered: Messages that are pulled and not settled.
         buffered_bytes: Size of the bodies of these messages.
         running: Handler calls, and steps of reading by hand, that have not ended.

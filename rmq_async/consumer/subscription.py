@@ -135,7 +135,9 @@ class Subscription:
         if name == "timeout" and value is not None:
             value = checked_timeout(value)
         elif name in _FIXED and hasattr(self, name):
-            raise AttributeError(f"{name} of subscription {self.topic} cannot change; make another Consumer with it")
+            raise AttributeError(
+                f"{name} of subscription {self.topic} cannot be changed; set it in the subscription of another Consumer"
+            )
         super().__setattr__(name, value)
 
     @property

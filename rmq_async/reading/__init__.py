@@ -1,6 +1,6 @@
 """Reads queues at chosen offsets, without sharing them in a group: ``PullConsumer`` and its streams.
 
-The group consumer also uses the pulls, and the checks for lost messages.
+The group consumer also uses the pulls and the checks for lost messages.
 """
 
 from .backoff import may_pass

@@ -1,4 +1,4 @@
-"""Computes the pauses between the attempts of a reading that fails, and raises the error when the time for attempts has passed."""
+"""Computes the pauses between the attempts of a read that fails, and raises the error when the time for attempts has passed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReadBackoff:
             raise error
         if now - self._reported > REPORT_EVERY:
             self._reported = now
-            logger.warning("a pull of the reading failed and is repeated: %s", printable(error, 1000))
+            logger.warning("a pull of a read failed and is repeated: %s", printable(error, 1000))
         return self.longer()
 
     def over(self) -> None:

@@ -1,4 +1,4 @@
-"""The position of a reading in one queue, and the part of a response that lies before the end of the reading."""
+"""The position of a read in one queue, and the part of a response that lies before the end of the read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .skipped_offsets import SkippedOffsets
 
 
 class Cursor:
-    """The position of a reading in one queue.
+    """The position of a read in one queue.
 
     Args:
-        offset: The offset at which the reading begins.
-        end: The offset before which the reading ends; None for no end.
+        offset: The offset at which the read begins.
+        end: The offset before which the read ends; None for no end.
         at_first: Whether to move to the first message if the message at the cursor has been deleted.
         wait_for_end: Whether to wait for messages until ``end`` is reached, however late they are stored.
         is_filtered: Whether brokers filter the messages of the queue.
 
     Attributes:
         skipped: Offsets that pulls with tags have skipped and that must be checked; None if there are none.
-        since: The time (epoch seconds or an aware datetime) at which the reading begins; None after its offset was found.
-        group: Whether the reading begins at the group's offset; False after that offset was found.
+        since: The time (epoch seconds or an aware datetime) at which the read begins; None after its offset was found.
+        group: Whether the read begins at the group's offset; False after that offset was found.
         begun: Whether a response other than OFFSET_ILLEGAL has moved the cursor.
         ahead_since: Monotonic time at which the queue was first found to end below the cursor; None if it does not.
-        first: The offset at which the reading began.
+        first: The offset at which the read began.
         watched: Whether a message is known that the queue should still have.
         doubtful: Whether the queue may have lost messages.
         unmarked: Whether the start must still be found, or the message before the cursor must be noted.
@@ -93,7 +93,7 @@ class Cursor:
 
     @property
     def _is_lasting(self) -> bool:
-        """Whether the reading may wait for its first message."""
+        """Whether the read may wait for its first message."""
         return self.end is None or self.wait_for_end
 
     def is_ahead_for(self) -> float:
@@ -131,7 +131,7 @@ def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
 
 
 def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
-    """Return whether the result would end the reading, or keep it at its offset, because the broker does not have an offset."""
+    """Return whether the result would end the read, or keep it at its offset, because the broker does not have an offset."""
     if result.status is PullStatus.OFFSET_ILLEGAL:
         return not (cursor.at_first and cursor.offset < result.min_offset)
     if result.next_offset <= cursor.offset:

@@ -61,7 +61,7 @@ class Asked(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The cause of a refused offset.
+    """The reason why a broker does not have an offset, or has other messages there, and where to continue.
 
     Attributes:
         offset: The offset to continue at; for DELETED, the queue's first offset. It has no meaning for OVER.

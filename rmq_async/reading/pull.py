@@ -428,7 +428,7 @@ def _result(instance: ClientInstance, request: PullRequest, answer: PulledBody, 
     if answer.status is PullStatus.FOUND and held.after <= offset:
         raise RemoteProtocolError(
             f"the response to a pull of {instance.names.shown_queue(queue)} at offset {offset} has the next offset "
-            f"{answer.next_offset} and the end {answer.max_offset}, so the reading cannot continue; start at a higher offset",
+            f"{answer.next_offset} and the end {answer.max_offset}, so no read can continue there; start at a higher offset",
             broker=queue.broker_name,
             address=answer.address,
         )

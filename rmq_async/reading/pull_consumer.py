@@ -129,7 +129,7 @@ class PullConsumer(ClientUser):
             ConnectionLostError: If the connection closes before the response.
             RequestTimeoutError: If there is no response within ``wait`` + ``request_timeout`` seconds.
             RemoteProtocolError: For a response without a usable next offset.
-            BrokerError: If the broker refuses.
+            BrokerError: If the broker refuses the request.
         """
         instance = self._client()
         queue = check_queue(queue)
@@ -144,7 +144,7 @@ class PullConsumer(ClientUser):
         budget = instance.config.request_timeout
         if wait > 0:
             # A broker checks held pulls only every 5 s. To return in time, the call abandons the held pull after ``wait`` seconds
-            # and makes a pull that is not held. That pull also distinguishes a silent broker from an empty queue.
+            # and makes a pull that is not held. That pull also distinguishes a broker that does not respond from an empty queue.
             deadline = machine.monotonic() + wait
             held = PullRequest(self._group, queue, offset, max_messages, tags, wait, wait)
             with suppress(RequestTimeoutError):

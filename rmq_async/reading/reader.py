@@ -75,7 +75,7 @@ class _Batch(msgspec.Struct, frozen=True):
     """The messages of one response.
 
     Attributes:
-        error: The error that ends the reading after the messages; None if there is none.
+        error: The error that ends the read after the messages; None if there is none.
     """
 
     messages: tuple[MessageExt, ...] = ()
@@ -89,7 +89,7 @@ class Reader:
         opening: Returns the cursors. It is called at the first step of the iteration.
         calls: Futures that end when the consumer stops.
         running: The consumer's readers between their first step and their end.
-        watch: A new Watch for this reading.
+        watch: A new Watch for this read.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Reader:
 
     def stop(self) -> list[asyncio.Task[_Batch | None]]:
         """End the pulls and return their tasks. The next step of the iteration raises ClientStateError."""
-        self._stopped = ClientStateError("the consumer was stopped during the reading; start it and read again")
+        self._stopped = ClientStateError("the consumer was stopped during read(); start it and read again")
         for task in self._pulling:
             task.cancel()
         self._forget_pending()
@@ -183,7 +183,7 @@ class Reader:
             self._instance.routes.on_change.append(self._route_changed)
 
     def _hold(self, topics: Iterable[str]) -> None:
-        """Keep the routes of the topics in use until the reading ends, even if the caller pauses for long."""
+        """Keep the routes of the topics in use until the read ends, even if the caller pauses for a long time."""
         self._held.update(dict.fromkeys(topics))
         for topic in self._held:
             self._instance.routes.use.hold(topic)
@@ -392,7 +392,7 @@ class Reader:
         """Return the seconds to wait after a pull that did not move the cursor. Return None if the broker may have held the pull.
 
         Args:
-            quiet: Seconds since the cursor moved. After more than ``request_timeout`` seconds, a reading up to "latest" or a
+            quiet: Seconds since the cursor moved. After more than ``request_timeout`` seconds, a read up to "latest" or a
                 datetime ends at its current offset.
 
         Raises:
@@ -407,7 +407,7 @@ class Reader:
             return FIRST_REST
         cursor.ahead_since = None
         if cursor.end is not None and not cursor.wait_for_end and quiet > self._instance.config.request_timeout:
-            text = "the reading of %s ends at offset %d instead of %d, because the broker has sent no more messages for %.1f s"
+            text = "the read of %s ends at offset %d instead of %d, because the broker has sent no more messages for %.1f s"
             logger.warning(text, cursor.queue, cursor.offset, cursor.end, quiet)
             cursor.end = cursor.offset
             return 0.0
@@ -449,7 +449,7 @@ class Reader:
     def _with_error(
         self, cursor: Cursor, result: PullResult, messages: tuple[MessageExt, ...], lost: tuple[range, ...]
     ) -> _Batch:
-        """Return the messages and the error of a result. If a loss ends the reading, return only the messages before the loss."""
+        """Return the messages and the error of a result. If a loss ends the read, return only the messages before the loss."""
         loss = self._loss(cursor, lost, result.min_offset, result.max_offset) if lost else None
         if loss is not None:
             return _Batch(tuple([message for message in messages if message.queue_offset < lost[0].start]), loss)
@@ -482,10 +482,10 @@ class Reader:
         else:
             text = f"offsets {ranges_text(lost)} of {queue} were deleted before they were read"
         if cursor.at_first:
-            logger.warning("%s; the reading continues at the first message that exists", text)
+            logger.warning("%s; the read continues at the first message that exists", text)
             return None
         return OffsetRangeError(
-            f'{text}; with start="earliest", a reading continues at the first message that exists',
+            f'{text}; with start="earliest", a read continues at the first message that exists',
             min_offset=low,
             max_offset=high,
             lost=lost,

@@ -85,7 +85,7 @@ async def deleted_among(
     """
     at, stop = skipped[0].start, skipped[-1].stop
     high, static, odd, short = stop, False, False, False
-    # A broker whose responses always name just the next offset must not delay the reading. Java brokers name an offset that is 800
+    # A broker whose responses always name just the next offset must not delay the read. Java brokers name an offset that is 800
     # higher, or the offset of the first message (``DefaultMessageStore.getMessage``).
     until = machine.monotonic() + timeout
     while at < stop and not (short and machine.monotonic() >= until):
@@ -104,7 +104,7 @@ async def deleted_among(
             if answer.max_offset < stop and await has_master(instance, queue):
                 raise OffsetRangeError(
                     f"offset {stop} of {shown} is outside {answer.min_offset}..{answer.max_offset}; "
-                    "start a new reading in this range",
+                    "start a new read in this range",
                     min_offset=answer.min_offset,
                     max_offset=answer.max_offset,
                     request="PULL_MESSAGE",
@@ -128,7 +128,7 @@ async def deleted_among(
 async def _pull_one(instance: ClientInstance, request: PullRequest, calls: Calls) -> tuple[PulledBody, int | None]:
     """Return the response to a pull of one message, and the offset of the message, or None if it has no message of the queue.
 
-    A message whose response is above ``max_frame_size`` counts as stored, because the reading itself may never request it.
+    A message whose response is above ``max_frame_size`` counts as stored, because the read itself may never request it.
     """
     try:
         answer = await pull_body(instance, request, calls)

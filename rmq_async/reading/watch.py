@@ -1,22 +1,22 @@
-"""Detects whether the queues of a reading have lost messages, and determines where it begins in queues that were added after its
-start.
+"""Detects whether the queues of a read have lost messages, and determines where the read begins in queues that were added after
+its start.
 """
 
 # A broker that loses power or gets an older store, and a replica that lags behind and becomes the master, assign offsets again.
-# When new messages have filled the queue past the position of a reading, the next pull looks normal, and new messages below the
+# When new messages have filled the queue past the position of a read, the next pull looks normal, and new messages below the
 # position would never be read. So after a new connection, an error, an end below an earlier end, or UNWATCHED seconds without a
-# pull, one small pull requests the last known message (``ReadMarks``). This is a message that was read or, in a reading without
-# an end, the message before its start. If the message is gone, the reading ends: it delivers each message once, in the order of
+# pull, one small pull requests the last known message (``ReadMarks``). This is a message that was read or, in a read without
+# an end, the message before its start. If the message is gone, the read ends: it delivers each message once, in the order of
 # its queue, and would have to move back to continue.
 #
-# With tags, a reading may have passed offsets after that message. It moves back to the offset after the message and pulls these
+# With tags, a read may have passed offsets after that message. It moves back to the offset after the message and pulls these
 # offsets again. It has delivered no message from there, and other messages may be there now.
 
 # A new queue on a broker that the route named at the start is read from its first message, because all its messages are newer.
 # For ``start="committed"``, it is read from the group's offset if there is one. A broker that the route did not name at the start
-# may be new, or it may have been unreachable and have old messages. Its queues begin as the reading began: with the first message
+# may be new, or it may have been unreachable and have old messages. Its queues begin as the read began: with the first message
 # (``start="earliest"``), at the group's offset (``start="committed"``), or with the first message stored at the datetime
-# ``start`` or later. For any other ``start``, they begin with the first message stored after the start of the reading. That time
+# ``start`` or later. For any other ``start``, they begin with the first message stored after the start of the read. That time
 # comes from the client's clock and is compared with times of the broker's clock, so CLOCKS_DIFFER is subtracted.
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STARTING: Final = 10.0
 
 
 class Watch:
-    """The marks of one reading, and the checks with them.
+    """The marks of one read, and the checks with them.
 
     Args:
         group: Name on the wire of the group whose committed offsets are used.
@@ -64,7 +64,7 @@ class Watch:
         self.marks = ReadMarks()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset at which a reading continues: the committed offset or, if the queue ends below it, the offset
+        """Return the offset at which a read continues: the committed offset or, if the queue ends below it, the offset
         according to ``above_end``. Return None if there is no committed offset.
 
         Raises:
@@ -97,8 +97,8 @@ class Watch:
         if target == move.first:
             left_out = "all its messages are read"
         text = (
-            "%s is read from offset %d on instead of the group's %d: it ends at %d (some %d messages are lost), because %s; %s; to "
-            "go back further, begin at a datetime"
+            "%s is read from offset %d on instead of the group's %d: it ends at %d (about %d messages are lost), because %s; %s; "
+            "to go back further, begin at a datetime"
         )
         logger.error(text, shown, target, offset, end, offset - end, REPLACED, left_out)
         return target
@@ -106,11 +106,11 @@ class Watch:
     async def look(self, cursor: Cursor) -> OffsetRangeError | None:
         """Check the queue of a cursor before a pull.
 
-        In a reading with tags, move the cursor back to the last mark if other messages may follow it. A message that was deleted
+        In a read with tags, move the cursor back to the last mark if other messages may follow it. A message that was deleted
         because of its age does not cause an error. The errors of the requests propagate.
 
         Returns:
-            An error if the queue has lost messages that were read, or that lay before the start of a reading without an end. If the
+            An error if the queue has lost messages that were read, or that lay before the start of a read without an end. If the
             queue ends below the cursor, the error is returned after AHEAD_PATIENCE seconds. None if nothing is lost.
         """
         marks, queue, offset = self.marks, cursor.queue, cursor.offset
@@ -139,13 +139,13 @@ class Watch:
         shown = instance.names.shown_queue(queue)
         if move.cause is Cause.MADE_ANEW:
             text = (
-                f"{shown} was read up to offset {cursor.offset}; its topic was deleted and created again; start a new reading"
+                f"{shown} was read up to offset {cursor.offset}; its topic was deleted and created again; start a new read"
             )
         else:
             text = (
                 f"{shown} has lost messages that were read, or that lay before the start, and assigns their offsets again: it "
                 f"was read up to offset {cursor.offset}, and may have other messages from {move.offset} on, because {REPLACED}; "
-                "start a new reading there, or at the store time of the last message minus 10 s; some messages may be repeated"
+                "start a new read there, or at the store time of the last message minus 10 s; some messages may be repeated"
             )
         return OffsetRangeError(
             text,
@@ -160,7 +160,7 @@ def range_error(instance: ClientInstance, cursor: Cursor, result: PullResult, lo
     queue = instance.names.shown_queue(cursor.queue)
     return OffsetRangeError(
         f"offset {cursor.offset} of {queue} is outside {result.min_offset}..{result.max_offset}; "
-        "start a new reading in this range",
+        "start a new read in this range",
         min_offset=result.min_offset,
         max_offset=result.max_offset,
         lost=lost,
@@ -195,7 +195,7 @@ class Latecomers:
         self._brokers: frozenset[str] = frozenset()
 
     def opened(self, queues: Iterable[MessageQueue], route: TopicRoute | None) -> None:
-        """Note the brokers of the queues with which the reading begins, and the brokers that the route names then."""
+        """Note the brokers of the queues with which the read begins, and the brokers that the route names then."""
         known = {queue.broker_name for queue in queues}
         if route is not None:
             known.update(route.addresses, [queue.broker_name for queue in route.subscribe_queues])

@@ -210,7 +210,7 @@ async def test_read_raises_for_deleted_messages() -> None:
                 await collect(consumer.read(TOPIC, start={Q0: 500}))
             assert (caught.value.lost, caught.value.broker, caught.value.code) == ((lost,), "broker-a", 21)
         server.expire(Q0, 1900, corrected=True)
-        with pytest.raises(OffsetRangeError, match=r"offset 500 of .* is outside 1900\.\.2000; start a new reading") as caught:
+        with pytest.raises(OffsetRangeError, match=r"offset 500 of .* is outside 1900\.\.2000; start a new read") as caught:
             await collect(consumer.read(TOPIC, start={Q0: 500}))
         assert caught.value.lost == (range(500, 1900),)
 
@@ -247,7 +247,7 @@ async def test_earliest_goes_on_with_a_warning(caplog: pytest.LogCaptureFixture,
         found = await collect(consumer.read(TOPIC, tags=tags))
         assert offsets_by_queue(found) == {0: [*range(860, 2000, 1 if tags == "*" else 10)]}
         warnings = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
-        assert any("were deleted before they were read; the reading continues" in text for text in warnings)
+        assert any("were deleted before they were read; the read continues" in text for text in warnings)
 
 
 async def test_earliest_reports_a_jump_on_its_way(caplog: pytest.LogCaptureFixture) -> None:

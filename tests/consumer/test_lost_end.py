@@ -182,7 +182,7 @@ async def test_group_above_the_end(above_end: Any, begins: int, follows: bool, c
             await asyncio.wait([task])
     assert [offset for offset, _ in got] == [*range(begins, 64)]
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert f"is read from offset {begins} on instead of the group's 30: it ends at 20 (some 10 messages are lost)" in line
+    assert f"is read from offset {begins} on instead of the group's 30: it ends at 20 (about 10 messages are lost)" in line
 
 
 @pytest.mark.parametrize("end", ["latest", None])

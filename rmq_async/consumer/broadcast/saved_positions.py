@@ -212,7 +212,7 @@ class Starts:
 
     Args:
         positions: The positions of the member, to which ``prepare`` adds.
-        start_from: The setting of that name.
+        start_from: The setting ``start_from``.
     """
 
     def __init__(self, instance: ClientInstance, positions: SavedPositions, start_from: StartFrom) -> None:

@@ -123,7 +123,8 @@ class ByHand:
         self.hooks: CallHooks | None = None
         """The hooks for steps; None if no hook defines a method for calls."""
         self.closing = False
-        """Whether the consumer stops. Steps then hand out the rest of the buffer (messages below settled ones), and then None."""
+        """Whether the consumer stops. Steps then hand out the rest of the buffer (messages below settled messages), and return None
+        after that."""
 
     # -- steps
 
@@ -403,7 +404,7 @@ class ByHand:
             self._return(hand, dict.fromkeys(owned, error), error)
 
     def _taken_away(self, delivery: Call) -> None:
-        """Abandon the messages in hand whose queues do not stay; while the consumer stops, abandon all messages in hand."""
+        """Abandon the messages in hand whose queues leave this member; while the consumer stops, abandon all messages in hand."""
         hand = self.running.get(delivery)
         if hand is not None:
             self._abandon(hand, [item for item in hand.left if self.closing or not item.held.stays])

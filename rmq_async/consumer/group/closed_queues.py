@@ -38,7 +38,7 @@ MOST_COUNTED: Final = 64
 
 
 class Closed(NamedTuple):
-    """Queues of a topic (name on the wire) at a broker that no member can read.
+    """Queues of one topic (name on the wire) at one broker, which no member can read.
 
     Attributes:
         numbers: The ids of the queues.
@@ -52,7 +52,9 @@ class Closed(NamedTuple):
 
 
 def closed_brokers(topic: str, route: TopicRouteData) -> list[Closed]:
-    """Return the queues of a route that can be written but not read. Permissions do not apply to a static topic."""
+    """Return the queues of a route that no member can read: all queues at a broker without the read permission, and the write
+    queues beyond the number of read queues. Neither applies to a static topic.
+    """
     if route.topic_queue_mapping_by_broker:
         return []
     found: list[Closed] = []
@@ -112,7 +114,7 @@ class ClosedQueues:
             self._grown.set()
 
     def has(self, queue: MessageQueue) -> bool:
-        """Return whether a queue is at a broker where its topic cannot be read. May be called from any thread."""
+        """Return whether the topic of a queue has unreadable queues at the queue's broker. May be called from any thread."""
         return (queue.topic, queue.broker_name, ProblemCode.UNREADABLE_TOPIC) in self._problems
 
     def look(self) -> None:

@@ -1,14 +1,14 @@
 """Commits. The watermark of each held queue is sent to its broker, which keeps it as the group's offset."""
 
-# Every ``commit_interval``, the queues whose watermark has moved are committed. Brokers respond to each commit, and each queue
-# has at most one commit in flight. Each broker has separate rounds, because a round at a silent broker takes long. Once per
-# ``rebalance_interval``, all held queues are committed: brokers accept offsets from any client, and otherwise a stale offset of a
-# former owner would stay. A commit without a response may still be in a blocked connection and reach its broker after a later
-# commit, so its queue is committed in each round for a minute.
+# Every ``commit_interval``, a commit round sends the watermarks that have moved. Brokers respond to each commit, and each queue has
+# at most one commit in flight. Each broker has its own rounds, because a round takes long if the broker does not respond. Once per
+# ``rebalance_interval``, a round sends the watermarks of all held queues: brokers accept offsets from any client, and otherwise a
+# stale offset of a former owner would stay. A commit without a response may still be in a blocked connection and reach its broker
+# after a later commit, so for a minute, each round sends the watermark of its queue.
 #
 # The confirmation of a broker holds only as long as the broker's process. The replicas of 5.5.0 do not copy offsets in time, so a
 # new master has no offsets, and a broker that has crashed lacks the offsets of its last seconds. Both are reached over a new
-# connection. So if the connection is not the connection that confirmed an offset, the next round commits the queue again. The last
+# connection. So if an offset was confirmed over another connection than the current one, the next round commits it again. The last
 # commit of a queue that was read is always sent.
 #
 # Behind a new connection, there may also be a store that has lost messages which this member has handled, and has other messages
@@ -112,20 +112,20 @@ class Commits:
         self.is_sure: Callable[[HeldQueue], bool] = _sure
         """Returns whether a check over the current connection to the broker has found the messages that this member has read."""
         self.make_sure: Callable[[HeldQueue, float], Awaitable[None]] = _made_sure
-        """Checks a queue until it is sure, and moves the queue if messages are lost. The second argument is the maximum number of
-        seconds for the checks of an end below the queue's offset. Raises the errors of the requests."""
+        """Checks a queue until ``is_sure`` is true for it, and moves the queue if messages are lost. The second argument is the
+        maximum number of seconds for the checks of an end below the queue's offset. Raises the errors of the requests."""
 
     @property
     def error(self) -> str | None:
-        """An error of the last round at some broker; None if no broker has one. May be read from any thread."""
+        """The error of the last or current round for a broker; None if no broker has one. May be read from any thread."""
         return next(iter([*self._errors.values()]), None)
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:
-        """Commit until it is cancelled.
+        """Run commit rounds until this call is cancelled.
 
         Args:
             interval: Seconds between two rounds.
-            full_interval: Seconds between two rounds that commit all queues.
+            full_interval: Seconds between two rounds that commit the offsets of all queues.
             after_gap: Awaited after the loop was blocked for longer than GAP.
         """
         first_full, full_at = machine.monotonic() + full_interval, dict[str, float]()
@@ -166,12 +166,12 @@ class Commits:
     async def round(
         self, brokers: Iterable[str] | None = None, *, wait: bool = False, failures: list[RocketMQError] | None = None
     ) -> None:
-        """Commit the owned queues whose watermark is not confirmed: it has moved, an older commit may still arrive, or another
-        process may have taken the place of the broker since the confirmation.
+        """Commit the watermarks of owned queues that are not confirmed: the watermark has moved, an older commit may still arrive,
+        or another process may have taken the place of the broker since the confirmation.
 
         Args:
             brokers: The brokers of the queues; None for all brokers.
-            wait: The argument of ``commit``.
+            wait: The argument ``wait`` of ``commit``.
             failures: A list that receives the errors.
         """
         by_broker = self._by_broker()
@@ -191,10 +191,10 @@ class Commits:
         wait: bool = False,
         failures: list[RocketMQError] | None = None,
     ) -> None:
-        """Make a round at one broker.
+        """Run a commit round for one broker.
 
         Args:
-            full: Whether to commit all owned queues.
+            full: Whether to commit the offsets of all owned queues in ``queues``, including confirmed offsets.
         """
         due = [each for each in queues if self._may(each) and (full or not self._is_confirmed(each))]
         was_failing, failed = broker in self._errors, 0
@@ -231,18 +231,18 @@ class Commits:
         return found
 
     async def now(self) -> None:
-        """Commit the queues whose watermark is not confirmed. Raise the first error after all requests have ended."""
+        """Commit the watermarks that are not confirmed. Raise the first error after all requests have ended."""
         failures: list[RocketMQError] = []
         await self.round(wait=True, failures=failures)
         if failures:
             raise failures[0]
 
     async def commit(self, held: HeldQueue, *, wait: bool = False) -> None:
-        """Commit one queue; return when its broker has responded. The error of the request propagates.
+        """Commit the watermark of one queue; return when the broker has responded. The error of the request propagates.
 
         Args:
-            wait: If a commit is in flight, True waits for it and then commits the watermark if that is still necessary; False
-                does nothing.
+            wait: Whether to wait for a commit in flight, and then to commit the watermark if that is still necessary. If False,
+                return at once while a commit is in flight.
         """
         if held.committing.locked() and not wait:
             return
@@ -309,7 +309,7 @@ class Commits:
         return not self._instance.is_replaced(self._instance.routes.broker_of(held.queue), held.confirmed_by)
 
     async def _is_left_alone(self, held: HeldQueue) -> bool:
-        """Return whether to send no last commit: nothing was read of the queue, the current master has an offset of the group,
+        """Return whether to send no last commit: nothing was read from the queue, the current master has an offset of the group,
         and no late commit of this member can replace that offset.
         """
         if held.queue in self._doubts or not held.progress.next == held.begun == held.committed:
@@ -324,8 +324,8 @@ class Commits:
         return self._instance.open_connection(self._instance.routes.broker_of(held.queue), any_replica=False)
 
     async def commit_last(self, held: HeldQueue, deadline: Callable[[], float]) -> bool:
-        """Commit a queue that is being given up or moved, even if its watermark is already confirmed. If nothing was read of the
-        queue, commit only to a master that has no offset of the group.
+        """Commit the watermark of a queue that is being given up or moved, even if it is already confirmed. If nothing was read
+        from the queue, commit only to a master that has no offset of the group.
 
         The commit is repeated after errors, because the broker may have no master for a while.
 
@@ -379,8 +379,8 @@ class Commits:
 
 
 def _is_unread_retry(held: HeldQueue) -> bool:
-    """Return whether a queue belongs to a retry topic and nothing was read of it. Without an offset, a member begins there with the
-    first message, too.
+    """Return whether a queue belongs to a retry topic and nothing was read from it. If the group has no offset for such a queue, a
+    member also begins with its first message.
     """
     return not held.progress.watermark and held.queue.topic.startswith(RETRY_TOPIC_PREFIX)
 

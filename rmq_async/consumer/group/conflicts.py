@@ -110,7 +110,7 @@ class _Listed:
             self.is_sure = True
 
     def due(self) -> float | None:
-        """Return the time at which the next response matters. Return None if there are no strangers, or they are sure."""
+        """Return the time at which the next response matters. Return None if there are no strangers, or ``is_sure``."""
         if not self.strangers or self.is_sure:
             return None
         return self.long_at + CONFIRMED_AFTER if self.long_at is not None else min(self.strangers.values()) + LISTED_FOR
@@ -234,7 +234,7 @@ class Namesakes:
         try:
             response = await self._instance.pool.request(broker, command, self._instance.config.request_timeout)
         except RocketMQError as error:
-            logger.debug("who answers for client id %s at %s: %s", self._instance.client_id, broker, printable(error))
+            logger.debug("no running info of client id %s from %s: %s", self._instance.client_id, broker, printable(error))
             return False
         return response.code == ResponseCode.SUCCESS and not self._came_here
 
@@ -257,7 +257,7 @@ class Conflicts:
     Args:
         ours: The subscriptions in the heartbeats of this client.
         kept_for: Seconds for which a conflict counts after it was last seen; UNTIL_NEXT until the next comparison.
-        spread: Maximum share by which the time between two checks is varied at random.
+        spread: Maximum fraction by which the time between two checks is varied at random.
     """
 
     def __init__(self, instance: ClientInstance, ours: ConsumerData, kept_for: float = UNTIL_NEXT, spread: float = 0.0) -> None:

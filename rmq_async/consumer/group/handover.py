@@ -65,16 +65,16 @@ LOOK_PATIENCE: Final = 10.0
 """Seconds for which a queue is not read if the broker does not respond to the check before the first pull."""
 CRASH_MARGIN: Final = 2.0
 FREED_WITHIN: Final = 2.0
-"""Seconds, after ``handover_timeout`` and CRASH_MARGIN, after which a queue is read without its lock. A member that joined after a
-crash does not know the crashed member; during this time, other members free the lock."""
+"""Seconds, in addition to ``handover_timeout`` and CRASH_MARGIN, before a queue is read without its lock. A member that joined
+after a crash does not know the crashed member; during this time, other members free the lock."""
 ASK_HOLDERS_EVERY: Final = 5.0
 """Seconds between two requests to the other members about queues that were not unlocked in time."""
 DOUBTED_FOR: Final = 60.0
 """Seconds for which a queue whose lock was granted late is left to another member that reports that it holds the queue."""
 ASK_DOUBTED_EVERY: Final = 1.0
 DOUBT_TIME: Final = 1.0
-"""Maximum seconds for the responses about queues whose locks were granted late, so that a silent member does not delay the handover
-further."""
+"""Maximum seconds for the responses about queues whose locks were granted late, so that a member that does not respond
+delays the handover only a little."""
 SILENT_LIMIT: Final = 20.0
 """Seconds for which a queue that was not unlocked in time is left to members that do not respond. By then, with the default
 ``rebalance_interval``, these members have read the member list again and given up the queue."""
@@ -102,11 +102,11 @@ async def find_holders(
     """Ask each member which of ``queues`` it holds. The brokers of the queues are tried one after another until the member
     responds.
 
-    Errors are not raised; they make a member silent.
+    Errors are not raised; a member whose requests fail is listed in ``silent``.
 
     Args:
         members: Client ids of the members.
-        within: Maximum seconds for all responses. A member that has not responded by then, or cannot be asked, is silent.
+        within: Maximum seconds for all responses. A member that has not responded by then is listed in ``silent``.
     """
     wanted = frozenset(queues)
     deadline = machine.monotonic() + within
@@ -178,8 +178,8 @@ class Takeover:
         """Queues that were not unlocked in time, with the monotonic times of the first and of the next request to the other
         members."""
         self._doubted: dict[MessageQueue, tuple[float, float]] = {}
-        """Queues that this member has locked although another member holds them, with the monotonic times since which that is known
-        and of the next request about it."""
+        """Queues that this member has locked although another member holds them, with two monotonic times: when this became known,
+        and when the other members are asked next."""
         self.holders: Callable[[Iterable[MessageQueue], float], Awaitable[Holders]] = _no_other
         """Asks the other members which of these queues they hold. The second argument is the maximum number of seconds to wait."""
         self.is_shared: Callable[[], bool] = lambda: False
@@ -234,12 +234,13 @@ class Takeover:
         return removed
 
     async def free(self, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Unlock the queues of a member that has left the list, except ordered queues, after the time that it has to do so itself.
+        """Unlock the queues of a member that has left the list, except ordered queues. Before that, wait for as long as the member
+        may take to unlock them itself.
 
         Do nothing if a broker lists the member again or does not respond.
         """
-        # Members that have joined since do not know that member. They would have to take its queues without locks, and could not
-        # hand them over before its locks expire.
+        # Members that have joined since do not know the former member. They would have to take its queues without locks, and could
+        # not hand the queues over before the locks of the former member expire.
         await asyncio.sleep(self._patience)
         for left in await self._gone(queues):
             if left == client_id:
@@ -313,8 +314,8 @@ class Takeover:
             await self._take_late(late)
 
     def _is_refused(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether brokers have refused the lock of at least one of ``queues``. A broker that did not respond does not
-        count as a refusal.
+        """Return whether brokers have refused the lock of at least one of ``queues``. A missing response does not count as a
+        refusal.
         """
         if not queues:
             return False
@@ -404,9 +405,9 @@ class Takeover:
         return self._late[queue][1] if queue in self._late else 0.0
 
     async def _elsewhere(self, late: list[MessageQueue]) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
-        """Return two sets: the queues of ``late`` that other members hold, and the queues that a silent member may hold.
+        """Return two sets: the queues of ``late`` that other members hold, and the queues that members without a response may hold.
 
-        The second set has all queues of ``late`` for SILENT_LIMIT seconds, if there is a silent member.
+        If a member does not respond, the second set has all queues of ``late`` for SILENT_LIMIT seconds.
         """
         found = await self.holders(late, ANSWER_TIME)
         now = machine.monotonic()

@@ -46,8 +46,8 @@ class MemberLocks:
         return self.handover.assumed
 
     def errors_of(self, queues: Iterable[MessageQueue]) -> dict[str, RocketMQError]:
-        """Return, by broker name, the error of the last failed request for locks of the kind (ordered or not) that ``queues`` have
-        there. May be called from any thread.
+        """Return the lock errors of the brokers that have ``queues``, by broker name. The error is that of the last failed request
+        for the same kind of lock (ordered or not) as these queues use. May be called from any thread.
         """
         listed = tuple(queues)
         ordered = [queue for queue in listed if queue.topic in self._ordered]

@@ -55,8 +55,7 @@ StartFrom = Literal["latest", "earliest"] | datetime
 async def first_positions(
     instance: ClientInstance, group: str, queues: Sequence[MessageQueue], start_from: StartFrom
 ) -> dict[MessageQueue, int]:
-    """Return the offsets at which a group starts in those of the ``queues`` whose first offsets must still be stored
-    (``_unfinished``).
+    """Return the offsets at which a group starts, for the ``queues`` whose first offsets must still be stored (``_unfinished``).
 
     Queues of brokers that do not respond are left out if other queues have offsets of the group or ``start_from`` is "earliest".
     When the broker responds, such a queue starts at the group's offset, or at its first message. Other errors of requests

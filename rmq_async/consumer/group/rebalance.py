@@ -55,7 +55,8 @@ LOOK_UP_EVERY: Final = 2.0
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
-"""Seconds after which a member that no broker lists gives up its queues. Brokers remove a silent client after the same time."""
+"""Seconds after which a member that no broker lists gives up its queues. Brokers remove a client that sends nothing after the same
+time."""
 Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
 """A function that is called after a round with the share of each topic."""
 
@@ -203,7 +204,7 @@ class MissingQueues:
 
 
 class Rebalance:
-    """Computes the share of a member in rounds.
+    """Computes, round by round, which queues this member gets.
 
     Args:
         group: Name of the group on the wire.

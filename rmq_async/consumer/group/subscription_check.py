@@ -125,8 +125,8 @@ class SubscriptionConflict(NamedTuple):
             )
         if self.topic == BY_OFFSET:
             return (
-                f"{self.theirs} has this group's name: brokers list it as a member, so members leave queues to it which it may not "
-                f"read; {TAKEN}; give it a separate group"
+                f"{self.theirs} has this group's name: brokers list it as a member, so members leave queues to it that it may "
+                f"never read; {TAKEN}; give it a separate group"
             )
         ours, theirs = (repr(printable(each)) if each is not None else "nothing" for each in (self.ours, self.theirs))
         subscriptions = f"topic {printable(self.topic)}: this member subscribes to {ours}, another one to {theirs}"

@@ -64,7 +64,7 @@ class SettledLog:
         failed: Number of messages that were handled with an error; ABANDONED messages are not counted.
     """
 
-    # The oldest messages are kept, not the newest: replacing them would add an eighth to the time of a message, because of cache
+    # The oldest messages are kept, not the newest: replacing them would add an eighth to the time per message, because of cache
     # misses.
 
     def __init__(self) -> None:

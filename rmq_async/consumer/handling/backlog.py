@@ -73,7 +73,7 @@ class Backlog:
     """The messages of a subscription that wait for a call.
 
     Attributes:
-        turns: Queues with messages that may begin, in the order of their turns.
+        turns: Queues with ready messages (``Lines.ready``), in the order of their turns.
         running: Number of running calls of the handler.
         size: Maximum number of messages in a call.
         wait: Maximum seconds for which a batch waits until it is full.
@@ -140,7 +140,7 @@ class Backlog:
 
     @property
     def ready(self) -> int:
-        """Number of messages that may begin."""
+        """Number of ready messages in the queues that have a turn."""
         return sum(len(lines.ready) for lines in self.turns.values())
 
     def set_rate(self, rate: float | None) -> None:

@@ -30,7 +30,7 @@ WHOLE_QUEUE: Final = object()
 
 
 class Single:
-    """The key of a message without an order in broadcast. It is unique, so no other message waits for the message."""
+    """The key of one message without an order in broadcast. Each such message has its own key, so no other message waits for it."""
 
     __slots__ = ()
 
@@ -49,11 +49,11 @@ class HeldLine(NamedTuple):
 
 
 class Dispatcher:
-    """Keeps the waiting messages, and begins calls when they may begin.
+    """Keeps the messages that wait for a handler call, and starts calls when concurrency, order, rate and pauses allow.
 
     Args:
         concurrency: Maximum number of concurrent calls.
-        begin: Starts one call. ``ended`` must be called at the end of the call.
+        begin: Starts one handler call. The caller must call ``ended`` when that call ends.
     """
 
     def __init__(self, subscriptions: Iterable[Subscription], concurrency: int, begin: Begin) -> None:
@@ -88,11 +88,11 @@ class Dispatcher:
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:
-        """Return the number of waiting messages of a queue that their lines allow to begin."""
+        """Return the number of ready messages (``Lines.ready``) of a queue."""
         return sum([len(lines.ready) for lines in self._lines_of(held)])
 
     def has_ready(self, held: HeldQueue) -> bool:
-        """Return whether a queue has waiting messages that their lines allow to begin."""
+        """Return whether a queue has ready messages (``Lines.ready``)."""
         return any(lines.ready for lines in self._lines_of(held))
 
     def buffered_of(self, held: HeldQueue) -> list[MessageExt]:
@@ -142,7 +142,7 @@ class Dispatcher:
     def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
         """Put a message of a call back, and block its line until ``due``. The caller calls ``ended`` afterwards.
 
-        A message without a line begins again at once, in the order of the offsets.
+        A message without a line is ready again at once, in the order of the offsets.
 
         Args:
             due: Monotonic time of the next attempt; 0 for at once.
@@ -208,7 +208,7 @@ class Dispatcher:
         self.pump()
 
     def hasten(self, held: HeldQueue | None = None) -> None:
-        """End the waits of a queue, or of all queues, for full batches; begin calls."""
+        """End the waits of a queue, or of all queues, for full batches, and start calls."""
         for backlog in self._backlogs.values():
             backlog.hasten(held)
         self.pump()
@@ -221,7 +221,7 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Start calls until there is no free slot, or no message that may begin now."""
+        """Start calls until there is no free slot, or no message whose call may begin now."""
         while self.running < self._concurrency:
             now, next_at = 0.0, inf
             for subscription, backlog in self._backlogs.items():
@@ -251,11 +251,11 @@ class Dispatcher:
             self._begin(subscription, backlog.take(now))
 
     def hold(self, subscription: Subscription) -> None:
-        """Begin no call of a subscription until ``let_go``. A running call takes the messages with ``next_of``."""
+        """Start no call of a subscription until ``let_go``. A running call takes the messages with ``next_of``."""
         self._backlogs[subscription].is_held = True
 
     def let_go(self, subscription: Subscription) -> None:
-        """End ``hold``. After that, ``pump`` begins calls of the subscription again."""
+        """End ``hold``. After that, ``pump`` starts calls of the subscription again."""
         self._backlogs[subscription].is_held = False
 
     def next_of(self, subscription: Subscription) -> Waiting | None:
@@ -285,7 +285,7 @@ class Dispatcher:
 
     @property
     def has_turn(self) -> bool:
-        """Whether messages of subscriptions that are not paused wait."""
+        """Whether a subscription that is not paused has ready messages."""
         return any(backlog.turns and subscription not in self.paused for subscription, backlog in self._backlogs.items())
 
     def take(self, limit: int, at_least: int = 1) -> tuple[Subscription, tuple[Waiting, ...]] | None:

@@ -46,7 +46,7 @@ MOST_SIZE: Final = 32 * 1024 * 1024
 """Number of messages in a buffer (MOST_WAITING), and bytes of their bodies (MOST_SIZE), from which the queues of the broker are not
 pulled."""
 GOES_ON_BELOW: Final = 0.75
-"""Share of both limits below which the queues are pulled again."""
+"""Fraction of both limits below which the queues are pulled again."""
 ROUNDS: Final = 3
 """Failed attempts to give a message back after which this member handles the message again itself."""
 SHOWN_FOR: Final = 60.0

@@ -4,8 +4,8 @@ Messages with the same key form a line. A line rests while its first message wai
 all resting lines. The first message without a key is logged.
 """
 
-# The first message of a line begins when no other message of the line is in a call. A message that is to be handled again blocks
-# its line until it is due. A message without a line begins in its turn. ``add`` and ``wake`` take constant time.
+# The first message of a line is ready when no other message of the line is in a call. A message that is to be handled again blocks
+# its line until it is due. A message without a line is ready at once. ``add`` and ``wake`` take constant time.
 
 from __future__ import annotations
 
@@ -93,11 +93,12 @@ class Line:
 
 
 class Lines:
-    """The messages of one queue that wait for one handler, in lines by key.
+    """The messages of one queue that wait for one handler, in lines by key. The caller reads the clock and passes the times.
 
     Attributes:
-        ready: Messages that may begin, in the order of their turns. After a message is removed, its line waits until ``ended``.
-        by_key: Lines that have a message that waits or is in a call. The caller reads the clock and passes the times.
+        ready: Messages whose calls may begin, in the order of their turns. After a message is removed, its line waits until
+            ``ended``.
+        by_key: Lines that have a message that waits or is in a call.
     """
 
     __slots__ = ("_behind", "by_key", "ready")
@@ -155,7 +156,7 @@ class Lines:
         return [self.ready.popleft() for _ in range(min(count, len(self.ready)))]
 
     def take_behind(self, item: Waiting, count: int, now: float) -> list[Waiting]:
-        """Remove and return up to ``count`` due messages that wait behind ``item``, which has been taken. They begin in the same
+        """Remove and return up to ``count`` due messages that wait behind ``item``, which has been taken. All of them share one
         call.
         """
         taken: list[Waiting] = []
@@ -205,7 +206,7 @@ class Lines:
         return resting
 
     def wake(self, line: Line) -> None:
-        """End the rest of a line. Its first message begins before other ready messages."""
+        """Let a resting line continue. Its first message becomes ready, before other ready messages."""
         line.rests_until = None
         self.ready.appendleft(line.items.popleft())
         self._behind -= 1

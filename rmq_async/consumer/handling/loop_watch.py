@@ -99,7 +99,7 @@ class LoopWatch:
         return watch
 
     def leave(self, find: Find) -> None:
-        """End a ``join``. When no other one is left, end the thread."""
+        """End the watch that ``join(find)`` began. If no other ``find`` is left, end the thread."""
         self.finders.pop(find, None)
         self._blocks.pop(find, None)
         if not self.finders and self.running.pop(self._loop, None) is not None:

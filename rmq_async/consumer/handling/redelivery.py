@@ -1,6 +1,6 @@
 """Carries out the decisions about messages whose handlers have failed: gives them back to brokers, or sends copies of them.
 
-A Refusal is the meaning of a failed request for the message.
+``Refusal`` tells what a failed request means for the message.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Outcomes:
 
         Args:
             topic: The subscribed topic, with the user's name.
-            cause: The reason for the log.
+            cause: The reason, which is logged.
         """
         wire_topic = self._instance.names.wire(topic)
         self.give_backs.add(GiveBack(held, wire_topic, message, Decision(Outcome.RETRIED), cause))
@@ -292,7 +292,7 @@ class Outcomes:
         self.log_given_up(topic, message, attempt, by, cause if isinstance(cause, str) else error_text(cause))
 
     def _may_ask(self, broker: str, breakers: Mapping[str, CircuitBreaker]) -> bool:
-        """Return whether to try a broker: it has not refused messages lately, and is not silent according to other requests."""
+        """Return whether to try a broker: it has not refused messages lately, and leaves no other requests unanswered."""
         breaker = breakers.get(broker)
         return (breaker is None or breaker.open_until <= machine.monotonic()) and not is_silent(self._instance, broker)
 

@@ -42,7 +42,7 @@ class ConsumeTracer(TraceRecords):
 
     Args:
         group: Name of the group on the wire. The records have the name without the namespace.
-        trace: The setting of that name, not False.
+        trace: The setting ``trace``, which is not False.
     """
 
     def __init__(self, instance: ClientInstance, group: str, trace: bool | str) -> None:

@@ -45,9 +45,9 @@ ANSWER_WITHIN: Final = 3.0
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 MOST_PENDING: Final = 8192
-"""Number of pending acknowledgements at which a broker is not popped."""
+"""Number of pending acknowledgements at which no pops are sent to a broker."""
 AFTER_EXPIRY: Final = 2.0
-"""Seconds after the end of a lease in which an acknowledgement may still count."""
+"""Seconds for which an acknowledgement may still count after the end of its lease."""
 _broker_of: Callable[[Lease], str] = attrgetter("handle.broker_name")
 Run = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], object]
 
@@ -126,7 +126,7 @@ class Acks:
             line.add(found)
 
     def is_full(self, broker: str) -> bool:
-        """Return whether too many acknowledgements wait, so that the broker is not popped."""
+        """Return whether too many acknowledgements to a broker are pending, so that no pops are sent to it."""
         line = self._lines.get(broker)
         return line is not None and line.pending >= MOST_PENDING
 

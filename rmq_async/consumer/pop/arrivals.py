@@ -141,8 +141,8 @@ class Arrivals:
         task.add_done_callback(self._returning.discard)
 
     def _wanted(self, subscription: Subscription, leases: list[Lease]) -> list[Lease]:
-        """Return the messages with tags of the subscription, and acknowledge the others. Such others come because brokers compare
-        only the hash codes of tags.
+        """Return the messages with tags of the subscription, and acknowledge the others. Brokers also return messages with other
+        tags, because they compare only the hash codes of tags.
         """
         tags = self._tags.get(subscription)
         if tags is None:

@@ -1,4 +1,4 @@
-"""Receives, acknowledges, gives back and extends popped messages. It manages handles and times, and knows no handlers."""
+"""Receives popped messages, acknowledges them, gives them back and extends their leases. Handler calls are made elsewhere."""
 
 # The time of the broker in its responses is used to date the next pop. A held lease is extended after about two thirds of its time,
 # again and again, until it ends or would last longer than ``max_lease`` since its pop.
@@ -35,7 +35,7 @@ AHEAD_MS: Final = 3_600_000, 100 * 365 * 86_400_000
 """Milliseconds by which a pop is dated ahead of this machine's clock while the broker's clock is unknown. The second value is for a
 broker whose clock is further ahead than the first value."""
 RENEW_AT: Final = 2 / 3
-"""Share of a lease after which the lease is extended."""
+"""Fraction of a lease after which the lease is extended."""
 RENEW_SPREAD: Final = 0.1
 SLOTS: Final = 64
 """Number of slots that the invisible time is divided into. The leases of one slot are extended together."""
@@ -45,8 +45,8 @@ CHANGE_WITHIN: Final = 3.0
 AT_ONCE: Final = 16
 RENEW_AT_ONCE: Final = 64
 LONGER: Final = 0.1
-"""Maximum share by which a delay is lengthened at random, because a broker falls behind if very many messages are due at one
-time."""
+"""Maximum fraction by which a delay is lengthened at random, because a broker falls behind if very many messages are due at the
+same time."""
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
 

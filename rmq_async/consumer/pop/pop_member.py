@@ -48,7 +48,7 @@ LOOK_UP_EVERY: Final = 2.0
 temporary error."""
 ROUTES_EVERY: Final = 20.0
 CHECK_AGAIN: Final = 30.0
-"""Seconds between two checks of the version of a broker that cannot be popped."""
+"""Seconds between two checks of the version of a broker that does not support pops."""
 
 
 class Looked(NamedTuple):
@@ -82,7 +82,7 @@ async def check_broker(instance: ClientInstance, group: str, broker: str, topics
         topics: Names of its topics on the wire.
 
     Raises:
-        ConfigError: For a broker that cannot be popped. The errors of the request also propagate.
+        ConfigError: For a broker that is older than 5.3.2, or does not know the request. The errors of the request also propagate.
     """
     names = [*topics]
     command = RemotingCommand(code=RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -136,7 +136,7 @@ class PopMember:
         subscriptions: Subscriptions by topic on the wire.
 
     Attributes:
-        topics: Names on the wire of the subscribed topics, and of the retry topic that members use which pull.
+        topics: Names on the wire of the subscribed topics, and of the retry topic, which members that pull use.
         known: The subscribed topics that have a route.
         data: This member's part of the heartbeat.
         limit: Maximum number of attempts of a message after the first one, according to the group's settings.
@@ -180,7 +180,7 @@ class PopMember:
         """Check the brokers and the group, and join the group.
 
         Raises:
-            ConfigError: For a broker that cannot be popped.
+            ConfigError: For a broker that ``check_broker`` rejects.
             SubscriptionGroupNotExistError: If a broker does not have the group and may not create it. The errors of
                 ``check_filter``, of ``Conflicts.look_first``, and of the requests for routes and offsets also propagate.
         """

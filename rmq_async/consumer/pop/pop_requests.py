@@ -40,7 +40,7 @@ DECODE_IN_THREAD: Final = 64 * 1024
 """Minimum size in bytes of a body that is decoded in a thread."""
 ANY_QUEUE: Final = -1
 FROM_THE_FIRST: Final = 0
-"""The value of ``initMode`` with which a queue without an offset begins with its first message."""
+"""The value of ``initMode`` that makes a broker begin with the first message of a queue without an offset."""
 _NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND})
 
 
@@ -284,7 +284,8 @@ class Requests:
                 came from a retry topic.
 
         Raises:
-            BrokerError: If the broker refuses. The errors of a request also propagate. The call may be repeated after any error.
+            BrokerError: If the broker refuses the request. The errors of a request also propagate. The call may be repeated after
+                any error.
         """
         topic = handles[0][0]
         body = encode_body(BatchAckMessageRequestBody(broker_name=broker, acks=gather_acks(self._group, handles)))
@@ -318,7 +319,7 @@ class Requests:
             suspend: Whether the broker should not count an attempt.
 
         Raises:
-            BrokerError: If the broker refuses.
+            BrokerError: If the broker refuses the request.
             RemoteProtocolError: For an invalid response. The errors of a request also propagate.
         """
         header = headers.ChangeInvisibleTimeRequestHeader(

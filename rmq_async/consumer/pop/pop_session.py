@@ -256,7 +256,7 @@ class PopSession(MemberSession):
 
     @property
     def was_assigned(self) -> bool:
-        """Whether each broker of the start has responded to a pop or no longer has the topic. May be read from any thread."""
+        """Whether each source that existed at the start has had a response, or has ended. May be read from any thread."""
         return self._first is not None and all(source.has_answered or source.ends for source in self._first)
 
     def members_changed(self) -> None:
@@ -447,8 +447,7 @@ class PopSession(MemberSession):
     def _give_back_outlasted(self, leases: list[Lease]) -> list[Lease]:
         """Give back leases that have waited for a call for the maximum time. Return the others.
 
-        They are given back because the end of a lease counts as an attempt, so a message could become a dead letter without any
-        call.
+        The end of a lease counts as an attempt, so a message that is not given back could become a dead letter without any call.
         """
         sources: dict[HeldQueue, set[Waiting]] = {}
         for lease in leases:

@@ -7,11 +7,11 @@ Credits limit the messages that a subscription may hold: the messages in calls, 
 # plus as many as its handlers begin within AHEAD seconds at their recent rate. Sizes are known only when messages have arrived:
 # if large messages follow small ones, the responses to the pops in flight may exceed the limit of bytes.
 
-# A pop of a broker that has no messages left reserves no credits. It requests the broker's part of the free credits, and at least
+# A pop from a broker that has no messages left reserves no credits. It requests the broker's part of the free credits, and at least
 # one message. So messages of such a broker arrive even if messages of other brokers use all slots, and a held pop does not keep
-# credits from other brokers. A pop of a broker with messages left requests as many messages as there are credits; brokers get
+# credits from other brokers. A pop from a broker with messages left requests as many messages as there are credits; brokers get
 # credits in the order of their requests. Such a broker responds at once. If it does not, its pop gives the credits back after a
-# short time, because a silent broker would otherwise keep them from other brokers.
+# short time, because a broker that does not respond would otherwise keep them from other brokers.
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 5.0
 LONGEST_EARLY_PAUSE: Final = 1.0
 FULL_PAUSE: Final = 1.0
-"""Seconds before the next pop of a broker that already holds too many pops or does not have the topic."""
+"""Seconds before the next pop from a broker that already holds too many pops or does not have the topic."""
 BUSY_PAUSE: Final = 0.02
 REFUSED_PAUSE: Final = 30.0
 """Seconds between pops that a broker will refuse until an operator acts."""
@@ -96,7 +96,7 @@ class Credits:
         sources: Number of the sources that share the credits.
         taken: Number of messages that are held.
         size: Bytes of bodies that are held.
-        reserved: Messages that pops in flight may bring.
+        reserved: Number of messages for which pops in flight have reserved credits.
     """
 
     __slots__ = ("_ended", "_measured_at", "_rate", "limit", "mean_size", "reserved", "size", "size_limit", "sources", "taken")

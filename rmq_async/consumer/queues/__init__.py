@@ -1,3 +1,3 @@
-"""Members that pull: the queues that a member holds, from the assignment to the release, and their pulls."""
+"""Pull members of a group: the queues that a member holds, from assignment to release, and the pulls of these queues."""
 
 from .pull_session import PullSession

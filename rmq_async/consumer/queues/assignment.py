@@ -413,7 +413,7 @@ class Assignment:
         return True
 
     async def _commit_last(self, held: HeldQueue) -> None:
-        """Commit a queue after its drain. Log an error if it was not committed in time."""
+        """Commit the watermark of a queue after its drain. Log an error if it was not committed in time."""
         began = machine.monotonic()
 
         def deadline() -> float:
@@ -497,13 +497,13 @@ class Assignment:
         return max(min(longest, part * (self._end - machine.monotonic())), 0.0)
 
     async def reset(self, held: HeldQueue, offset: int, why: str = "reset by a tool", level: int = logging.WARNING) -> None:
-        """Move a queue to ``offset``, and commit it.
+        """Move a queue to ``offset``, and commit that offset.
 
         Wait up to RESET_TIME seconds for running calls; after that, cancel the calls if the queue is ordered. Drop the messages
         whose call has not begun. A queue that is lost or released meanwhile is not moved.
 
         Args:
-            why: The reason for the log.
+            why: The reason, which is logged.
             level: The level of the log message.
         """
         await self._end_pulls(held)
@@ -517,7 +517,7 @@ class Assignment:
         if not held.is_owned:
             return
         self._intake.withdraw_waiting(held)
-        logger.log(level, "%s goes on at offset %d instead of %d: %s", held.shown, offset, held.progress.watermark, why)
+        logger.log(level, "%s continues at offset %d instead of %d: %s", held.shown, offset, held.progress.watermark, why)
         held.restart(offset)
         if held.state is QueueState.STOPPED:
             held.read()

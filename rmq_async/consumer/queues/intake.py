@@ -141,7 +141,7 @@ class Intake:
         return connection is not None and connection is held.connection and held.queue not in self.marks.doubted
 
     async def make_sure(self, held: HeldQueue, longest: float) -> None:
-        """Check a queue as before a pull until it is sure, and move it if it has lost messages.
+        """Check a queue as before a pull until ``is_sure`` is true for it, and move the queue if it has lost messages.
 
         The errors of the requests propagate.
 
@@ -230,7 +230,7 @@ class Intake:
     async def move(self, held: HeldQueue, result: PullResult | None = None) -> None:
         """Determine why the broker does not have the offset of the pull, or whether the queue now has other messages.
 
-        Then move, stop or leave the queue, or accept the response. The errors of the requests propagate.
+        Then move the queue, stop it, accept the response, or change nothing. The errors of the requests propagate.
 
         Args:
             result: The response to the pull; None before the pull.
@@ -275,11 +275,11 @@ class Intake:
         return False
 
     def _go_on(self, held: HeldQueue, move: Move) -> bool:
-        """Move a queue whose offset was reset, or which has other messages now. Return whether it has moved."""
+        """Move a queue whose offset was reset, or that has other messages now. Return whether the queue was moved."""
         if move.cause in (Cause.BEYOND_END, Cause.LOST_READ):
             return self._after_loss(held, move)
         log = logger.warning if move.cause is Cause.RESET else logger.error
-        log("%s goes on at offset %d instead of %d: %s", held.shown, move.offset, held.cursor, move.cause.value)
+        log("%s continues at offset %d instead of %d: %s", held.shown, move.offset, held.cursor, move.cause.value)
         if move.cause is Cause.MADE_ANEW:
             self.marks.forget(held.queue)
         self.withdraw_waiting(held)
@@ -301,7 +301,7 @@ class Intake:
         return True
 
     def _after_loss(self, held: HeldQueue, move: Move) -> bool:
-        """Move or stop a queue that has lost messages, according to ``above_end``. Return whether it has moved."""
+        """Move or stop a queue that has lost messages, according to ``above_end``. Return whether the queue was moved."""
         reached = max(held.cursor, held.progress.next)
         self.marks.cut(held.queue, move.offset)
         if move.offset >= reached:  # an operator has moved the group back below the lost messages
@@ -320,9 +320,9 @@ class Intake:
             left_out = "all its messages are handled, including messages that were handled before"
         lost = max(reached - (reached if move.end is None else move.end), 0)
         self.lost += lost
-        text = "%s goes on at offset %d instead of %d: %s (some %d), because %s; %s; %s"
+        text = "%s continues at offset %d instead of %d: %s (about %d messages), because %s; %s; %s"
         logger.error(text, held.shown, target, reached, what, lost, REPLACED, left_out, GO_BACK)
-        self.skips.add(held.shown, f"{held.shown} went on at offset {target} instead of {reached}: {what}; {left_out}")
+        self.skips.add(held.shown, f"{held.shown} continued at offset {target} instead of {reached}: {what}; {left_out}")
         self._give(self.dispatcher.drop(held, target - 1, failed=True))
         held.go_back(target)
         held.changed.set()
@@ -338,7 +338,7 @@ class Intake:
         target = low if policy == "earliest" else max(high, low)
         self.lost += low - offset
         lost = low - offset
-        logger.error("%s: %d messages were deleted before they were pulled; it goes on at %d; %s", text, lost, target, KEEP)
+        logger.error("%s: %d messages were deleted before they were pulled; it continues at %d; %s", text, lost, target, KEEP)
         return target
 
     def _stop(self, held: HeldQueue, text: str, option: str) -> None:

@@ -78,7 +78,7 @@ class PullSession(MemberSession):
     Args:
         label: The subject of error messages.
         context: Handlers and callbacks run in copies of this context.
-        doubts: The doubts of this session and of earlier sessions.
+        doubts: The queues with commits of this or an earlier session that had no response.
     """
 
     def __init__(

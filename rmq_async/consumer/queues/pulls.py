@@ -181,7 +181,7 @@ class PullLimits:
         span: Maximum distance in offsets from a queue's watermark to its next pull.
         queues: Returns the number of queues that share the space.
         ahead: Number of ready messages at which a queue is not pulled.
-        ready: Returns the number of a queue's waiting messages that their lines allow to begin.
+        ready: Returns the number of ready messages (``Lines.ready``) of a queue.
         may_pull: Returns whether there is no other reason not to pull a queue. The queue's ``changed`` is set when the result may
             have become True.
     """

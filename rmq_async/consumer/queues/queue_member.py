@@ -43,7 +43,7 @@ class Clustering:
         group: Name of the group on the wire.
         subscriptions: Subscriptions by topic on the wire.
         owned: Returns the queues whose positions this member commits.
-        doubts: The doubts of the consumer.
+        doubts: The queues with commits that had no response.
 
     Attributes:
         topics: Names on the wire of all topics that are read, including the retry topic.
@@ -75,11 +75,11 @@ class Clustering:
         self.commits = Commits(instance, group, owned, self.locks.owns, doubts)
 
     def rebalance(self, apply: Apply) -> Rebalance:
-        """Return the object that computes the share in rounds."""
+        """Return the Rebalance that computes, round by round, which queues this member gets."""
         return Rebalance(self._instance, self._group, self.topics, self._config.allocate, apply)
 
     def takeover(self, rebalance: Rebalance, open: Open) -> Takeover:
-        """Return the object that takes over the queues of the share."""
+        """Return the Takeover that takes over the queues of this member's share."""
         patience = self._config.handover_timeout
         return Takeover(self._instance, self._group, self.locks, patience, open, lambda: rebalance.departed)
 

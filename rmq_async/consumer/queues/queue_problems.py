@@ -55,7 +55,8 @@ def line_problems(dispatcher: Dispatcher, held_for: float) -> list[Problem]:
         shown = keyless.message.queue
         text = (
             f"messages of topic {subscription.topic} have no key, the newest one is {keyless.message.msg_id}, offset "
-            f"{keyless.message.queue_offset} of {shown}, {now - keyless.at:.0f} s ago; those of a queue are handled one at a time"
+            f"{keyless.message.queue_offset} of {shown}, {now - keyless.at:.0f} s ago; such messages of one queue are handled one "
+            "at a time"
         )
         found.append(Problem(ProblemCode.KEY_MISSING, text, broker=shown.broker_name, queue=shown))
     return found

@@ -120,7 +120,7 @@ def test_subscribe_wrong_topic_handler_or_time() -> None:
     assert first.timeout == 900.0
     first.timeout = None
     for name, value in {"retry": Retry(), "tags": "b", "handler": print, "order": "key"}.items():
-        with pytest.raises(AttributeError, match=f"^{name} of subscription T cannot change; make another Consumer with it"):
+        with pytest.raises(AttributeError, match=f"^{name} of subscription T cannot be changed; set it in the subscription"):
             setattr(first, name, value)
     assert consumer.subscriptions == (first,)
     with pytest.raises(ConfigError, match=r"topic T is already subscribed to, by handler .*test_life.handler"):

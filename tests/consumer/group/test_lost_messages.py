@@ -124,8 +124,8 @@ def test_member_that_starts_above_the_end_begins_at_the_lowest_end(caplog: pytes
 
     with caplog.at_level(logging.ERROR, logger="rmq_async"):
         Simulation(1, brokers=1, faults=None).run(main)
-    (line,) = [record.getMessage() for record in caplog.records if "goes on at" in record.message]
-    assert "goes on at offset 20 instead of 30: it ends at 20, below the group's offset (some 10)" in line
+    (line,) = [record.getMessage() for record in caplog.records if "continues at" in record.message]
+    assert "continues at offset 20 instead of 30: it ends at 20, below the group's offset (about 10 messages)" in line
     assert "seek() to a datetime" in line
 
 

@@ -174,7 +174,7 @@ def test_uncommitted_end_is_found_after_the_stop_of_all_members() -> None:
 def went_back(*ends: float, at: float = 20.0, holds_until: float = 40.0, again: float = 99.0) -> GroupLog:
     """A member that reads the queue and says at ``at`` that it has gone back. ``ends``: times of commits; ``again``: the time from
     which on it holds the queue again."""
-    text = (("messages_skipped", f"{QUEUE} went on at offset 5 instead of 9: it has lost messages that were read"),)
+    text = (("messages_skipped", f"{QUEUE} continued at offset 5 instead of 9: it has lost messages that were read"),)
     looks = [
         Sample(float(time), 0, True, text if time >= at else (), [] if holds_until < time < again else [QUEUE])
         for time in range(0, 42, 2)
