@@ -138,9 +138,7 @@ class Watch:
         instance, queue = self._instance, cursor.queue
         shown = instance.names.shown_queue(queue)
         if move.cause is Cause.MADE_ANEW:
-            text = (
-                f"{shown} was read up to offset {cursor.offset}; its topic was deleted and created again; start a new read"
-            )
+            text = f"{shown} was read up to offset {cursor.offset}; its topic was deleted and created again; start a new read"
         else:
             text = (
                 f"{shown} has lost messages that were read, or that lay before the start, and assigns their offsets again: it "
