@@ -163,7 +163,7 @@ class Consumer(LifeCycle):
             batch_size: Maximum number of messages in a batch (1 to 65,536, and at most ``buffered_limit``). The handler then
                 takes a Batch of messages from any queues of the topic, or from one queue with ``order="queue"``. With None, the
                 handler takes a single message. It must be None with ``order="key"``.
-            batch_wait: Maximum seconds for which a message waits until its batch is full. With 0, a batch takes the messages that
+            batch_wait: Maximum seconds for which a message waits for its batch to fill. With 0, a batch takes the messages that
                 have arrived.
             rate: Maximum number of messages per second that this member starts to handle, on average, in bursts of up to 0.1 s.
                 ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
@@ -394,9 +394,9 @@ class Consumer(LifeCycle):
         return Lag(0, 0, None, {}) if session is None else session.lag()
 
     def stats(self) -> ConsumerStats:
-        """Return the numbers since ``start()``.
+        """Return the counters since ``start()``.
 
-        Before the first start, all numbers are 0. After a stop, they are the final numbers of the last run. The method makes no
+        Before the first start, all counters are 0. After a stop, they are the final counters of the last run. The method makes no
         request and may be called from any thread.
         """
         session = self._session
@@ -595,7 +595,7 @@ class Consumer(LifeCycle):
 
         Args:
             max_messages: Maximum number of messages in a batch (1 to 65,536).
-            wait: Maximum seconds for which a message waits until its batch is full. With 0, a batch takes the messages that have
+            wait: Maximum seconds for which a message waits for its batch to fill. With 0, a batch takes the messages that have
                 arrived.
 
         Raises:

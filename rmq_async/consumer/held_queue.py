@@ -375,7 +375,7 @@ class HeldQueue:
         self.error = None
 
     def wake_below(self, ready: int) -> None:
-        """Have ``changed`` set when fewer than ``ready`` messages are ready. 0 disables that."""
+        """Request that ``changed`` is set when fewer than ``ready`` messages are ready. 0 ends the request."""
         self.wakes_below = ready
 
     def note_end(self, end: int) -> None:

@@ -1,5 +1,5 @@
-"""Lag, numbers and condition of a running consumer. They are read from its own state, without a request or a wait, and from any
-thread.
+"""Lag, counters and condition of a running consumer. They are read from the consumer's own state, without a request or a wait, and
+from any thread.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Lag:
         retries: Number of messages of the group's retry topic whose delay has ended.
         oldest_age: Seconds since the oldest message that is buffered or being handled was stored; None if there is none. The age
             is measured by the clock of the broker if the broker reports its time, else by the clock of this machine.
-        by_queue: The numbers by queue, including queues of the retry topic. The value is None for a queue that no broker has
-            responded for yet; ``messages`` and ``retries`` do not count such a queue.
+        by_queue: The numbers by queue, including queues of the retry topic. The value is None for a queue for which no
+            broker has responded yet; ``messages`` and ``retries`` do not count such a queue.
     """
 
     messages: int
@@ -46,7 +46,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """Numbers since ``start()``. ``buffered``, ``buffered_bytes`` and ``running`` are current values.
+    """Counters since ``start()``. ``buffered``, ``buffered_bytes`` and ``running`` are current values.
 
     With ``mode="pop"``, ``retried`` counts messages that were given back, whether or not brokers confirmed it; ``commits`` counts
     messages whose acknowledgement brokers have confirmed; ``lost`` and ``rebalances`` are 0.

@@ -408,7 +408,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     def stats(self) -> ConsumerStats:
-        """Return the numbers since the start."""
+        """Return the counters since the start."""
 
     @abstractmethod
     def problems(self) -> list[Problem]:

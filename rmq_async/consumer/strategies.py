@@ -23,7 +23,7 @@ from .._functions import check_plain
 from ..errors import ConfigError
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
-"""Takes the own client id, the sorted queues of a topic and the sorted client ids of the group; returns the queues of this
+"""Takes this member's client id, the sorted queues of a topic and the sorted client ids of the group; returns the queues of this
 member."""
 ANOTHER: Final = " (another connection, "
 """The suffix of repeated client ids. If a client id occurs more than once in a member list, all but one of its entries get this

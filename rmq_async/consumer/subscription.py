@@ -44,7 +44,7 @@ class Subscription:
             message that needs no order.
         batch_size: Maximum number of messages in one call (1 to 65,536). With None, the handler takes a single message, not a
             Batch.
-        batch_wait: Maximum seconds for which a message waits until its batch is full.
+        batch_wait: Maximum seconds for which a message waits for its batch to fill.
         concurrency: Maximum number of concurrent calls of the handler (1 to 65,536); the limit of the consumer also applies.
         rate: Maximum messages per second. ``concurrency``, ``rate`` and ``timeout`` may be set while the consumer runs;
             setting any other option raises AttributeError.

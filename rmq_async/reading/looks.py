@@ -128,7 +128,7 @@ class Looks:
             reaches: The offset that the queue must reach for ``Seen.ALL``; None if ``Seen.SAME`` is sufficient.
 
         Raises:
-            BrokerNotFoundError: For any other result if the broker has no master. The errors of a pull also propagate.
+            BrokerNotFoundError: Instead of OTHER or GONE, if the broker has no master. The errors of a pull also propagate.
         """
         message, result = await self._message(queue, mark.offset)
         if (message is None and result.max_offset > mark.offset) or (message is not None and is_at(message, mark)):

@@ -113,7 +113,7 @@ async def deleted_among(
                 )
             raise BrokerNotFoundError(
                 f"cannot determine whether offset {at} of {shown} was deleted: the queue ends at {answer.max_offset} at its "
-                "broker, which returned no higher offset; try again, and if a replica has responded, when its master is back",
+                "broker, which returned no higher offset; try again, or if a replica has responded, when the broker has a master",
                 broker=queue.broker_name,
                 address=answer.address,
             )

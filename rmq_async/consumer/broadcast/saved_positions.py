@@ -1,5 +1,5 @@
-"""Positions of a broadcast member. They are loaded from the user's store at the start, and saved while the member runs and at its
-end.
+"""Positions of a broadcast member. They are loaded from the user's store at the start, and saved while the member runs and when it
+stops.
 
 Without a store, positions are kept in memory until the consumer stops, for queues that leave the route and return. Saves run one
 at a time. Each writes all positions as they are when it starts, so an older state never replaces a newer one.
@@ -38,7 +38,7 @@ from ..held_queue import HeldQueue
 logger = logging.getLogger(__name__)
 
 SAVE_TIME: Final = 30.0
-"""Maximum seconds of a save while the member runs, including the wait for an earlier save."""
+"""Maximum seconds for a save while the member runs, including the wait for an earlier save."""
 LAST_TIME: Final = 3.0
 """Maximum seconds for the last save of a queue's position."""
 AGAIN_AFTER: Final = 0.1

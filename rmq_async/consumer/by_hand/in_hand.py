@@ -72,7 +72,8 @@ class InHand:
         left: Messages that are still in hand.
         returning: Number of give-backs in progress, whose messages have no outcomes yet.
         task: The task that made the step.
-        watched: The context in which hooks were called for the step, until they have been called for its end. None without hooks.
+        watched: The context in which hooks were called at the start of the step. None after they were called at its end, and
+            without hooks.
         error: The last error with which messages were given back, for hooks.
     """
 

@@ -117,7 +117,7 @@ class Commits:
 
     @property
     def error(self) -> str | None:
-        """The error of the last or current round for a broker; None if no broker has one. May be read from any thread."""
+        """The error of one of the brokers in its last or current round; None if no broker has one. May be read from any thread."""
         return next(iter([*self._errors.values()]), None)
 
     async def run(self, interval: float, full_interval: float, after_gap: Callable[[], Awaitable[None]]) -> None:

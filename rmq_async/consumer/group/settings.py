@@ -42,7 +42,7 @@ async def joined_settings(
     """Return the settings as ``settings_at`` does, for a member that has sent its first heartbeat.
 
     Raises:
-        SubscriptionGroupNotExistError: If the broker does not have the group. It is then not configured to create the group.
+        SubscriptionGroupNotExistError: If the broker does not have the group, and is not configured to create it.
     """
     settings, missing = await _ask(instance, group, broker, topic, timeout)
     if missing is not None:  # the broker may not have handled the heartbeat yet
@@ -56,7 +56,7 @@ async def joined_settings(
 def missing_group(
     instance: ClientInstance, group: str, error: SubscriptionGroupNotExistError
 ) -> SubscriptionGroupNotExistError:
-    """Return the error of a start in a group that a broker does not have.
+    """Return the error that ``start()`` raises if a broker does not have the group.
 
     Args:
         error: The error of the request to the broker.

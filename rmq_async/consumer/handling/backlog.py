@@ -76,7 +76,7 @@ class Backlog:
         turns: Queues with ready messages (``Lines.ready``), in the order of their turns.
         running: Number of running calls of the handler.
         size: Maximum number of messages in a call.
-        wait: Maximum seconds for which a batch waits until it is full.
+        wait: Maximum seconds for which a message waits for its batch to fill.
     """
 
     __slots__ = (

@@ -48,7 +48,7 @@ pulled."""
 GOES_ON_BELOW: Final = 0.75
 """Fraction of both limits below which the queues are pulled again."""
 ROUNDS: Final = 3
-"""Failed attempts to give a message back after which this member handles the message again itself."""
+"""Number of failed attempts to give a message back, after which this member handles the message again itself."""
 SHOWN_FOR: Final = 60.0
 """Seconds for which ``health()`` reports a refusal after the last message has left the buffer, unless the broker has accepted a
 message meanwhile."""

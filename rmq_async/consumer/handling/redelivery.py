@@ -32,7 +32,7 @@ _GONE: Final = "look message by offset failed"
 """Part of the remark in the response to 36 if the message is no longer stored
 (``AbstractSendMessageProcessor.consumerSendMsgBack``)."""
 PATIENCE: Final = 2
-"""Attempts at a broker that is busy, or whose connection was lost, before other brokers are tried."""
+"""Number of attempts at a broker that is busy, or whose connection was lost, before other brokers are tried."""
 
 
 class Refusal(Enum):

@@ -69,7 +69,7 @@ class LeaseState(Enum):
 
 
 class Lease(Waiting, eq=False):
-    """A popped message, for the time for which the broker has given it to this member.
+    """A popped message that the broker has leased to this member.
 
     Attributes:
         held: The buffer of the source from which the message was popped.

@@ -1,5 +1,5 @@
-"""The membership of a member that pops: its heartbeats, the first positions, the checks of the group, and the checks whether
-brokers support pops.
+"""Membership in a group that pops: the heartbeats, the first positions, the checks of the group, and the checks whether brokers
+support pops.
 """
 
 # A broker before version 5.3.2 loses and repeats popped messages in some cases, and a broker before 5.0 does not support pops. The
@@ -221,8 +221,8 @@ class PopMember:
             await self._read_limit(settings_at)
 
     def brokers(self) -> list[tuple[str, str]]:
-        """Return the pairs of a topic on the wire and a broker name where the topic is popped, from the routes in use. Update
-        ``known``.
+        """Return pairs of a topic (name on the wire) and the name of a broker from which it is popped, according to the routes in
+        use. Update ``known``.
         """
         routes, found = self._instance.routes, dict[tuple[str, str], None]()
         known = set[str]()

@@ -213,7 +213,7 @@ class PopSession(MemberSession):
     async def _abandon(self, end: float) -> None:
         """End all remaining calls and tasks by ``end`` (monotonic).
 
-        If the stop is cancelled here, only the current step ends early, and all other steps are made.
+        If the stop is cancelled here, only the current step ends early, and all other steps still run.
         """
         self.attached.hear_no_more()
         for source in self.sources.values():

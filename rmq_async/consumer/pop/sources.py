@@ -1,10 +1,10 @@
-"""Pops one topic at one broker, with one pop that the broker may hold, and further pops while they return messages.
+"""Pops one topic from one broker, with one pop that the broker may hold, and further pops while they return messages.
 
-Credits limit the messages that a subscription may hold: the messages in calls, and the messages that its handlers begin soon.
+Credits limit the messages that a subscription may hold: the messages in calls, and the messages whose calls begin soon.
 """
 
 # No other member gets a popped message while it waits here. So a subscription holds at most as many messages as it has slots,
-# plus as many as its handlers begin within AHEAD seconds at their recent rate. Sizes are known only when messages have arrived:
+# plus as many as its handlers take within AHEAD seconds at their recent rate. Sizes are known only when messages have arrived:
 # if large messages follow small ones, the responses to the pops in flight may exceed the limit of bytes.
 
 # A pop from a broker that has no messages left reserves no credits. It requests the broker's part of the free credits, and at least

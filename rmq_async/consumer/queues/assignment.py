@@ -85,7 +85,7 @@ class Pauses:
 
 
 def request_cancel(held: HeldQueue) -> list[asyncio.Task[None]]:
-    """Cancel the coroutine calls of a queue whose handlers run. Return the tasks of all its coroutine calls.
+    """Cancel the coroutine calls of a queue, except calls whose handlers have ended. Return the tasks of all its coroutine calls.
 
     Calls in threads continue.
     """
@@ -354,7 +354,7 @@ class Assignment:
             self._abandoned.setdefault(held, []).append(item.message)
 
     async def _hand_over(self, held: HeldQueue, deadline: float, revoked: Event | None) -> None:
-        """Drain a queue after ``on_revoked``. Then call ``on_released``, unless the queue was lost or not announced."""
+        """Drain a queue after ``on_revoked``. Then call ``on_released``, unless the queue was lost, or not ``announced``."""
         if revoked is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(deadline, self._drain_until) - machine.monotonic()):
@@ -365,7 +365,7 @@ class Assignment:
                 await released.over.wait()
 
     async def _drain(self, held: HeldQueue, deadline: float) -> bool:
-        """Drain a queue until ``deadline``, commit it, and release its lock.
+        """Drain a queue until ``deadline``, commit its watermark, and release its lock.
 
         The lock of an ordered queue is kept if a call still runs at the end of a stop.
 

@@ -52,7 +52,7 @@ class Event:
 
 
 class AssignmentCallbacks:
-    """Calls the user's functions for queues that come and go.
+    """Calls the user's functions for queues that this member takes, gives up or loses.
 
     Args:
         functions: The function, or None, by kind.

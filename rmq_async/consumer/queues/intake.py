@@ -344,7 +344,7 @@ class Intake:
     def _stop(self, held: HeldQueue, text: str, option: str) -> None:
         held.stop()
         self.stopped[held] = text
-        logger.error("%s; the queue stops, because %s is stop; seek() to an offset that it has, or to a datetime", text, option)
+        logger.error('%s; the queue stops, because %s="stop"; seek() to an offset that it has, or to a datetime', text, option)
 
     # -- space in the buffer
 
@@ -382,8 +382,8 @@ class Intake:
         self._give(self.dispatcher.drop_resting(held, until))
 
     def make_room(self) -> None:
-        """Drop buffered messages of the queue that exceeds its share of the buffer most, if any, because another queue waits for
-        space.
+        """Drop buffered messages of the queue that exceeds its share of the buffer by most, if there is one, because another queue
+        waits for space.
         """
         table = [each for each in self.held().values() if each.is_owned and not each.squeezed]
         if len(table) < 2:

@@ -236,7 +236,7 @@ class PullSession(MemberSession):
         self.assignment.quiesce()
 
     async def close(self, deadline: float) -> None:
-        """Leave the group; drain, commit and unlock all queues.
+        """Leave the group; drain all queues, commit their watermarks, and release their locks.
 
         Args:
             deadline: Monotonic time. The last steps have LAST_STEPS seconds even if the deadline is earlier.
@@ -468,7 +468,7 @@ class PullSession(MemberSession):
             await self.instance.unregister_consumer(self.group, max(timeout, 0.0))
 
     async def _abandon(self, end: float) -> None:
-        """End everything that is left, by ``end`` (monotonic). All steps are made even if the stop is cancelled meanwhile."""
+        """End everything that is left, by ``end`` (monotonic). All steps run even if the stop is cancelled meanwhile."""
         self.attached.hear_no_more()
         async with AsyncExitStack() as steps:  # which runs the steps in reverse order
             steps.callback(self.attached.end, self.subscriptions.values())

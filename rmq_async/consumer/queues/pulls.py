@@ -59,7 +59,7 @@ REFUSED_PAUSE: Final = 30.0
 """Seconds between pulls that a broker will refuse until an operator acts."""
 REPORT_EVERY: Final = 30.0
 REPORTED_TOGETHER: Final = 10.0
-"""Seconds after a log message about a broker that does not respond, in which its other failed pulls are not logged. The queues of a
+"""Seconds for which other failed pulls from a broker are not logged after a log message that it does not respond. The queues of a
 broker fail one after the other, because their pauses are random."""
 IDLE_ANSWERS: Final = 10
 """Number of consecutive responses without progress after which the next pull waits."""
@@ -182,7 +182,7 @@ class PullLimits:
         queues: Returns the number of queues that share the space.
         ahead: Number of ready messages at which a queue is not pulled.
         ready: Returns the number of ready messages (``Lines.ready``) of a queue.
-        may_pull: Returns whether there is no other reason not to pull a queue. The queue's ``changed`` is set when the result may
+        may_pull: Returns False if there is another reason not to pull a queue. The queue's ``changed`` is set when the result may
             have become True.
     """
 

@@ -1,5 +1,4 @@
-"""The membership of a member that shares queues, positions at the brokers, locks, and given-back messages with the other members of
-its group.
+"""Membership in a group whose members share queues, positions at the brokers, locks, and messages that were given back.
 
 Members in ``broadcast`` share nothing.
 """
