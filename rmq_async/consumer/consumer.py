@@ -223,7 +223,7 @@ class Consumer(LifeCycle):
         if wire in self._subscriptions:
             other = self._subscriptions[wire]
             how = other.name if other.is_by_hand else f"by handler {other.name}"
-            raise ConfigError(f"topic {topic} is already subscribed to, {how}; leave one out")
+            raise ConfigError(f"topic {topic} is already subscribed to, {how}; subscribe to it once")
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise ConfigError(
                 f"topic {topic} exceeds the {MOST_SUBSCRIPTIONS} subscriptions that a consumer may have; use a second consumer"

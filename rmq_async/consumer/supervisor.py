@@ -90,4 +90,4 @@ class Supervisor:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the consumer's task %s failed and is not repeated", task.get_name(), exc_info=error)
+            logger.error("the consumer's task %s failed and is not restarted", task.get_name(), exc_info=error)

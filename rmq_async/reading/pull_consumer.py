@@ -381,7 +381,7 @@ async def _check_readable(instance: ClientInstance, topic: str, queues: Iterable
     for queue in sorted(set(queues).difference(route.subscribe_queues)):
         data = next((each for each in route.data.queue_datas if each.broker_name == queue.broker_name), None)
         if data is None:
-            why = "the topic is no longer there; give a queue that it has"
+            why = "the broker does not have the topic; name a queue that the topic has"
         elif data.perm & Perm.READ:
             why = f"the topic has {data.read_queue_nums} read queues there; give it more"
         else:

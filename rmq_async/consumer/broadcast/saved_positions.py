@@ -202,7 +202,7 @@ def _checked(topic: str, found: object) -> Mapping[MessageQueue, int]:
     ):
         return found
     raise ConfigError(
-        f"load({topic!r}) of the stored positions must return a mapping from queues of the topic to offsets of 0 or more, "
+        f"load({topic!r}) of the stored positions must return a mapping from queues of the topic to non-negative offsets, "
         f"not {shown(found)}"
     )
 

@@ -84,7 +84,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
         room.check()
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoopError(
-                "this iterator belongs to another event loop; use it there, or start a consumer on this loop and iterate over that"
+                "this iterator belongs to another event loop; use it there, or start a consumer on this loop and iterate over it"
             )
         return room
 

@@ -132,7 +132,7 @@ class ClosedQueues:
             )
         return (
             f"topic {topic} may not be read on broker {closed.broker}, where its permission is {closed.perm}: messages in {queues} "
-            "reach no member; permit reads (4) of the topic and of the broker (brokerPermission)"
+            "reach no member; give the topic, and the broker (brokerPermission), the permission 4 (read)"
         )
 
     async def _look_at_retry_queues(self, topic: str, limits: GroupLimits) -> None:

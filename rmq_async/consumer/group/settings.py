@@ -64,7 +64,7 @@ def missing_group(
     name, remark = instance.names.display_name(group), without_faq(error.remark).rstrip(".! ")
     text = (
         f"{remark}; group {name} does not exist, and the broker does not create it; create it (Admin.create_group, rmq group "
-        "create), or set autoCreateSubscriptionGroup=true"
+        "create), or set autoCreateSubscriptionGroup=true at the broker"
     )
     return SubscriptionGroupNotExistError(text, request=error.request, broker=error.broker, address=error.address)
 

@@ -1,6 +1,6 @@
 """Runs the first step of a handler's coroutine without a separate task, and the steps after it."""
 
-# A call whose handler never waits needs no separate task: afterwards, the task makes the next call. A call that waits keeps the
+# A call whose handler never waits needs no separate task: the task makes the next call afterwards. A call that waits keeps the
 # task. Each call has its own context (``contextvars``), in which all its steps run. The task is the current task in all steps, so
 # ``asyncio.timeout``, cancellation and child tasks work as in any task.
 

@@ -409,7 +409,7 @@ def _readable(result: PullResult, held: HeldQueue) -> PullResult:
     at = blocked.queue_offset
     assert at is not None
     if at <= held.cursor:
-        text = f"the message at offset {at} is not damaged, but this client cannot read it, so the queue stays there: {blocked}"
+        text = f"the message at offset {at} is not damaged, but this client cannot read it, so it reads no further: {blocked}"
         raise CorruptMessageError(text, msg_id=blocked.msg_id, queue_offset=at, intact=True, broker=blocked.broker)
     return replace(
         result,
