@@ -462,7 +462,7 @@ class HeldQueue:
         self.low_end = self.end = None
 
     def without_known(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return the pulled ``messages`` without messages that are in calls or being given back.
+        """Return the pulled ``messages``, except messages that are in calls or being given back.
 
         If a different message is in a call, or being given back, at the offset of a pulled message, its outcome no longer affects
         the queue.

@@ -155,7 +155,7 @@ class ReadMarks:
 
 
 def _thinned(marks: Sequence[Place]) -> list[Place]:
-    """Return the marks without marks whose neighbours are close enough to each other (``APART``)."""
+    """Return the marks, except marks whose neighbours are close enough to each other (``APART``)."""
     newest, found, distance = marks[-1].offset, [marks[-1]], 1.0
     for mark, older in zip(marks[-2:0:-1], marks[-3::-1], strict=True):
         if newest - older.offset > distance * APART:

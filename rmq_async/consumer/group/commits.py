@@ -4,7 +4,7 @@
 # at most one commit in flight. Each broker has its own rounds, because a round takes long if the broker does not respond. Once per
 # ``rebalance_interval``, a round sends the watermarks of all held queues: brokers accept offsets from any client, and otherwise a
 # stale offset of a former owner would stay. A commit without a response may still be in a blocked connection and reach its broker
-# after a later commit, so for a minute, each round sends the watermark of its queue.
+# after a later commit, so each round sends the watermark of that queue again for a minute.
 #
 # The confirmation of a broker holds only as long as the broker's process. The replicas of 5.5.0 do not copy offsets in time, so a
 # new master has no offsets, and a broker that has crashed lacks the offsets of its last seconds. Both are reached over a new
