@@ -254,8 +254,8 @@ class Consumer(LifeCycle):
         """Join the group, and wait until the member reads the queues of its first share. With ``mode="pop"``, wait until each
         broker has responded to a pop.
 
-        The wait takes at most 3 s, because other members may still hold queues. If no member does and brokers do not respond, it
-        takes up to 10 s more. Does nothing if the consumer already runs.
+        The wait takes at most 3 s, because other members may still hold queues. If no other member does, but brokers do not
+        respond, the wait takes up to 10 s more. Do nothing if the consumer already runs.
 
         A group without committed offsets for a topic, or a broadcast member without positions, starts at ``start_from``. Messages
         that are sent after this call has returned are delivered. After an error, the consumer holds no connection and no task.
@@ -281,7 +281,7 @@ class Consumer(LifeCycle):
     async def stop(self, timeout: float | None = None) -> None:
         """Leave the group, wait for running handlers, commit, and release the queues.
 
-        Does nothing if the consumer has not been started or is already stopped.
+        Do nothing if the consumer has not been started or is already stopped.
 
         Handlers that still run are cancelled after ``handover_timeout``, and at the latest 1 s before the end of ``timeout``. A
         plain function cannot be cancelled: its thread continues, and the process does not exit until the function returns.

@@ -42,7 +42,7 @@ class Call(Struct, eq=False, weakref=True):
     marks: Marks | None = None
     """The marks of a batch; None for a handler that takes single messages."""
     taken_away: Callable[[Call], object] | None = None
-    """A function that is called when messages that were handed out by hand are cut off; None for a handler call."""
+    """A function that ``cut_off`` calls for a step of reading by hand; None for a handler call."""
     state: Literal["running", "settling", "finished"] = "running"
     outcome: Outcome | None = None
     elapsed: float | None = None
@@ -137,8 +137,8 @@ class Call(Struct, eq=False, weakref=True):
 
 
 def finish_all(calls: Iterable[Call], ends: Iterable[float]) -> None:
-    """End calls of one message each whose handlers returned at the monotonic times ``ends``. One call of this function ends many
-    calls, which saves the cost of a method call for each.
+    """End calls that had one message each. Their handlers returned at the monotonic times ``ends``. Ending many calls together
+    saves the cost of a method call for each.
     """
     for call, end in zip(calls, ends, strict=True):
         call.state, call.outcome, call.task, call.elapsed = "finished", Outcome.DONE, None, end - call.began

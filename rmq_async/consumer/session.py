@@ -315,7 +315,7 @@ class MemberSession(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Make ``close``, now or later, not wait for running handlers."""
+        """End the wait of ``close`` for running handlers, also if ``close`` is called later."""
 
     @abstractmethod
     def members_changed(self) -> None:

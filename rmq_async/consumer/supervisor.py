@@ -61,7 +61,7 @@ class Supervisor:
         return all(task.cancelling() for task in self._tasks)
 
     def recent(self) -> list[str]:
-        """Return a message for each restarted task whose last failure is less than SOUND_AFTER seconds old."""
+        """Return a text for each restarted task whose last failure is less than SOUND_AFTER seconds old."""
         now = machine.monotonic()
         return [
             f"{name} failed and was restarted: {text}"

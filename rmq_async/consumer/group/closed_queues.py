@@ -142,7 +142,7 @@ class ClosedQueues:
             return
 
         async def look(broker: str) -> str | None:
-            """Return a message about missing queues at a broker, or "" if none are missing. Return None if the broker does not
+            """Return a text about missing queues at a broker, or "" if none are missing. Return None if the broker does not
             respond.
             """
             settings = await limits.settings(broker, topic) or await self._old_settings(broker, topic)

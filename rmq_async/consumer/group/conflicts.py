@@ -139,7 +139,7 @@ class Namesakes:
 
     @property
     def found(self) -> str | None:
-        """A message about another process with the id; None if there is none. May be read from any thread."""
+        """A text about another process with the id; None if there is none. May be read from any thread."""
         sure = [
             place for broker, listed in [*self._listed.items()] if listed.is_sure for place in _shown(broker, listed.long())
         ]

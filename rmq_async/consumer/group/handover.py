@@ -171,7 +171,7 @@ class Takeover:
         self.is_refused = False
         """Whether a broker refused a lock at the last request, because another member may have the queue."""
         self._waiting: dict[MessageQueue, float] = {}
-        """Queues whose lock is wanted, with the monotonic time since which it is wanted."""
+        """Queues whose lock is wanted, with the monotonic time at which it was first wanted."""
         self._ready: dict[MessageQueue, float] = {}
         """Queues that are taken and whose offset is wanted, with the monotonic time of the next request for the offset."""
         self._late: dict[MessageQueue, tuple[float, float]] = {}
@@ -183,9 +183,9 @@ class Takeover:
         self.holders: Callable[[Iterable[MessageQueue], float], Awaitable[Holders]] = _no_other
         """Asks the other members which of these queues they hold. The second argument is the maximum number of seconds to wait."""
         self.is_shared: Callable[[], bool] = lambda: False
-        """Returns whether other members have queues, or had some a moment ago."""
+        """Returns whether the group has other members, or had other members until recently."""
         self._without: dict[MessageQueue, float] = {}
-        """Queues of this member for which the broker has no offset, with the monotonic time since which that is known."""
+        """Queues of this member for which the broker has no offset, with the monotonic time at which this became known."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         """An event that is set while there is no queue to take over."""

@@ -72,7 +72,7 @@ class LockState:
     # -- taking
 
     def assume(self, now: float) -> None:
-        """Take the queue without its lock. Does nothing if the lock is held."""
+        """Take the queue without its lock. Do nothing if the lock is held."""
         if not self.is_held:
             self.hold, self.taken_at = Hold.ASSUMED, now
 

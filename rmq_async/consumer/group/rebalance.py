@@ -64,7 +64,7 @@ Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
 def merged_members(lists: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], bool]:
     """Return the sorted client ids of all lists, and whether all lists have the same ids.
 
-    An id occurs in the result as often as in the list in which it occurs most often.
+    An id occurs in the result as often as in the list that has it most often.
     """
     counts = [Counter(each) for each in lists]
     merged: Counter[str] = Counter()

@@ -46,7 +46,7 @@ TAKEN: Final = "members miss messages"
 
 
 async def check_filter(instance: ClientInstance, group: str, subscription: SubscriptionData) -> None:
-    """Check at each broker of the subscription's topic whether it can filter by the condition. Does nothing if the topic does not
+    """Check at each broker of the subscription's topic whether it can filter by the condition. Do nothing if the topic does not
     exist yet.
 
     Args:

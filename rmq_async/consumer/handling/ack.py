@@ -54,10 +54,10 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class SettledLog:
-    """Keeps outcomes of messages until a wait returns them: at most MAX_KEPT messages, and none after their bodies have reached
+    """Keeps outcomes of messages until ``wait`` returns them: at most MAX_KEPT messages, and none after their bodies have reached
     MAX_KEPT_SIZE bytes.
 
-    It keeps more while a wait needs more. Messages that end while the log is full are only counted.
+    It keeps more if a call of ``wait`` needs more. Messages that end while the log is full are only counted.
 
     Attributes:
         handled: Number of messages that were handled without an error; ABANDONED messages are not counted.
@@ -71,7 +71,7 @@ class SettledLog:
         self._kept: deque[Settled] = deque()
         self._size = 0
         self._wanted = 0
-        """Number of messages that a wait needs. They are kept at any size."""
+        """Number of messages that a call of ``wait`` needs. They are kept at any size."""
         self._full = False
         self._changed = asyncio.Event()
         self.handled = 0
@@ -100,7 +100,7 @@ class SettledLog:
             self.add(delivery.messages[0], Outcome.DONE, None, delivery.elapsed or 0.0)
 
     async def wait(self, n: int, timeout: float) -> tuple[Settled, ...]:
-        """Return the next ``n`` messages after the messages that the previous wait returned.
+        """Return the next ``n`` messages after the messages that the previous call returned.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.

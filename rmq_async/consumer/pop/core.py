@@ -99,7 +99,7 @@ class PopCore:
         """Pop once. The errors of ``Requests.pop`` propagate.
 
         Args:
-            poll: Seconds for which the broker may hold the pop. While the broker's clock is unknown, it must not hold the pop.
+            poll: Seconds for which the broker may hold the pop. While the broker's clock is unknown, 0 is requested instead.
         """
         clock = self.clocks.of(broker)
         now = machine.monotonic()
@@ -117,11 +117,11 @@ class PopCore:
         return popped
 
     def knows_clock(self, broker: str) -> bool:
-        """Return whether a broker's clock is known, so that it may hold the next pop."""
+        """Return whether a broker's clock is known, so that the broker may hold the next pop."""
         return self.clocks.of(broker).is_known
 
     def doubt_clock(self, broker: str) -> None:
-        """Note that a broker has responded to a pop early, so that the next pop reads its time again."""
+        """Note that a broker has responded to a pop early, so that the next pop reads the broker's time again."""
         self.clocks.of(broker).forget()
 
     def leases(self, held: HeldQueue, topic: str, popped: Popped) -> list[Lease | None]:

@@ -77,13 +77,13 @@ class Skips:
         self._texts: dict[MessageQueue, tuple[float, str]] = {}
 
     def add(self, shown: MessageQueue, text: str) -> None:
-        """Note a message about a queue."""
+        """Keep a text about a queue for ``recent``."""
         self._texts.pop(shown, None)
         while len(self._texts) >= MOST_NAMED:
             del self._texts[next(iter(self._texts))]
         self._texts[shown] = machine.monotonic(), text
 
     def recent(self) -> dict[MessageQueue, str]:
-        """Return the messages of the last SKIPPED_FOR seconds by queue. May be called from any thread."""
+        """Return the texts of the last SKIPPED_FOR seconds by queue. May be called from any thread."""
         since = machine.monotonic() - SKIPPED_FOR
         return {shown: text for shown, (at, text) in [*self._texts.items()] if at > since}
