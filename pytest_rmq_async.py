@@ -1,7 +1,7 @@
-"""Provides the fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq``, as a plugin of pytest.
+"""A pytest plugin with the fixtures ``rocketmq``, ``rocketmq_cluster`` and ``simulated_rocketmq``.
 
-pytest finds the plugin by itself where rmq-async is installed: each run of pytest in that environment loads this module, whether
-it has to do with RocketMQ or not. So this module imports neither the library nor asyncio until a fixture is requested.
+If rmq-async is installed, every run of pytest in that environment loads this module, even for tests that do not use RocketMQ.
+Therefore, this module imports neither the library nor asyncio until a fixture is requested.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _started: pytest.StashKey[RealCluster] = pytest.StashKey()
 
 @pytest.fixture
 def rocketmq_options() -> dict[str, Any]:
-    """The arguments of EmbeddedRocketMQ for ``rocketmq``: none. Override this fixture to give some, such as {"brokers": 2}."""
+    """Arguments of EmbeddedRocketMQ for ``rocketmq``, none by default. Override this fixture to pass some, e.g. {"brokers": 2}."""
     return {}
 
 
 @pytest.fixture
 def rocketmq(rocketmq_options: dict[str, Any]) -> Iterator[EmbeddedRocketMQ]:
-    """A name server and brokers for one test, empty, in memory; ``rocketmq.namesrv`` is their address.
+    """An empty cluster in memory for one test: a name server, whose address is ``rocketmq.namesrv``, and brokers.
 
-    They run in a thread with a loop of their own, so plain and ``async`` tests on any loop may use them; see
+    The cluster runs in a thread with its own loop, so plain and ``async`` tests on any loop can use it; see
     rmq_async.testing.ThreadedRocketMQ.
     """
     from rmq_async.testing import ThreadedRocketMQ
@@ -40,9 +40,9 @@ def rocketmq(rocketmq_options: dict[str, Any]) -> Iterator[EmbeddedRocketMQ]:
 
 @pytest.fixture(scope="session")
 def rocketmq_cluster_options() -> dict[str, Any]:
-    """The arguments of RealCluster for ``rocketmq_cluster``: none.
+    """Arguments of RealCluster for ``rocketmq_cluster``, none by default.
 
-    Override this fixture to give some, such as {"brokers": 2, "version": "4.9.7"}.
+    Override this fixture to pass some, such as {"brokers": 2, "version": "4.9.7"}.
     """
     return {}
 
@@ -51,12 +51,13 @@ def rocketmq_cluster_options() -> dict[str, Any]:
 def rocketmq_cluster(
     request: pytest.FixtureRequest, rocketmq_cluster_options: dict[str, Any]
 ) -> Iterator[RealCluster | ExternalCluster]:
-    """The official name server and broker, once for the session: ``.namesrv``, and ``.brokers[0].stop()``, ``kill()``,
-    ``start()`` (coroutines, on any loop), ``pause()`` and ``resume()`` (plain calls). Servers that a test left stopped or paused
-    run again before the next test with this fixture begins.
+    """A cluster of the official servers, which all tests of the session share; ``rocketmq_cluster.namesrv`` is its address.
 
-    If NAMESRV_ADDR is set, it is that cluster instead, without controls. Without Java, or without Maven while the servers are
-    not installed yet, the test is skipped with the reason; with RMQ_REQUIRE_CLUSTER=1 it fails.
+    ``brokers[0]`` has the coroutines ``stop()``, ``kill()`` and ``start()``, for any loop, and the plain methods ``pause()`` and
+    ``resume()``. Servers that a test leaves stopped or paused run again before the next test with this fixture begins.
+
+    If NAMESRV_ADDR is set, the fixture is that cluster, without these methods. Without Java, or without Maven while the servers
+    are not installed yet, the test is skipped with the reason. With RMQ_REQUIRE_CLUSTER=1, the test fails instead.
     """
     from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 
@@ -79,10 +80,10 @@ def rocketmq_cluster(
 @pytest.fixture
 def simulated_rocketmq(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """A function that runs a coroutine function on a simulated cluster, under virtual time, and then checks the guarantees of the
-    library: ``simulated_rocketmq(main)`` returns what ``main(simulation)`` returns. For plain tests.
+    library. ``simulated_rocketmq(main)`` returns the result of ``main(simulation)``. It is for plain tests, not for ``async`` ones.
 
-    Further keywords are those of rmq_async.testing.simulation.Simulation. Without ``seed=``, the seed is that of the environment
-    variable RMQ_SEED, else a drawn one; the report of a test that fails says how to repeat it.
+    Other keyword arguments are passed to rmq_async.testing.simulation.Simulation. Without ``seed=``, the seed comes from the
+    environment variable RMQ_SEED or, without it, is random. The report of a failed test says how to repeat the run.
     """
     from rmq_async.testing.simulation import Simulation
 
@@ -109,7 +110,7 @@ def _seed_of_the_environment() -> int:
         return int(text)
     except ValueError:
         raise pytest.UsageError(
-            f"RMQ_SEED must be a whole number, not {text!r}; set the one of a report, or unset it"
+            f"RMQ_SEED must be a whole number, not {text!r}; set it to the seed of a report, or unset it"
         ) from None
 
 
@@ -125,5 +126,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _run(work: Any) -> None:
     import asyncio
 
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # a factory: the thread's own loop stays as it is
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # with a factory, the runner does not set the thread's loop
         runner.run(work)

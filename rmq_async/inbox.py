@@ -133,8 +133,8 @@ class Inbox:
         hours (``fileReservedTime``) and keep a copy that waits for a retry for another 72 hours, so choose more than 144 hours.
 
         Raises:
-            ConfigError: For a time that is not a number of seconds from 0 to below 10^9 (31 years), and for a session of a database
-                other than PostgreSQL or SQLite.
+            ConfigError: For a time that is negative, is not a number of seconds, or is 10^9 s (31 years) or more, and for a session
+                of a database other than PostgreSQL or SQLite.
             TypeError: For an object that is not a session or connection.
         """
         check_seconds("older_than", older_than, zero=True)

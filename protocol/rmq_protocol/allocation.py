@@ -78,9 +78,9 @@ def allocate_machine_room(
     """Return the share of ``client_id`` in the queues of ``machine_rooms`` (``AllocateMessageQueueByMachineRoom``).
 
     The share is contiguous, but if the queues cannot be divided evenly, each of the first members also gets one of the last queues.
-    A queue's machine room is the part of its broker's name before the ``@``; a name without exactly one ``@`` and text after it
-    has no room. Queues of other rooms, and queues without a room, are not allocated. A client that is not in ``client_ids`` gets
-    ``()``.
+    A queue's machine room is the part of its broker's name before the ``@``. If the name does not have exactly one ``@``, or ends
+    with it, the queue has no room. Queues of other rooms, and queues without a room, are not allocated. A client that is not in
+    ``client_ids`` gets ``()``.
     """
     if client_id not in client_ids:
         return ()

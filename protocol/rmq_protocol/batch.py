@@ -86,8 +86,8 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
     The UNIQ_KEY of each message is the id at the same position in ``unique_ids``.
 
-    A message's own ``unique_id`` is written into the caller's list at that place. Messages of one topic that have nothing but a
-    body can be encoded all at once (0.4 us each). Other messages are encoded one by one in one loop (0.9 us each; separate calls of
+    If a message has its own ``unique_id``, that id replaces the id in the caller's list. Messages of one topic that have only a body
+    can be encoded all at once (0.4 us each). Other messages are encoded one by one in one loop (0.9 us each; separate calls of
     ``check_batch``, ``check_message`` and ``encode_batch_message`` would take 1.4 us).
 
     Args:
@@ -259,7 +259,7 @@ def decode_batch(data: bytes, max_records: int | None = None) -> list[BatchRecor
         if length < 0 or body_end + 2 > end:
             raise RemoteProtocolError(
                 f"batch: body length {length} at byte {position + 16} must be from 0 to {end - body_at - 2}, the bytes that are "
-                "left without the 2 of the properties length"
+                "left minus 2 for the properties length"
             )
         properties_at = body_end + 2
         length = data[body_end] << 8 | data[body_end + 1]

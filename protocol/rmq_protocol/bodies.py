@@ -171,7 +171,7 @@ class SubscriptionGroupWrapper(msgspec.Struct, frozen=True, rename="camel"):
 class CheckClientRequestBody(msgspec.Struct, frozen=True, rename="camel"):
     """Body of the request CHECK_CLIENT_CONFIG, which asks whether the broker accepts the filter of the subscription.
 
-    Brokers always accept a request without a subscription and a filter by tag (``ClientManageProcessor.checkClientConfig``).
+    Brokers accept every request that has no subscription, and every filter by tag (``ClientManageProcessor.checkClientConfig``).
     """
 
     client_id: str
@@ -331,7 +331,8 @@ class ConsumeStats(msgspec.Struct, frozen=True, rename="camel"):
 class ConsumeStatsList(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_BROKER_CONSUME_STATS.
 
-    It has one table for each group, with the group's name as the only key and a ConsumeStats for each of its topics as the value.
+    It has one dict for each group. The only key is the name of the group, and the value has a ConsumeStats for each of the group's
+    topics.
 
     Attributes:
         total_diff: Number of messages that are not consumed yet.
@@ -397,8 +398,8 @@ class GetConsumerStatusBody(msgspec.Struct, frozen=True, rename="camel"):
 class QueryCorrectionOffsetBody(msgspec.Struct, frozen=True, rename="camel"):
     """Response of QUERY_CORRECTION_OFFSET: queue id -> the smallest offset of all groups.
 
-    Offsets below the queue's oldest message do not count. The value is 2^63 - 1 if the offset of ``compareGroup`` is below it
-    (``AdminBrokerProcessor.queryCorrectionOffset``).
+    Offsets below the queue's oldest message do not count. The value is 2^63 - 1 if the offset of ``compareGroup`` is below the
+    smallest offset (``AdminBrokerProcessor.queryCorrectionOffset``).
     """
 
     correction_offsets: dict[Int, Long] = {}
@@ -601,11 +602,11 @@ class ConsumeMessageDirectlyResult(msgspec.Struct, frozen=True, rename="camel"):
     spent_time_mills: Long = 0
 
 
-# The body that acknowledges many popped messages at once (BATCH_ACK_MESSAGE). The members of an ack have names of one or two
-# letters, and offsets are bits.
+# The body that acknowledges many popped messages at once (BATCH_ACK_MESSAGE). On the wire, the members of an ack have names of one
+# or two letters, and the offsets are a bit set.
 
 MAX_ACK_SPAN = 65_536
-"""The highest offset, counted from its ``start_offset``, that one ack may name. A pop returns at most 32 messages."""
+"""The highest offset that one ack may contain, counted from its ``start_offset``. A pop returns at most 32 messages."""
 
 
 class BatchAck(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ The body of a pull mostly contains only ordinary records. Therefore records are 
 fields are checked for all records at once (``_cut``), which takes half the time of a loop that checks each record. If a check
 fails, the result of ``_cut`` is dropped, and the records are read one after the other.
 
-If the body of a record does not fit into the room for decompressed bodies, the record is not read. ``resume`` is then the position
-for the next call, after the caller has used these rows.
+If the decompressed body of a record would exceed the limit for all bodies together, the record is not read. ``resume`` is then the
+position for the next call, which the caller makes after it has used these rows.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class _ColumnBlock(RecordBlock):
         topic_part = bytes((len(encoded),)) + encoded
         to_size = len(topic_part)
         heads, texts = self._heads, self._texts
-        bodies: list[memoryview] = []  # copies of bodies of a kilobyte would cost a page fault each
+        bodies: list[memoryview] = []  # copying a body of a kilobyte would cost a page fault
         keep_head, keep_body, keep_text = heads.append, bodies.append, texts.append
         unpack, view = _LENGTHS.unpack_from, memoryview(data)
         wants_texts, starts_with, start = self._into.wants_properties, data.startswith, position

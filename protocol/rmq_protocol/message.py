@@ -28,7 +28,7 @@ __all__ = ["MAX_DELAY_LEVEL", "Message", "MessageExt", "MessageQueue"]
 _INT32_MIN: Final = -(2**31)
 _INT32_MAX: Final = 2**31 - 1
 MAX_DELAY_LEVEL: Final = _INT32_MAX
-"""The highest ``delay_level`` that a Message may have. A stock broker has 18 levels and treats a higher level as its highest.
+"""The highest ``delay_level`` that a Message accepts. A stock broker has 18 levels and treats a higher level as its highest.
 The broker's setting ``messageDelayLevel`` may list more levels."""
 
 NO_KEYS: Final[tuple[str, ...]] = ()
@@ -100,7 +100,7 @@ class _Addressed(Struct, frozen=True, gc=False):
 class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     """A message to send. Sending never changes it.
 
-    A send checks topic and body further.
+    Each send makes further checks of the topic and the body.
 
     Attributes:
         properties: A mapping from str to str.
@@ -156,13 +156,13 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         """Return a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key
         and properties.
 
-        Values that a Message may not have are not copied: properties of the system, blank strings, strings without a UTF-8 form
-        and strings with one of the control characters 0 to 2 in them. Delays are not copied either, and each send makes a new id.
+        Values that a Message does not allow are not copied: system properties, blank strings, strings that cannot be encoded as
+        UTF-8, and strings with one of the control characters 0 to 2. Delays are not copied either, and each send makes a new id.
 
         Args:
             topic: Topic of the new message. None for the topic to which ``message`` was first sent, even if it was read as a
                 retry, as a dead letter or before the end of its delay.
-            **changes: Fields with other values. ``properties`` replaces all properties.
+            **changes: Fields to replace. ``properties`` replaces all properties.
 
         Raises:
             InvalidMessageError: If the constructor refuses ``changes``.

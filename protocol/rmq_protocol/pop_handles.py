@@ -58,7 +58,7 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
     seen: defaultdict[str, set[int]] = defaultdict(set)
     handles: list[ExtraInfo | None] = []
     new, topic, queue = tuple.__new__, "", None
-    pop, start, here, used = _NO_POP, 0, frozenset[int](), set[int]()  # what neighbours of one queue have in common
+    pop, start, here, used = _NO_POP, 0, frozenset[int](), set[int]()  # shared by consecutive messages of one queue
     for message in messages:
         if PropertyName.POP_CK in message.properties and (own := _own_handle(answer, message, broker_name)) is not None:
             offset, others = own.msg_queue_offset or 0, seen[f"{own.retry}@{own.queue_id}"]
@@ -207,9 +207,7 @@ def can_be_gathered(handle: ExtraInfo) -> bool:
 
 
 def plain_topic(topic: str, group: str) -> str:
-    """Return the topic in the name of ``topic`` if this is a retry topic for pops by ``group``. Return any other topic
-    unchanged.
-    """
+    """Return the original topic if ``topic`` is a retry topic for pops by ``group``. Otherwise, return ``topic`` unchanged."""
     for separator in "_+":
         prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
         if topic.startswith(prefix) and len(topic) > len(prefix):

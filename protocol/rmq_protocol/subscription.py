@@ -47,8 +47,8 @@ def build_subscription(
         expression: If the type is TAG, ``A || B``, or ``*``, "" or None for all messages. If the type is SQL92, a condition on
             properties, which is sent unchanged.
         expression_type: TAG or SQL92.
-        sub_version: Version of the subscription, epoch ms. If a pull does not contain its own subscription, a broker refuses it if
-            its version is higher than that of the group's heartbeat (``PullMessageProcessor``).
+        sub_version: Version of the subscription, epoch ms. A broker refuses a pull that contains no subscription and has a higher
+            version than the subscription in the group's heartbeat (``PullMessageProcessor``).
 
     Raises:
         LocalProtocolError: If a TAG expression consists of separators only, or if an expression of another type is empty.

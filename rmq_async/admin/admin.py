@@ -301,9 +301,9 @@ class Admin(ClientUser):
         begin: float | datetime | None = None,
         end: float | datetime | None = None,
     ) -> tuple[MessageExt, ...]:
-        """Return the messages of ``topic`` with ``key`` among their keys, sorted by store time. The messages were stored from
-        ``begin`` to ``end`` (inclusive; epoch seconds or aware datetimes; None: no limit). If there are more than ``max_num``
-        (1 to 65535), return the last ones. A broker with default settings returns at most 64 (``maxMsgsNumBatch``).
+        """Return the messages of ``topic`` that have ``key`` among their keys and were stored from ``begin`` to ``end``
+        (inclusive; epoch seconds or aware datetimes; None: no limit), sorted by store time. If there are more than ``max_num``
+        (1 to 65535), return the newest. A broker with default settings returns at most 64 (``maxMsgsNumBatch``).
 
         Wait up to ``request_timeout`` until each broker has indexed the messages that it acknowledged before the call. Return
         an empty tuple if there is no message. Log damaged messages and leave them out.
@@ -333,7 +333,7 @@ class Admin(ClientUser):
         connected to the broker, at the latest when it sends its first message there.
 
         Raises:
-            GroupNotOnlineError: When no broker knows one.
+            GroupNotOnlineError: When no broker knows a producer of the group.
         """
         async with self._call() as instance:
             return await clients.producers(instance, self._wire_group(group), self._deadline())
@@ -342,7 +342,7 @@ class Admin(ClientUser):
         """Return the clients that consume as ``group``, once for each broker they are connected to, and their subscriptions.
 
         Raises:
-            GroupNotOnlineError: When no broker knows one.
+            GroupNotOnlineError: When no broker knows a member of the group.
         """
         async with self._call() as instance:
             return await clients.consumers(instance, self._wire_group(group), self._deadline())
@@ -403,7 +403,7 @@ class Admin(ClientUser):
         """Return the clients that consume as ``group``, sorted by client id.
 
         Raises:
-            GroupNotOnlineError: When no broker knows one.
+            GroupNotOnlineError: When no broker knows a member of the group.
         """
         async with self._call() as instance:
             return await group_settings.members(instance, self._wire_group(group), self._deadline())

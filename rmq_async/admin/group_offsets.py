@@ -250,9 +250,9 @@ async def _target(instance: client.ClientInstance, queue: MessageQueue, to: Targ
     if not isinstance(given, int) or isinstance(given, bool) or given < 0:
         if isinstance(to, Mapping):
             of_queue = shown(tuple(instance.names.shown_queue(queue)))
-            raise ConfigError(f"the offset for queue {of_queue} must be a whole number from 0 on, not {shown(given)}")
+            raise ConfigError(f"the offset for queue {of_queue} must be a non-negative integer, not {shown(given)}")
         raise ConfigError(
-            f'to must be an offset from 0 on, "earliest", "latest", an aware datetime or offsets by queue, not {shown(given)}'
+            f'to must be a non-negative offset, "earliest", "latest", an aware datetime or offsets by queue, not {shown(given)}'
         )
     return min(max(int(given), low), high)
 

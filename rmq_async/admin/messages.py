@@ -72,10 +72,10 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
         if found:
             return found[0]
     where = printable(", ".join(brokers))
-    stranger = f" (and {place.host}, which it may name, is no broker of the cluster)" if place is not None else ""
+    stranger = f" (the id may contain the address {place.host}, which is not a broker of this cluster)" if place is not None else ""
     raise QueryNotFoundError(
         f"no message of topic {instance.names.display_name(topic)} has the id {printable(msg_id)} on {where}{stranger}; "
-        "check topic and id, and that the message is not deleted",
+        "check the topic and the id, and whether the message has been deleted",
         request="QUERY_MESSAGE",
     )
 
@@ -131,7 +131,7 @@ async def _at(
         if type(error) is BrokerSystemError:  # "can not find message by the offset", or no record begins at that position
             raise not_found(
                 f"message {printable(msg_id)} was not found: {printable(response.remark or 'the broker gives no reason')}; "
-                "check the id, and that the message is not deleted"
+                "check the id, and whether the message has been deleted"
             ) from None
         raise error
     decoded = await _decode(instance, response.body, broker, deadline)

@@ -63,8 +63,7 @@ class Outbox(Startable):
         batch_size: Number of rows that are read at a time, 1 to 10,000. About four times as many rows are held in memory.
         on_stuck: Called on the loop for each stuck message, once every ``stuck_period`` seconds, by one of the running outboxes
             of the table. If None, a warning is logged instead.
-        on_status: Called every ``status_interval`` seconds, for metrics. If None, there are no such calls. All numbers of
-            seconds must be above 0 and below 10^9.
+        on_status: Called every ``status_interval`` seconds, for metrics. If None, there are no such calls.
 
     Raises:
         ConfigError: For invalid settings, and for a database other than PostgreSQL or a SQLite file.
