@@ -86,8 +86,8 @@ def encode_batch(messages: Sequence[Message], unique_ids: list[str], max_body: i
 
     The UNIQ_KEY of each message is the id at the same position in ``unique_ids``.
 
-    If a message has its own ``unique_id``, that id replaces the id in the caller's list. Messages of one topic that have only a body
-    can be encoded all at once (0.4 us each). Other messages are encoded one by one in one loop (0.9 us each; separate calls of
+    If a message has its own ``unique_id``, that id replaces the id in the caller's list. Messages of one topic that have only a
+    body can be encoded all at once (0.4 us each). Other messages are encoded one by one in one loop (0.9 us each; separate calls of
     ``check_batch``, ``check_message`` and ``encode_batch_message`` would take 1.4 us).
 
     Args:

@@ -203,7 +203,7 @@ async def _begin(instance: client.ClientInstance, queue: MessageQueue) -> int:
         return sent
     logger.error(
         "%s ends at offset %d, and dead letters were sent again up to %d: its broker's store was replaced by an older one, or a "
-        "replica that was behind has become the master; all letters from offset %d on count as not sent again, though some were",
+        "replica that was behind has become the master; all letters from offset %d on count as unsent, although some were sent",
         printable(str(queue), 300), end, sent, first,
     )  # fmt: skip
     return first

@@ -87,8 +87,8 @@ async def _warn_above_end(instance: client.ClientInstance, group: str, found: Ma
             if each.committed > end:
                 logger.warning(
                     "%s ends at offset %d, below the offset %d of group %s: its broker's store was replaced by an older one, or a "
-                    "replica that was behind has become the master; a member that starts leaves out what is stored there until "
-                    "then, unless the group is reset to a time before the loss",
+                    "replica that was behind has become the master; a member that starts skips the messages that are stored there "
+                    "until then, unless the group's offsets are reset to a time before the loss",
                     instance.names.shown_queue(queue), end, each.committed, printable(instance.names.display_name(group)),
                 )  # fmt: skip
 
@@ -181,10 +181,10 @@ def _why_none(found: ConsumerConnections | None, topic: str | None) -> str:
     ids = sorted({each.client_id for each in found.connections})
     members = f", though it has members: {printable(', '.join(ids[:3]))}"
     if found.message_model == MessageModel.BROADCASTING:
-        return f"{members}; they broadcast and keep their positions themselves: ask their lag() instead"
+        return f"{members}; they broadcast and keep their positions themselves: call Consumer.lag() in each of them instead"
     topics = printable(", ".join(each for each in found.subscriptions if not each.startswith(RETRY_TOPIC_PREFIX)))
     if topic is not None and topic not in found.subscriptions:
-        return f"{members}; they subscribe to {topics or 'no topic'}: name a topic of theirs"
+        return f"{members}; they subscribe to {topics or 'no topic'}: name a topic from their subscriptions"
     return (
         f"{members}, subscribed to {topics or 'no topic'}; they have committed nothing yet, and do so within seconds once their "
         "topics exist: check the topics, and try again"
@@ -231,7 +231,7 @@ async def _queues(instance: client.ClientInstance, topic: str, to: Target, timeo
     for queue in chosen:
         if queue.topic != topic:
             raise ConfigError(
-                f"queue {shown(tuple(instance.names.shown_queue(queue)))} is not of topic "
+                f"queue {shown(tuple(instance.names.shown_queue(queue)))} does not belong to topic "
                 f"{instance.names.display_name(topic)}, whose offsets are reset; leave it out"
             )
     return sorted(chosen)
@@ -308,7 +308,7 @@ class _Reset:
             ClientStateError: If the broker resets by time only and the group has members.
         """
         if not await _resets_by_server(self._instance, broker, address, self._deadline()):
-            why = f"broker {broker} sends members new offsets by time only: stop them first, or give a time"
+            why = f"broker {broker} can reset the offsets of members by time only: stop them first, or give a time"
             await check_offline(self._instance, self._group, why, self._deadline())
             return False
         for each in changes:

@@ -144,7 +144,7 @@ async def _at(
     message = decoded.messages[0]
     if message.topic != topic:
         shown, wanted = instance.names.shown(message.topic), instance.names.display_name(topic)
-        raise not_found(f"message {printable(msg_id)} is of topic {printable(shown)}, not of {wanted}; give its topic")
+        raise not_found(f"message {printable(msg_id)} belongs to topic {printable(shown)}, not to {wanted}; give its topic")
     return message
 
 
@@ -214,7 +214,7 @@ async def _query_at(
         end = min(message.store_time_ms for message in messages)
         # more than ``number`` messages are from the same second, and the index has no finer unit of time
         if len(found) == before:
-            text = "%s has more messages with key %s than the %d found: answers for more are above max_frame_size"
+            text = "%s has more messages with key %s than the %d found: a response with more messages exceeds max_frame_size"
             logger.warning(text, broker, printable(query.key), before)
             return [*found.values()]
 

@@ -116,8 +116,8 @@ async def _name_left(instance: ClientInstance, topic: str, broker: str, numbers:
         return
     if left:
         logger.warning(
-            "topic %s has %d queues to read on broker %s now; %d messages in its former queues up to %d reach no member that has "
-            "not read them: give it read_queues=%d until all groups have",
+            "topic %s now has %d read queues on broker %s; members no longer read %d messages in its former queues, up to queue "
+            "%d: set read_queues=%d until all groups have read them",
             instance.names.display_name(topic), numbers.start, broker, left, numbers[-1], numbers.stop,
         )  # fmt: skip
 

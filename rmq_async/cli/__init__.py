@@ -44,7 +44,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
     """Return the advice about a missing package of the extra ``cli``. Return None for other modules."""
     if error.name is None or error.name.partition(".")[0] not in _NEEDED:
         return None
-    return f"{error.name} is not installed; pip install 'rmq-async[cli]' brings all that this command needs"
+    return f"{error.name} is not installed; pip install 'rmq-async[cli]' installs all packages that this command needs"
 
 
 def _print_error(why: str, code: int) -> int:

@@ -49,11 +49,11 @@ class ConsumeOptions(ClientOptions):
             raise click.UsageError("give --tags or --sql, not both: a condition may ask for TAGS = 'a'")
         if isinstance(self.start, int):
             raise click.UsageError(
-                f"--from {self.start} is an offset; give earliest, latest or a time, where a group can begin"
+                f"--from {self.start} is an offset, at which a group cannot begin; give earliest, latest or a time"
             )
         if self.command is not None and not self.command.strip():
             raise click.UsageError(
-                "--exec is blank: the shell would run nothing, and each message would be done; give a command"
+                "--exec is blank: the shell would run nothing, and each message would count as handled; give a command"
             )
         if self.verbose and (self.command is not None or self.as_json):
             raise click.UsageError("--verbose is for printed bodies; leave it out with --exec and --json")
@@ -474,7 +474,7 @@ class _Work:
         if self._options.command is not None:
             parts += [f"{self._outcomes['retry']} to be tried again", f"{self._outcomes['dead-letter']} dead-lettered"]
         if cut := self._begun - self._outcomes.total():
-            parts.append(f"{cut} cut off, they come again")
+            parts.append(f"{cut} cut off, to be delivered again")
         self._output.trouble(f"{self._begun} messages: {', '.join(parts)}")
 
 
@@ -488,13 +488,13 @@ class _Work:
 @click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Messages with one of these tags: a || b.")
 @click.option("--sql", metavar="CONDITION", help="Messages whose properties meet an SQL92 condition (enablePropertyFilter).")
 @number_option("--count", help="End after N messages.")
-@click.option("--exec", "command", metavar="COMMAND", help="Run this by the shell for each message, see above.")
+@click.option("--exec", "command", metavar="COMMAND", help="Shell command to run for each message, see above.")
 @number_option("--concurrency", most=1024, default=1, help="Messages at a time.")
 @seconds_option(
     "--exec-timeout", most=86400.0, min_open=True, default=900.0,
-    help="Time of one command; then it is ended and its message is tried again.",
+    help="Time limit of a command. After it, the command is ended, and its message is tried again.",
 )  # fmt: skip
-@click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
+@click.option("--verbose", "-v", is_flag=True, help="Print a line with queue, offset, time, id, tags and keys before each body.")
 @client_options
 @pass_options(ConsumeOptions)
 def consume(options: ConsumeOptions) -> int:
@@ -506,7 +506,7 @@ def consume(options: ConsumeOptions) -> int:
     Messages wait while the machine lacks the resources to start a process. If it cannot start any process, rmq consume ends,
     and the messages stay in the group. The command's environment contains RMQ_TOPIC, RMQ_GROUP, RMQ_BROKER, RMQ_QUEUE_ID,
     RMQ_QUEUE_OFFSET, RMQ_MSG_ID, RMQ_TAGS, RMQ_KEYS (separated by spaces), RMQ_SHARDING_KEY, RMQ_PROPERTIES (JSON), RMQ_ATTEMPT
-    (from 1 on), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json, each outcome is an object on stdout, and the output of the
+    (1 or more), RMQ_BORN_TIME_MS and RMQ_STORE_TIME_MS. With --json, each outcome is an object on stdout, and the output of the
     commands goes to stderr.
 
     After the first SIGINT or SIGTERM, running commands may end, and their messages are committed. A second signal ends the

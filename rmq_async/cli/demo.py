@@ -315,7 +315,7 @@ class _Demo:
         for text in LEGEND:
             output.line(text)
         if self._namesrv is None:
-            output.line("The embedded broker shares this process and its CPU: rates of a cluster are another matter.")
+            output.line("The embedded broker shares this process and its CPU, so the rates of a cluster will differ.")
         for mode in self._modes:
             if mode.sent < self._wanted:
                 output.line(f"{mode.name}: ended by time after {mode.sent} of {self._wanted} messages.")

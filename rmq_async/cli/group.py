@@ -97,7 +97,7 @@ async def lag(admin: Admin, output: Output, name: str, topic: str | None) -> Non
     "--retry-queues", most=65535, default=1,
     help="Queues that failed messages go to; the group's retry topic gets as many.",
 )  # fmt: skip
-@click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, of one cluster.")
+@click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, if there is one cluster.")
 @click.option("--broker", metavar="NAME", help="On this broker only.")
 @admin_command()
 async def create(
@@ -192,9 +192,9 @@ async def dead_letters(admin: Admin, output: Output, name: str, limit: int) -> N
 @number_option("--limit", help="Messages, at most; default: all.")
 @click.option(
     "--skip-topic", "skip_topics", multiple=True, metavar="TOPIC",
-    help="Pass over the letters of this topic, for good; may be given more than once.",
+    help="Skip the letters of this topic permanently; may be given more than once.",
 )  # fmt: skip
-@click.option("--skip-damaged", is_flag=True, help="Pass over letters that cannot be read, for good.")
+@click.option("--skip-damaged", is_flag=True, help="Skip letters that cannot be read, permanently.")
 @admin_command(asks="Send the dead letters of group {name} to their topics again, where all groups get them?")
 async def resend(
     admin: Admin, output: Output, name: str, limit: int | None, skip_topics: tuple[str, ...], skip_damaged: bool

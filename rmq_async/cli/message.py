@@ -51,8 +51,8 @@ async def query(
         _print(output, each)
     if not found:
         raise click.ClickException(
-            f"no message of topic {topic} with key {key!r} was found; check both, --begin and --end if they are given, and "
-            "that the message is not deleted"
+            f"no message of topic {topic} with key {key!r} was found; check topic and key, --begin and --end if they are "
+            "given, and whether the message has been deleted"
         )
 
 

@@ -46,7 +46,7 @@ class Seconds(click.FloatRange):
 
 
 def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
 
 
 def namesrv_option(help_text: str) -> Callable[[Command], Command]:
@@ -67,7 +67,7 @@ def seconds_option(
 
 
 def timeout_option(command: Command) -> Command:
-    return seconds_option("--timeout", most=3600.0, min_open=True, default=3.0, help="Budget of each call.")(command)
+    return seconds_option("--timeout", most=3600.0, min_open=True, default=3.0, help="Time limit of each call.")(command)
 
 
 def client_options(command: Command) -> Command:

@@ -44,11 +44,11 @@ class _PullOptions(ClientOptions):
 @click.argument("topic")
 @click.option("--from", "start", type=MOMENT, default="earliest", show_default=True, help=f"Where to begin: {moment_help}.")
 @click.option("--to", "end", type=MOMENT, help="Where to end, in the same forms; default: latest.")
-@click.option("--follow", is_flag=True, help="Go on for ever, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Wait for further messages, until Ctrl-C.")
 @number_option("--max", "limit", help="End after N messages.")
 @click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Messages with one of these tags: a || b.")
 @click.option("--queue", "queues", type=QUEUE, multiple=True, help="This queue only; may be given again.")
-@click.option("--verbose", "-v", is_flag=True, help="Before each body a line with its place, time, id, tags and keys.")
+@click.option("--verbose", "-v", is_flag=True, help="Print a line with queue, offset, time, id, tags and keys before each body.")
 @click.option("--group", default=TOOLS_GROUP, show_default=True, help="Consumer group; nothing is committed for it.")
 @client_options
 @pass_options(_PullOptions)

@@ -192,8 +192,8 @@ class LeftOut:
         """Print the counts on stderr, if there are any."""
         if self._texts:
             output.trouble(
-                f"{self._texts} texts of {self._messages} messages are left out, blank or with control characters 0 to 2, "
-                f"which no message may hold; the first: {self._first}"
+                f"{self._texts} texts of {self._messages} messages are left out, because they are blank or have control "
+                f"characters 0 to 2, which a message must not have; the first: {self._first}"
             )
 
 

@@ -36,7 +36,7 @@ def needs_extra(extra: str, packages: Iterable[str]) -> None:
     missing = [package for package in packages if not _is_installed(package)]
     if missing:
         raise _NotInstalled(
-            f"{missing[0]} is not installed; pip install 'rmq-async[{extra}]' brings all that this command needs"
+            f"{missing[0]} is not installed; pip install 'rmq-async[{extra}]' installs all packages that this command needs"
         )
 
 

@@ -27,12 +27,12 @@ def security_options(command: Command) -> Command:
     """Add the options for credentials and TLS. They are not parameters of the command; ``security_settings`` reads them."""
     help_text = f"User to sign requests as; default: ${ACCESS_KEY}. The secret is taken from ${SECRET_KEY}."
     for option in (
-        _option("--server-name", metavar="NAME", help="Name to look for in the servers' certificates."),
+        _option("--server-name", metavar="NAME", help="Host name that the servers' certificates must have."),
         _option("--insecure", is_flag=True, help="TLS without verifying the server's certificate."),
-        _option("--cert-key", metavar="FILE", type=_FILE, help="Its private key, where --cert does not hold it."),
-        _option("--cert", metavar="FILE", type=_FILE, help="Certificate to show to the servers; implies --tls."),
-        _option("--ca", metavar="FILE", type=_FILE, help="Authorities to trust, not the system's; implies --tls."),
-        _option("--tls", is_flag=True, help="Speak TLS; certificates are verified."),
+        _option("--cert-key", metavar="FILE", type=_FILE, help="Private key of --cert, if that file does not contain it."),
+        _option("--cert", metavar="FILE", type=_FILE, help="Certificate of this client; implies --tls."),
+        _option("--ca", metavar="FILE", type=_FILE, help="Authorities to trust instead of the system's; implies --tls."),
+        _option("--tls", is_flag=True, help="Use TLS, and verify certificates."),
         _option("--access-key", metavar="NAME", help=help_text),
     ):
         command = option(command)
@@ -97,7 +97,8 @@ def _context(authorities: str | None, certificate: str | None, key: str | None, 
         raise click.UsageError(f"{files} cannot be used: the key is encrypted; give one that is not") from None
     except (OSError, ValueError) as error:
         raise click.UsageError(
-            f"{files} cannot be used: {getattr(error, 'reason', None) or error}; give PEM files that fit together"
+            f"{files} cannot be used: {getattr(error, 'reason', None) or error}; give readable PEM files, and the "
+            "private key of the certificate"
         ) from None
     if not verify:
         context.check_hostname = False

@@ -44,7 +44,7 @@ class _ServerOptions:
     most=65535,
     default=0,
     metavar=None,
-    help="Port of the first broker, which also takes the port two below; each further one's is ten higher. 0: free ones.",
+    help="Port of the first broker, which also uses the port two below. Each further broker's port is ten higher. 0: free ports.",
 )
 @click.option(
     "--topic",
@@ -58,7 +58,7 @@ class _ServerOptions:
     most=MAX_MEGABYTES,
     default=256,
     metavar=None,
-    help="MiB of messages that are kept; above it the oldest are dropped.",
+    help="Maximum MiB of messages. Above it, the oldest messages are deleted.",
 )
 @pass_options(_ServerOptions)
 def server(options: _ServerOptions) -> int:

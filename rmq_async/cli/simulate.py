@@ -1,4 +1,4 @@
-"""The command ``rmq simulate``: runs seeds on a simulated cluster, until one fails or their number or time is over."""
+"""The command ``rmq simulate``: runs seeds on a simulated cluster, until a seed fails, or the given number or time is reached."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class _SimulateOptions:
 @click.option("--seed", type=click.IntRange(0), help="Run this seed only.")
 @click.option("--seeds", type=click.IntRange(1, MAX_SEEDS), help="Number of seeds.  [default: 100]")
 @click.option("--for", "seconds", type=Duration(), help="Run seeds for a time, such as 90s, 10m or 5h.")
-@click.option("--first", type=click.IntRange(0), help="First seed of --seeds and --for.  [default: drawn]")
+@click.option("--first", type=click.IntRange(0), help="First seed of --seeds and --for.  [default: random]")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), default=1, show_default=True, help="Processes that run seeds.")
 @click.option(
     "--without",

@@ -73,7 +73,7 @@ MAX_COPIES: Final = 16
 
 
 class ServerStatistics(NamedTuple):
-    """The counters of one server.
+    """The counters of one server. All of them but ``connections`` count from the creation of the ``EmbeddedRocketMQ``.
 
     Attributes:
         requests: Number of received requests by request code. Unknown codes are counted only while fewer than 1024 codes have
@@ -82,8 +82,7 @@ class ServerStatistics(NamedTuple):
         accepted: Number of accepted connections, including refused connections.
         refused: Number of connections that the server has closed because the peer sent invalid bytes, because the server was
             stopping, or because a limit was exceeded (the number of connections, the bytes of unfinished frames, or the bytes
-            of responses that the peer did not read). All counters but ``connections`` count from the creation of the
-            ``EmbeddedRocketMQ``.
+            of responses that the peer did not read).
     """
 
     requests: Counter[int]
@@ -229,7 +228,7 @@ class EmbeddedRocketMQ:
         """
         async with self._turns.here():
             if self._name_server.listener.running:
-                raise RuntimeError("this server runs already; stop() it first")
+                raise RuntimeError("this server is already running; call stop() first")
             try:
                 await self._listen()
             except BaseException:
@@ -482,13 +481,13 @@ class EmbeddedRocketMQ:
     def fail_next(self, code: int, n: int = 1, *, request: int | None = None) -> None:
         """Make the servers respond to the next ``n`` requests with ``code``, without serving them.
 
-        One-way requests are dropped.
+        One-way requests are dropped. If ``code`` is 10, 11 or 12, a send is stored, because these codes mean "stored". A send
+        that ``throttle`` refuses does not count.
 
         Args:
+            n: Number of requests that fail. 0 cancels the remaining failures of earlier calls with the same ``request``.
             request: Fail only requests of this RequestCode, at the name server or the brokers. None means any request to a
-                broker except heartbeats and unregistrations. If ``code`` is 10, 11 or 12, a send is stored, because these codes
-                mean "stored". A send that ``throttle`` refuses does not count. ``n`` = 0 cancels the remaining failures of
-                earlier calls with the same ``request``.
+                broker except heartbeats and unregistrations.
         """
         self._failures.add(code, n, request)
 

@@ -1,8 +1,8 @@
 """Serves the requests that follow a pop: single acks (200051), batches of acks (200151), and changes of the invisible time
 (200053).
 
-A second ack for a message has no effect, but the broker responds with success. A change of a message that was not popped in
-order takes effect even after an ack.
+A second ack for a message has no effect, but the broker responds with success. A change of the invisible time takes effect even
+after an ack, unless the message was popped in order.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class AckProcessor(Processor):
         self._state.check_points.ack(_handle(header, info), header.offset)
         if points.messages >= MAX_IN_FLIGHT:
             remark = (
-                f"this broker has {MAX_IN_FLIGHT} popped messages without an ack, it takes no changes; acknowledge some first"
+                f"this broker has {MAX_IN_FLIGHT} popped messages without an ack, so it accepts no changes; acknowledge some first"
             )
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if self._state.groups.get(header.consumerGroup) is not None:

@@ -35,7 +35,7 @@ def check_span(name: str, value: float) -> None:
     """Check that a value is a span of time in seconds."""
     check_number(name, value)
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be a finite number of seconds from 0 on, not {value}")
+        raise ValueError(f"{name} must be a finite, non-negative number of seconds, not {value}")
 
 
 def check_delay(name: str, seconds: float) -> None:

@@ -42,7 +42,7 @@ class AssignmentProcessor(Processor):
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
         if (topic, group) not in modes and len(modes) >= MAX_MODES:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_MODES} modes, it takes no more; set those of fewer groups"
+                ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_MODES} modes, the maximum; set modes for fewer groups"
             )
         modes[topic, group] = (POP if request.mode == POP else PULL, request.pop_share_queue_num)
         return make_response(command, ResponseCode.SUCCESS)

@@ -258,11 +258,11 @@ class ClientTable:
         if key not in groups and len(groups) >= MAX_GROUPS_PER_CONNECTION:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"this connection has {MAX_GROUPS_PER_CONNECTION} groups, it takes no more; use another connection",
+                f"this connection has {MAX_GROUPS_PER_CONNECTION} groups, the maximum; use another connection",
             )
         if old is None:
             if self._members >= MAX_MEMBERS:
-                remark = f"this broker has {MAX_MEMBERS} group members, it takes no more; stop some"
+                remark = f"this broker has {MAX_MEMBERS} group members, the maximum; stop some"
                 raise Refused(ResponseCode.SYSTEM_ERROR, remark)
             self._members += 1
         groups[key] = None

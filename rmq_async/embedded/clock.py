@@ -147,7 +147,7 @@ class ManualClock:
             ValueError: For negative, infinite and NaN seconds.
         """
         if not 0 <= seconds < float("inf"):
-            raise ValueError(f"seconds must be a finite number from 0 on, not {seconds}")
+            raise ValueError(f"seconds must be a finite, non-negative number, not {seconds}")
         end = self._now + round(seconds * 1000)
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)

@@ -70,7 +70,7 @@ class SubscriptionGroups:
         config = self.find(name)
         if config is None:
             full = self._auto_create and group_refusal(name) is None
-            why = f"this broker has {MAX_GROUPS} groups, it takes no more; delete some first" if full else f"\n{FAQ}"
+            why = f"this broker has {MAX_GROUPS} groups, the maximum; delete some first" if full else f"\n{FAQ}"
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name[:160]}] does not exist, {why}", {}
             )

@@ -1,4 +1,4 @@
-"""Locks of queues for orderly consumption (41, 42). One client of a group holds a queue until the client unlocks the queue, or
+"""Queue locks for orderly consumption (41, 42). One client of a group holds the lock of a queue until it unlocks the queue, or
 until ``LOCK_LIFE`` seconds after the last renewal.
 """
 
@@ -53,7 +53,7 @@ class QueueLocks:
                 continue
             if not until:
                 if self._count >= MAX_LOCKS and (now < self._next_search or not self._expire(now)):
-                    remark = f"this broker keeps {MAX_LOCKS} locks of queues, it takes no more; unlock some first"
+                    remark = f"this broker has {MAX_LOCKS} queue locks, the maximum; unlock some first"
                     raise Refused(ResponseCode.SYSTEM_ERROR, remark)
                 self._count += 1
             self._groups.setdefault(group, {})[queue] = (client_id, now + LOCK_LIFE)

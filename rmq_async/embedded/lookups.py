@@ -93,7 +93,7 @@ class LookupProcessor(Processor):
             return self._response(query, self._find(query))
         if len(self._waiting) >= MAX_WAITING:
             raise Refused(
-                ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, this broker takes no more; ask later"
+                ResponseCode.SYSTEM_BUSY, f"{MAX_WAITING} queries wait for the index, the maximum; repeat the query later"
             )
         self._waiting.append(query)
         self._stepping.soon()

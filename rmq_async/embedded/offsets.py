@@ -159,5 +159,5 @@ class OffsetTable:
 
 
 def _full() -> Refused:
-    remark = f"this broker keeps {MAX_OFFSETS} offsets, it takes no more; delete topics, or groups with their offsets"
+    remark = f"this broker has {MAX_OFFSETS} offsets, the maximum; delete topics, or groups with their offsets"
     return Refused(ResponseCode.SYSTEM_ERROR, remark)

@@ -138,7 +138,7 @@ class HeldPulls:
             whose, limit = (
                 ("this connection has", MAX_HELD_PER_CONNECTION) if self._count < MAX_HELD else ("this broker holds", MAX_HELD)
             )
-            remark = f"{whose} {limit} pulls that wait for messages, it takes no more; pull without waiting"
+            remark = f"{whose} {limit} pulls that wait for messages, the maximum; pull without waiting"
             raise Refused(ResponseCode.SYSTEM_BUSY, remark, {})
         codes = pull.filter.codes
         if codes is not None and len(codes) > MAX_HELD_TAGS:

@@ -98,7 +98,7 @@ class Topic:
         if queue is None:
             table = self._table
             if table.queues_in_use >= MAX_QUEUES_IN_USE:
-                remark = f"this broker has {MAX_QUEUES_IN_USE} queues in use, it takes no more; delete topics"
+                remark = f"this broker has {MAX_QUEUES_IN_USE} queues in use, the maximum; delete topics"
                 raise Refused(ResponseCode.SYSTEM_ERROR, remark)
             table.queues_in_use += 1
             queue = self._queues[queue_id] = Queue(self.config.topic_name, table.broker_name, queue_id)
@@ -290,7 +290,7 @@ class TopicTable:
             self._count_change()
             return topic
         if len(self._topics) - len(self._own) >= MAX_TOPICS:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_TOPICS} topics, it takes no more; delete some")
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"this broker has {MAX_TOPICS} topics, the maximum; delete some")
         topic = self._add(config)
         self._count_change()
         return topic

@@ -44,7 +44,7 @@ class Outbox(Startable):
                 await outbox.add(session, Message("OrderTopic", b"order 17"))
 
     A message is stuck if it was added more than ``stuck_after`` seconds ago and is not sent, has failed ``stuck_attempts``
-    times (1 to 2^31), or is FAILED.
+    times (1 to 2^31), or is FAILED. All numbers of seconds must be above 0 and below 10^9.
 
     The methods also raise the errors of the database: SQLAlchemyError, and OSError or an error of the driver if the database
     cannot be reached.
@@ -308,10 +308,10 @@ def _id_of(result: Any) -> int:
 def _checked_ids(ids: Iterable[int]) -> list[int]:
     if not isinstance(ids, Iterable):
         raise TypeError(
-            f"ids must be several ids of rows, such as a list of them, or None for all FAILED ones, not {shown(ids)}"
+            f"ids must be an iterable of row ids, such as a list, or None for all FAILED rows, not {shown(ids)}"
         )
     chosen = list(ids)
     for each in chosen:
         if not isinstance(each, int) or isinstance(each, bool):
-            raise TypeError(f"ids must be whole numbers, the ids of rows, not {shown(each)}")
+            raise TypeError(f"the id of a row must be a whole number, not {shown(each)}")
     return chosen

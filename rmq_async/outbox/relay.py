@@ -131,8 +131,8 @@ class Relay:
             self._handed.clear()
             if not await self.sending.finished(max(0.0, deadline - machine.monotonic())):
                 logger.warning(
-                    "the outbox was stopped with sends in flight after %g s, whose messages are sent again when their leases "
-                    "expire; give stop() a longer timeout",
+                    "the outbox was stopped with sends in flight after %g s; their messages are sent again when the leases expire; "
+                    "give stop() a longer timeout",
                     timeout,
                 )
             await _within(max(0.0, deadline - machine.monotonic()) + _LAST_WRITE, self.sending.nothing_left)

@@ -337,7 +337,7 @@ def checked_dialect(engine: AsyncEngine) -> str:
     check_engine(engine, "an outbox")
     if isinstance(engine.pool, StaticPool):
         raise ConfigError(
-            "the engine has one connection for all (StaticPool, for a SQLite database in memory), so a commit of the outbox "
+            "the engine has a single connection (StaticPool, for a SQLite database in memory), so a commit of the outbox "
             "would commit your transactions too; use a SQLite file"
         )
     return engine.dialect.name

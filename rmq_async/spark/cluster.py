@@ -64,7 +64,8 @@ class Cluster:
         Raise the errors of requests, too.
 
         Args:
-            begun: The stream is already running, so queues of ``assign`` may be missing, and a pattern may match nothing.
+            begun: Whether the stream is already running. If so, queues of ``assign`` may be missing, and a pattern may match
+                nothing.
             wanted: Queues to wait for as long as requests are repeated. A broker that restarts is missing from routes for a
                 while.
 

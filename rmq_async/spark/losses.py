@@ -114,7 +114,7 @@ class Losses:
         loss = Loss(whole.queue, why, wanted, there)
         if self._fails:
             raise OffsetRangeError(
-                f"data is lost: {loss}; with failOnDataLoss=false the query goes on with what there is",
+                f"data is lost: {loss}; with failOnDataLoss=false the query continues with the existing messages",
                 min_offset=there[0],
                 max_offset=there[1],
                 lost=lost,

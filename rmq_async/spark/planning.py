@@ -159,7 +159,7 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
     for queue, first in sorted(earliest.items()):
         there = (first, max(first, latest[queue]))
         if queue in starts:
-            losses.append(Loss(queue, "the queue was made anew or has lost its end", (starts[queue], starts[queue]), there))
+            losses.append(Loss(queue, "the queue was created again or has lost its end", (starts[queue], starts[queue]), there))
         elif first > 0:
             losses.append(Loss(queue, "the queue is new and its first messages were deleted already", (0, first), there))
         init[queue] = starts[queue] = first
@@ -282,7 +282,7 @@ def raise_losses(losses: Sequence[Loss]) -> None:
     if losses:
         more = f" (and {len(losses) - 1} more)" if len(losses) > 1 else ""
         raise OffsetRangeError(
-            f"data is lost: {losses[0]}{more}; with failOnDataLoss=false the query goes on with what there is",
+            f"data is lost: {losses[0]}{more}; with failOnDataLoss=false the query continues with the existing messages",
             min_offset=losses[0].available[0] if losses[0].available else 0,
             max_offset=losses[0].available[1] if losses[0].available else 0,
             broker=losses[0].queue.broker_name,
@@ -380,8 +380,8 @@ def _check_all_named(bound: Start, latest: Offsets) -> None:
     if isinstance(bound, Positions) and (unnamed := [queue for queue in sorted(latest) if bound.of(queue) is None]):
         them = "it" if len(unnamed) == 1 else "them"
         raise ConfigError(
-            f"option {_option(bound, 'starting')} does not name {named_queues(unnamed)}; name {them}, or say where queues that are "
-            "not named begin: startingOffsets.default=earliest or latest"
+            f"option {_option(bound, 'starting')} does not name {named_queues(unnamed)}; name {them}, or set "
+            "startingOffsets.default=earliest or latest for all queues without a name here"
         )
 
 
@@ -392,5 +392,5 @@ def _check_names(bound: Positions, option: str, latest: Offsets) -> None:
     strange += [topic for topic in bound.topics if topic not in topics]
     if strange:
         raise ConfigError(
-            f"option {option} names {strange[0]}, which is not read; name only queues that are: {named_queues(latest)}"
+            f"option {option} names {strange[0]}, which is not read; name only queues that are read: {named_queues(latest)}"
         )

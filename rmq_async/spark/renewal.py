@@ -69,7 +69,7 @@ class _Question:
         try:
             start_thread(self._ask, "rmq_async credentials")
         except NoThreadError as error:
-            self._found = ConfigError(f"option {_asked(access)} cannot be asked: {error}")
+            self._found = ConfigError(f"option {_asked(access)} cannot be used: {error}")
             self._over.set()
 
     def _ask(self) -> None:

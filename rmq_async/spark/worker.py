@@ -104,7 +104,7 @@ class Worker:
                     return future.result()
                 if not self._thread.is_alive():
                     raise ClientStateError(
-                        "the worker of this process is closed, so the call was not ended; call before the process ends"
+                        "the worker of this process was closed before the call ended; make calls before the process ends"
                     ) from None
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:

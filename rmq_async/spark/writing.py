@@ -104,7 +104,7 @@ def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) 
     stand_ins = {name.lower() for name in names}
     # other columns that are named like these already have an error with the right name
     if "body" not in names and stand_ins.isdisjoint(("body", "value")):
-        found.add(f"column body is missing: what is written needs it, as binary or string; there are {', '.join(names)}")
+        found.add(f"column body is missing: a write needs it, as binary or string; there are {', '.join(names)}")
     if options.topic is None and "topic" not in names and "topic" not in stand_ins:
         found.add("nothing says which topic to write to: give the option topic or a column topic")
     if options.topic is not None:
@@ -139,11 +139,11 @@ def _without_counterpart(unknown: list[str], names: list[str]) -> str:
     if set(unknown) <= SOURCE_COLUMNS.keys():
         kept = [repr(name) for name in names if name in _WORTH_KEEPING]
         queue = (
-            " (brokerName and queueId besides, where each is to go to the queue that it came from)"
+            " (and brokerName and queueId, to send each message to the queue that it came from)"
             if "queueId" in names
             else ""
         )
-        return f"{what} {', '.join(unknown)} to write, brokers give them: .select({', '.join(kept)}){queue}"
+        return f"{what} {', '.join(unknown)} to write, because brokers set them: .select({', '.join(kept)}){queue}"
     return f"{what} {', '.join(unknown)} to write, only {', '.join(SINK_COLUMNS)}; .select() what is meant"
 
 
@@ -183,7 +183,7 @@ def warn_of_speculation(session: SparkSession) -> None:
 
 def _warn_of_speculation() -> None:
     logger.warning(
-        "spark.speculation is on: slow tasks are run twice side by side, and what both of them send is in the topic twice, "
+        "spark.speculation is on: slow tasks run twice at the same time, and messages that both send are in the topic twice, "
         "with the same %s; turn it off, or let consumers skip copies", ID_PROPERTY,
     )  # fmt: skip
 
@@ -206,7 +206,8 @@ class _Writer(ABC):
         here = worker()
         if attempt:
             logger.warning(
-                "partition %d is written for the %d. time: what an earlier attempt has sent comes twice, with the same %s",
+                "partition %d is written again (attempt %d): messages that an earlier attempt sent are in the topic twice, with "
+                "the same %s",
                 partition, attempt + 1, ID_PROPERTY,
             )  # fmt: skip
         if partition == 0 and context.getLocalProperty("spark.speculation") == "true":
@@ -274,8 +275,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
             raise RuntimeError(
-                "Spark does not say of which query and micro-batch this task is, so its rows can have no ids; report this, with "
-                "the version of Spark"
+                "Spark does not name the query and micro-batch of this task, so its rows cannot get ids; report this, with the "
+                "version of Spark"
             )
         return f"{query}:{batch}"
 

@@ -87,7 +87,7 @@ class ClusterProxy(Startable):
         are already running.
         """
         if self._open is not None:
-            raise RuntimeError("this proxy runs already; stop() it first")
+            raise RuntimeError("this proxy is already running; call stop() first")
         async with AsyncExitStack() as stack:
             self._open = stack
             stack.push_async_callback(self._forget)

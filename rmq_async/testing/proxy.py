@@ -177,7 +177,7 @@ class Direction:
 
 def _seconds(name: str, value: float) -> float:
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number of seconds from 0 on, not {value}")
+        raise ValueError(f"{name} must be a finite, non-negative number of seconds, not {value}")
     return value
 
 
@@ -459,7 +459,7 @@ class FaultProxy(Startable):
         """
         async with self._turns.here():
             if self._server is not None:
-                raise RuntimeError("this proxy runs already; stop() it first")
+                raise RuntimeError("this proxy is already running; call stop() first")
             server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=64 * 1024, start_serving=False)
             self._server = server
             try:

@@ -168,7 +168,7 @@ class Answer:
 
     def __post_init__(self) -> None:
         if min([self.pieces] if isinstance(self.pieces, int) else self.pieces, default=1) < 1:
-            raise ValueError(f"pieces must be a number from 1 on, or byte offsets from 1 on, not {self.pieces}")
+            raise ValueError(f"pieces must be a positive number, or positive byte offsets, not {self.pieces}")
 
     def frame(self, request: RemotingCommand) -> bytes:
         """Return the frame of the response to ``request``."""
@@ -491,7 +491,7 @@ class ScriptedPeer(Startable):
         try:
             request, link = self.requests[step.to], self._origins[step.to]
         except IndexError:
-            self._fail([f"request {step.to} is to be answered, {len(self.requests)} have come; correct Answer(to={step.to})"])
+            self._fail([f"there is no request {step.to}, {len(self.requests)} have arrived; correct Answer(to={step.to})"])
             return False
         for number, part in enumerate(step.parts(step.frame(request))):
             if number:

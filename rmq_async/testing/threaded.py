@@ -38,7 +38,7 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
 
     def __enter__(self) -> Self:
         if self._thread is not None:
-            raise RuntimeError("the server runs already; leave its `with` block first")
+            raise RuntimeError("the server is already running; leave its `with` block first")
         ready: Future[None] = Future()
         self._thread = start_thread(self._run, "rmq_async embedded", ready)
         try:

@@ -59,7 +59,7 @@ async def test_resend_dead_letters_of_a_broker_that_has_lost_some(
     assert await admin.dead_letters("billing") == ()
     lines = [each.getMessage() for each in caplog.records if "ends at offset" in each.getMessage()]
     assert len(lines) == 2
-    assert "all letters from offset 0 on count as not sent again" in lines[0]
+    assert "all letters from offset 0 on count as unsent" in lines[0]
 
 
 async def dead_letters_of(server: EmbeddedRocketMQ, admin: Admin, *topics: str) -> list[str]:

@@ -168,7 +168,7 @@ async def test_group_lag_of_members_that_broadcast_says_so(server: EmbeddedRocke
     await send(server, b"1")
     rates, _ = worker(server, "rates", broadcast=True)
     async with rates:
-        with pytest.raises(SubscriptionGroupNotExistError, match=r"they broadcast and keep their positions themselves: ask"):
+        with pytest.raises(SubscriptionGroupNotExistError, match=r"they broadcast and keep their positions themselves: call"):
             await admin.group_lag("rates")
 
 
@@ -241,18 +241,18 @@ async def test_reset_offsets_by_offset_of_members_that_need_a_time_is_refused() 
         await admin.create_topic("OrderTopic", queues=1)
         consumer, _ = worker(server)
         async with consumer:
-            with pytest.raises(ClientStateError, match="new offsets by time only: stop them first, or give a time"):
+            with pytest.raises(ClientStateError, match="offsets of members by time only: stop them first, or give a time"):
                 await admin.reset_offsets("billing", "OrderTopic", 0)
 
 
 async def test_reset_offsets_with_bad_arguments_raises(server: EmbeddedRocketMQ, admin: Admin) -> None:
     for bad in (-1, "newest", True, 1.5, None):
         with pytest.raises(
-            ConfigError, match='to must be an offset from 0 on, "earliest", "latest", an aware datetime or offsets by queue'
+            ConfigError, match='to must be a non-negative offset, "earliest", "latest", an aware datetime or offsets by queue'
         ):
             await admin.reset_offsets("billing", "OrderTopic", bad)  # type: ignore[arg-type]
     queue = MessageQueue("OrderTopic", "broker-a", 0)
-    of_queue = re.escape("the offset for queue ('OrderTopic', 'broker-a', 0) must be a whole number from 0 on, not ")
+    of_queue = re.escape("the offset for queue ('OrderTopic', 'broker-a', 0) must be a non-negative integer, not ")
     wrong: Any
     for wrong in (-1, "x", 1.5):
         with pytest.raises(ConfigError, match=of_queue):
@@ -331,4 +331,5 @@ async def test_lower_number_of_queues_names_the_messages_that_are_left(
     await admin.create_topic("Shrinks", queues=2)
     (record,) = [record for record in caplog.records if "former queues" in record.getMessage()]
     assert record.levelname == "WARNING"
-    assert "topic Shrinks has 2 queues to read on broker broker-a now; 3 messages in its former queues up to 3" in caplog.text
+    text = "topic Shrinks now has 2 read queues on broker broker-a; members no longer read 3 messages in its former queues"
+    assert f"{text}, up to queue 3" in caplog.text

@@ -244,7 +244,7 @@ async def test_end_does_not_wait_for_a_process_that_cannot_be_started(server: Em
     assert ended.code == 0
     assert (
         ended.err.splitlines()[-1]
-        == "rmq: 1 messages: 0 done, 0 to be tried again, 0 dead-lettered, 1 cut off, they come again"
+        == "rmq: 1 messages: 0 done, 0 to be tried again, 0 dead-lettered, 1 cut off, to be delivered again"
     )
     assert committed(server, "g-Limit", "Limit") == 0
 

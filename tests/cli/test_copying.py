@@ -128,8 +128,8 @@ def test_a_copy_says_what_it_leaves_out(server: EmbeddedRocketMQ, copied: Copied
     found = {each.body: (each.user_properties, each.keys, each.tags) for each in server.messages("LeftOut")}
     assert found == {b"1": ({"a": "1"}, (), None), b"2": ({"c": "3"}, ("k",), None), b"3": ({}, (), None), b"4": ({}, (), None)}
     assert one_line(ended.err) == (
-        "rmq: 6 texts of 3 messages are left out, blank or with control characters 0 to 2, which no message may hold; the first: "
-        "property a of line 2"
+        "rmq: 6 texts of 3 messages are left out, because they are blank or have control characters 0 to 2, which a message must "
+        "not have; the first: property a of line 2"
     )
     replaced = copied(line(body="5", tags="\x01", keys="\x02"), "LeftOut", "--tags", "t", "--keys", "k")
     assert (replaced.code, replaced.err) == (0, "")

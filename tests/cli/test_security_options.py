@@ -99,7 +99,7 @@ def test_files_imply_tls_and_are_used(files: Path) -> None:
         (["--cert", "{0}/client.pem", "--cert-key", "{0}/server.key"], "client.pem with the key "),
         (
             ["--cert", "{0}/client.pem", "--cert-key", "{0}/server.key"],
-            "server.key cannot be used: KEY_VALUES_MISMATCH; give PEM files that fit together",
+            "server.key cannot be used: KEY_VALUES_MISMATCH; give readable PEM files, and the private key of the certificate",
         ),
         (["--cert", "{0}/client.pem", "--cert-key", "{0}/locked.key"], "locked.key cannot be used: the key is encrypted"),
     ],

@@ -136,7 +136,7 @@ async def test_the_groups_of_one_connection_are_bounded(
     monkeypatch.setattr("rmq_async.embedded.clients.MAX_GROUPS_PER_CONNECTION", 10)
     data = HeartbeatData("c1", producer_data_set=tuple(ProducerData(f"G{index}") for index in range(50)))
     response = await broker.ask(HEARTBEAT, None, encode_heartbeat(data))
-    assert (response.code, response.remark) == (1, "this connection has 10 groups, it takes no more; use another connection")
+    assert (response.code, response.remark) == (1, "this connection has 10 groups, the maximum; use another connection")
     assert len(clients(server).producers) == 10
 
 
@@ -153,7 +153,7 @@ async def test_the_members_and_subscriptions_of_all_groups_are_bounded(
     )
     await beat(broker, "c1", producer_data_set=(ProducerData("A"), ProducerData("B")))
     refused = await broker.ask(HEARTBEAT, None, encode_heartbeat(HeartbeatData("c1", (ProducerData("C"),))))
-    assert (refused.code, refused.remark) == (1, "this broker has 2 group members, it takes no more; stop some")
+    assert (refused.code, refused.remark) == (1, "this broker has 2 group members, the maximum; stop some")
     await beat(broker, "c1", producer_data_set=(ProducerData("A"),))
     await broker.ask(UNREGISTER, {"clientID": "c1", "producerGroup": "A"})
     await beat(broker, "c1", producer_data_set=(ProducerData("C"),))

@@ -106,7 +106,7 @@ async def test_groups_and_their_size_are_bounded(broker: RawClient, monkeypatch:
     pulled = await broker.pull("TBW102", consumerGroup="C")
     assert (pulled.code, pulled.remark) == (
         26,
-        "subscription group [C] does not exist, this broker has 2 groups, it takes no more; delete some first",
+        "subscription group [C] does not exist, this broker has 2 groups, the maximum; delete some first",
     )
     large = await broker.ask(PUT, None, msgspec.json.encode({"groupName": "A", "attributes": {"x": "y" * 5000}}))
     assert large.code == 1

@@ -86,7 +86,7 @@ async def test_locks_are_bounded(broker: RawClient, monkeypatch: pytest.MonkeyPa
     await lock(broker, "c1", 0, 1)
     assert (
         await refused(LockBatchRequestBody("CG", "c1", queues(2)))
-        == "this broker keeps 2 locks of queues, it takes no more; unlock some first"
+        == "this broker has 2 queue locks, the maximum; unlock some first"
     )
     assert await lock(broker, "c1", 0, 1) == {0, 1}
     assert (

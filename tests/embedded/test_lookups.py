@@ -250,7 +250,7 @@ async def test_more_queries_than_may_wait_are_2(broker: RawClient, monkeypatch: 
     answers = [await broker.read() for _ in range(10)]
     busy = [answer for answer in answers if answer.code == 2]
     assert len(busy) == 6
-    assert {answer.remark for answer in busy} == {"3 queries wait for the index, this broker takes no more; ask later"}
+    assert {answer.remark for answer in busy} == {"3 queries wait for the index, the maximum; repeat the query later"}
     assert sum(found_in(answer) == [b"x"] for answer in answers if answer.code != 2) == 4
     assert await query(broker, "u") == [b"x"]
 

@@ -221,7 +221,7 @@ async def test_held_pulls_of_a_connection_are_bounded(broker: RawClient, monkeyp
     early = [await broker.read() for _ in range(2)]
     assert [answer.opaque for answer in early] == opaques[3:]
     assert {(answer.code, answer.remark) for answer in early} == {
-        (2, "this connection has 3 pulls that wait for messages, it takes no more; pull without waiting")
+        (2, "this connection has 3 pulls that wait for messages, the maximum; pull without waiting")
     }
     broker.write(310, send_fields("T"), b"x")
     answers = [await broker.read() for _ in range(4)]
@@ -240,7 +240,7 @@ async def test_held_pulls_of_all_connections_and_their_tags_are_bounded(
     refused = await broker.ask(11, pull_fields("T", suspendTimeoutMillis="20000", **SUSPEND))
     assert (refused.code, refused.remark) == (
         2,
-        "this broker holds 1 pulls that wait for messages, it takes no more; pull without waiting",
+        "this broker holds 1 pulls that wait for messages, the maximum; pull without waiting",
     )
 
 

@@ -248,7 +248,7 @@ async def test_retry_topics_count_among_the_topics(
     codes = [(await send_back(broker, message.commit_log_offset, -1, group=f"G{index}")).code for index in range(4)]
     assert codes == [0, 1, 1, 1]
     refused = await send_back(broker, message.commit_log_offset, group="G9")
-    assert refused.remark == "this broker has 3 topics, it takes no more; delete some"
+    assert refused.remark == "this broker has 3 topics, the maximum; delete some"
 
 
 async def test_a_retry_outlives_its_origin(server: EmbeddedRocketMQ, broker: RawClient, clock: ManualClock) -> None:

@@ -138,7 +138,7 @@ async def test_cancelled_start_leaves_its_ports_free(turns: int) -> None:
 
 async def test_two_starts_at_once_are_one() -> None:
     server = EmbeddedRocketMQ()
-    await start_twice_at_once(server, lambda: server.namesrv, "this server runs already; stop() it first")
+    await start_twice_at_once(server, lambda: server.namesrv, "this server is already running; call stop() first")
 
 
 async def test_start_during_stop_waits_for_its_end() -> None:

@@ -211,6 +211,6 @@ async def test_queues_in_use_are_bounded(server: EmbeddedRocketMQ, broker: RawCl
     assert [(await broker.pull("T", queue_id)).code for queue_id in range(3)] == [19, 19, 1]
     refused = await broker.send("T", queue=5)
     assert refused.code == 1
-    assert (refused.remark or "").endswith(" queues in use, it takes no more; delete topics")
+    assert (refused.remark or "").endswith(" queues in use, the maximum; delete topics")
     await broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})
     assert (await broker.send("U")).code == 0

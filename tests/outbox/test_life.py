@@ -358,7 +358,7 @@ def test_callback_that_does_not_take_one_argument_is_refused(name: str, tmp_path
 
 
 def test_a_database_in_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one connection for all"):
+    with pytest.raises(ConfigError, match="a single connection"):
         Outbox(create_async_engine("sqlite+aiosqlite://"), Producer("orders", namesrv="127.0.0.1:1"))
 
 

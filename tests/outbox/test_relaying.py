@@ -334,7 +334,7 @@ async def test_a_purge_deletes_what_was_sent_long_enough_ago(
         await outbox.purge(-1.0)
     with pytest.raises(ConfigError, match="failed must be True or False, not 'no'"):
         await outbox.purge(0.0, failed="no")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="ids must be several ids of rows"):
+    with pytest.raises(TypeError, match="ids must be an iterable of row ids"):
         await outbox.retry(5)  # type: ignore[arg-type]
 
 

@@ -161,7 +161,7 @@ async def test_admins_see_their_namespace_only(server: EmbeddedRocketMQ) -> None
                 assert (found.topic, found.queue, found.body) == ("mine", result.queue, b"x")
             [by_key] = await admin.query_message("mine", "k")
             assert (by_key.topic, by_key.queue) == ("mine", result.queue)
-            with pytest.raises(QueryNotFoundError, match=r"is of topic mine, not of T \(of namespace"):
+            with pytest.raises(QueryNotFoundError, match=r"belongs to topic mine, not to T \(of namespace"):
                 await admin.view_message(TOPIC, result.offset_msg_id)
             assert len(await admin.producer_connections("pg")) == 1
             assert await outside.producer_connections(f"{NS}%pg") == await admin.producer_connections("pg")

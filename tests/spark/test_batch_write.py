@@ -180,7 +180,7 @@ def test_mistakes_are_reported_in_a_sentence_before_there_are_tasks(
         ("key string", {"topic": "t"}, "there is no column key to write, it is called keys"),
         ("value string, headers string", {"topic": "t"}, "there is no column value to write, it is called body"),
         ("Body string", {"topic": "t"}, "there is no column Body to write, it is spelt body"),
-        ("tags string", {"topic": "t"}, "column body is missing: what is written needs it, as binary or string; there are tags"),
+        ("tags string", {"topic": "t"}, "column body is missing: a write needs it, as binary or string; there are tags"),
         ("body int", {"topic": "t"}, "column body must be binary or string, not int; cast it, or to_json() what has parts"),
         ("body struct<a:int>", {"topic": "t"}, "column body must be binary or string, not struct<a:int>; cast it"),
         ("body string, keys array<int>", {"topic": "t"}, "column keys must be string or array<string>, not array<int>"),
@@ -193,7 +193,7 @@ def test_mistakes_are_reported_in_a_sentence_before_there_are_tasks(
         ("body string, id int", {"topic": "t", "idColumn": "id"}, "column id must be string, not int"),
         (
             "body binary, queueId int, brokerName string, offset bigint, tags string", {"topic": "t"},
-            "there is no column offset to write, brokers give them: .select('body', 'tags') (brokerName and queueId besides, ",
+            "there is no column offset to write, because brokers set them: .select('body', 'tags') (and brokerName and queueId, ",
         ),
     ],
 )  # fmt: skip

@@ -139,7 +139,7 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
          f"same queue; (2) there is no column Body to write, it is spelt body; (3) there is no column timestamp to write, only "
          f"{SINK_COLUMNS}; .select() what is meant"),
         ({"topic": "T"}, "keys string, tags string", False,
-         "column body is missing: what is written needs it, as binary or string; there are keys, tags"),
+         "column body is missing: a write needs it, as binary or string; there are keys, tags"),
         ({"topic": "T"}, "body integer", False, "column body must be binary or string, not int"),
         ({"topic": "T"}, "body string, deliverTimestamp timestamp_ntz", False,
          "column deliverTimestamp must be timestamp, not timestamp_ntz; cast it to timestamp_ltz"),

@@ -191,7 +191,7 @@ class TestAdvance:
         assert find_odd(begin, latest) == [A]
         step = advance(begin, latest, {A: 0}, limit)
         assert [str(loss) for loss in step.losses] == [
-            "t/broker-0/0: the queue was made anew or has lost its end; offsets 100 to 100 were to be read, "
+            "t/broker-0/0: the queue was created again or has lost its end; offsets 100 to 100 were to be read, "
             "available are 0 to 4"
         ]
         read: list[tuple[int, int]] = []
@@ -268,5 +268,5 @@ class TestLosses:
             raise_losses(losses)
         assert str(caught.value).endswith(
             "data is lost: t/broker-0/0: the queue is gone; offsets 1 to 2 were to be read, nothing is available "
-            "(and 1 more); with failOnDataLoss=false the query goes on with what there is"
+            "(and 1 more); with failOnDataLoss=false the query continues with the existing messages"
         )

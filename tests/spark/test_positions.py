@@ -149,15 +149,18 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("given", "expected"),
         [
-            ({"startingOffsets": '{"t": -1}'}, "option startingOffsets does not name u/broker-b/0; name it, or say where"),
+            (
+                {"startingOffsets": '{"t": -1}'},
+                "option startingOffsets does not name u/broker-b/0; name it, or set startingOffsets.default=",
+            ),
             (
                 {"startingOffsetsByTimestamp": '{"u": 1, "t/broker-a/1": 1}', "startingOffsets": "latest"},
-                "option startingOffsetsByTimestamp does not name t/broker-a/0; name it, or say where",
+                "option startingOffsetsByTimestamp does not name t/broker-a/0; name it, or set startingOffsets.default=",
             ),
             (
                 {"startingOffsets": '{"t/broker-a/0": 1}'},
-                "option startingOffsets does not name t/broker-a/1, u/broker-b/0; name them, or say where queues that are not "
-                "named begin: startingOffsets.default=earliest or latest",
+                "option startingOffsets does not name t/broker-a/1, u/broker-b/0; name them, or set "
+                "startingOffsets.default=earliest or latest for all queues without a name here",
             ),
         ],
     )
@@ -188,7 +191,7 @@ class TestBounds:
         [
             (
                 {"startingOffsets": '{"t/broker-c/0": 1}'} | EARLY,
-                "option startingOffsets names t/broker-c/0, which is not read; name only queues that are: t/broker-a/0",
+                "option startingOffsets names t/broker-c/0, which is not read; name only queues that are read: t/broker-a/0",
             ),
             ({"startingOffsets": '{"v": -1, "t": -1, "u": -1}'}, "option startingOffsets names v, which is not read"),
             (

@@ -55,7 +55,7 @@ class TestQueuesComeAndGo:
         broker.topic("t")
         sent = broker.send("t", 5)
         expected = (
-            "t/broker-a/0: the queue was made anew or has lost its end; offsets 20 to 20 were to be read, available are 0 to 5"
+            "t/broker-a/0: the queue was created again or has lost its end; offsets 20 to 20 were to be read, available are 0 to 5"
         )
         with pytest.raises(OffsetRangeError, match=expected):
             planner.plan()

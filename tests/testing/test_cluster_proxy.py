@@ -154,7 +154,7 @@ async def test_it_can_be_stopped_and_started_again_on_its_ports(server: Embedded
         _ = cluster.namesrv
     async with cluster:
         before = [proxy.address for proxy in cluster.proxies]
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="is already running"):
             await cluster.start()
     await cluster.stop()
     async with cluster, Producer("shop", namesrv=cluster.namesrv) as producer:

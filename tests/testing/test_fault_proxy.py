@@ -113,7 +113,7 @@ async def test_cancelled_start_leaves_its_port_free(echo: Echo) -> None:
 
 async def test_two_starts_at_once_are_one(echo: Echo) -> None:
     proxy = FaultProxy(echo.address)
-    await start_twice_at_once(proxy, lambda: proxy.address, "this proxy runs already; stop() it first")
+    await start_twice_at_once(proxy, lambda: proxy.address, "this proxy is already running; call stop() first")
 
 
 @pytest.mark.virtual_time
@@ -313,7 +313,7 @@ async def test_too_many_connections_are_reset(echo: Echo) -> None:
 async def test_stopping_ends_every_wait(echo: Echo) -> None:
     proxy = FaultProxy(echo.address)
     await proxy.start()
-    with pytest.raises(RuntimeError, match="runs already"):
+    with pytest.raises(RuntimeError, match="is already running"):
         await proxy.start()
     address = proxy.address
     async with Client(address) as stalled, Client(address) as late, Client(address) as idle:
@@ -353,8 +353,8 @@ async def test_a_peer_that_does_not_read_does_not_hold_up_a_close(echo: Echo) ->
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda way: way.latency(-1), "latency must be a finite number of seconds from 0 on, not -1"),
-        (lambda way: way.latency(0, jitter=float("nan")), "jitter must be a finite number of seconds from 0 on, not nan"),
+        (lambda way: way.latency(-1), "latency must be a finite, non-negative number of seconds, not -1"),
+        (lambda way: way.latency(0, jitter=float("nan")), "jitter must be a finite, non-negative number of seconds, not nan"),
         (lambda way: way.bandwidth(0), "a positive, finite number, or None for no limit, not 0"),
         (lambda way: way.slice(0), "at least 1 byte, or None for no limit, not 0"),
         (lambda way: way.cut_after(-1), "must not be negative, it is -1"),

@@ -68,7 +68,7 @@ async def test_its_coroutine_methods_are_awaited_on_any_loop() -> None:
         await server.start()
         assert server.namesrv == address
         assert [message.body for message in server.messages("T")] == [b"kept"]
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="is already running"):
             await server.start()
         assert server.run(asyncio.sleep(0, "from the server's loop")) == "from the server's loop"
 
@@ -85,7 +85,7 @@ def test_outside_of_with_every_call_says_so() -> None:
             call()
     with server:
         assert server.connections == 0
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="is already running"):
             server.__enter__()
     with pytest.raises(RuntimeError, match="the server does not run; call it inside its `with` block"):
         _ = server.connections

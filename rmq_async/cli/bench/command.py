@@ -75,14 +75,14 @@ class _BenchOptions(ClientOptions):
 
 
 @click.command(short_help="Measure how fast messages can be sent.")
-@click.option("--topic", required=True, metavar="TOPIC", help="Where to send to. The messages stay in it.")
-@click.option("--create", is_flag=True, help="Create the topic if it does not exist; it stays.")
-@number_option("--queues", most=65535, default=8, help="With --create, on each broker.")
+@click.option("--topic", required=True, metavar="TOPIC", help="Topic to send to. The messages stay in it.")
+@click.option("--create", is_flag=True, help="Create the topic if it does not exist. It is not deleted.")
+@number_option("--queues", most=65535, default=8, help="With --create: number of queues on each broker.")
 @click.option("--mode", type=click.Choice(list(MODES)), default="send", show_default=True, help="How to send, see above.")
 @number_option(
     "--in-flight",
     most=65535,
-    help=f"Calls under way in each process; default: {', '.join(f'{number} ({mode})' for mode, number in MODES.items())}.",
+    help=f"Concurrent calls in each process; default: {', '.join(f'{number} ({mode})' for mode, number in MODES.items())}.",
 )
 @number_option("--batch", most=8192, default=32, help="Messages of a batch.")
 @number_option(
@@ -95,7 +95,7 @@ class _BenchOptions(ClientOptions):
 @seconds_option("--seconds", most=86400.0, min_open=True, metavar="S", help="How long to measure; default: 10.")
 @number_option("--messages", help="Number of messages to send, instead of a duration.")
 @seconds_option(
-    "--warm-up", most=600.0, metavar="S", help="Seconds that are not counted before; default: 1, with --messages 0."
+    "--warm-up", most=600.0, metavar="S", help="Seconds at the start that are not counted; default: 1, or 0 with --messages."
 )
 @number_option("--processes", most=PROCESSES, default=1, help="Sender processes.")
 @client_options

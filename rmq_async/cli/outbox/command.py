@@ -107,11 +107,11 @@ async def status(store: Store, output: Output, fail_above: float | None) -> int:
 
 @outbox.command(short_help="Send what is pending, until SIGTERM or Ctrl-C.")
 @click.option("--drain", is_flag=True, help="End when nothing is left that can be sent.")
-@_seconds("--every", 10.0, "Between two lines of progress.")
+@_seconds("--every", 10.0, "Time between two lines of progress.")
 @click.option("--group", default="outbox-relay", show_default=True, help="Producer group.")
 @number_option("--batch-size", most=10_000, default=256, help="Rows read at a time.")
-@_seconds("--lease", 30.0, "How long a claimed row stays reserved. Other relays take over after it expires.")
-@_seconds("--poll-interval", 1.0, "Between two looks for messages; also before a second attempt.")
+@_seconds("--lease", 30.0, "Time for which a claimed row is reserved. After that, another relay may send it.")
+@_seconds("--poll-interval", 1.0, "Time between two queries for messages, and before a second attempt.")
 @_seconds("--stuck-after", 60.0, "Age at which a message that is not sent is reported.")
 @_table_options
 @client_options
@@ -145,10 +145,10 @@ def _check_chosen(context: click.Context, _: click.Parameter, ids: tuple[int, ..
     return ids
 
 
-@outbox.command(short_help="Send messages again that have failed.")
+@outbox.command(short_help="Send failed messages again.")
 @click.argument("ids", nargs=-1, type=click.IntRange(1, _LARGEST_ID), metavar="[ID]...", callback=_check_chosen)
 # eager, so that it is known when IDs are checked
-@click.option("--all-failed", is_flag=True, is_eager=True, help="All that have failed for good.")
+@click.option("--all-failed", is_flag=True, is_eager=True, help="All messages that have failed for good.")
 @_table_command
 async def retry(store: Store, output: Output, ids: tuple[int, ...], all_failed: bool) -> int:
     """Make messages due now: the rows with these IDs or, with --all-failed, all rows that have failed for good.

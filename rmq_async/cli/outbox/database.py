@@ -24,7 +24,7 @@ CONNECT_TIMEOUT: Final = 10.0
 LEASE: Final = 30.0
 """Seconds for which a store reserves the rows that it claims. The stores of this module claim no rows."""
 _FORMS: Final = "give postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
-_REFUSED: Final = "the database's driver does not take the URL; check its options, and its port"
+_REFUSED: Final = "the database's driver does not accept the URL; check its options and its port"
 ERRORS: Final = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError)
 """Errors of the database. SQLAlchemy 2.0 does not wrap the errors that asyncpg raises while it connects."""
 
@@ -88,7 +88,7 @@ def _sqlite(url: URL) -> AsyncEngine:
             "the URL names a SQLite database in memory, which other processes cannot see; give sqlite:///FILE"
         )
     if not Path(file).is_file():
-        raise click.ClickException(f"there is no SQLite file {file}; it is made by the service that adds messages, not here")
+        raise click.ClickException(f"there is no SQLite file {file}; the service that adds messages must create it")
     return _made(url.set(drivername="sqlite+aiosqlite"))
 
 

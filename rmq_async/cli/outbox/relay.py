@@ -104,7 +104,7 @@ async def _drained(store: Store, before: OutboxStatus, after: OutboxStatus, outp
     if failed:
         output.trouble(f"outbox: {message_count(failed)} failed for good")
     if left:
-        output.trouble(f"outbox: {message_count(left)} left behind one of the same sharding key that failed for good")
+        output.trouble(f"outbox: {message_count(left)} left, behind a message with the same sharding key that failed for good")
     return FAILED if failed or left else 0
 
 

@@ -51,12 +51,12 @@ class _TopOptions(ClientOptions):
 @click.command(short_help="Watch topics, groups and brokers live.")
 @seconds_option(
     "--interval", least=0.2, most=3600.0, default=2.0,
-    help="Time between two reads of the figures, over which rates are taken.",
+    help="Time between two reads of the figures. Rates are averages over this time.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Print the figures of one interval and end.")
 @click.option(
     "--sort", type=click.Choice(SORTABLE), multiple=True, metavar="COLUMN",
-    help="Sorts the tables that have this column by it; may be given again. Default: in, lag and name.",
+    help="Column to sort by, in the tables that have it; may be given again. Default: in, lag and name.",
 )  # fmt: skip
 @click.option(
     "--filter",

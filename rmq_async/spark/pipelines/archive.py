@@ -330,9 +330,9 @@ def _starting(text: str) -> str | datetime:
 
 class _Archive:
     DESCRIPTION = (
-        "Topics to Parquet, exactly once: adds what is there now and not in the archive yet, and ends.\n"
-        "Partitioned by topic and date (UTC, by store time); every column of the source is kept.\n"
-        "Run it again, by a timer say, and it goes on where it stopped, also after a crash."
+        "Archive topics as Parquet, exactly once: add the messages that exist now and are not in the archive, and end.\n"
+        "The files are partitioned by topic and date (UTC, by store time), and have every column of the source.\n"
+        "The next run, for example by a timer, continues where the last one ended, also after a crash."
     )
 
     EXAMPLES = """
@@ -348,7 +348,7 @@ class _Archive:
         which.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches")
         add("--path", required=True, metavar="PATH", help="directory of the archive, on any store Spark writes to")
         add(
-            "--checkpoint", metavar="PATH", help="what was read is kept here; default: PATH/_checkpoint; belongs to the archive"
+            "--checkpoint", metavar="PATH", help="records what was read, always the same for an archive; default: PATH/_checkpoint"
         )
         add(
             "--starting",
@@ -357,19 +357,19 @@ class _Archive:
             metavar="WHERE",
             help="where the first run begins: earliest (default), latest, or a time such as 2026-11-22T08:30:00Z",
         )
-        add("--max-offsets", type=job.whole_number(1, 10**15), metavar="N", help="most offsets of a micro-batch")
+        add("--max-offsets", type=job.whole_number(1, 10**15), metavar="N", help="maximum number of offsets per micro-batch")
         add("--tags", metavar="'a || b'", help="only messages with one of the tags")
-        add("--files", type=job.whole_number(1, 10**6), metavar="N", help="most files of a topic, date and micro-batch")
+        add("--files", type=job.whole_number(1, 10**6), metavar="N", help="maximum number of files per topic, date and micro-batch")
         add("--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy")
         add(
             "--compact", action="store_true",
-            help="afterwards rewrite small files of earlier runs into large ones (local and HDFS)",
+            help="rewrite small files of earlier runs into large ones afterwards (local and HDFS)",
         )  # fmt: skip
         parser.epilog = (
-            "Read it in Python with spark.read.schema(ARCHIVE_DDL).parquet(PATH), where ARCHIVE_DDL is of\n"
-            "rmq_async.spark.pipelines.archive: without a schema Spark takes a topic named 0070 for the number 70.\n"
-            "Other tools do not know _spark_metadata: where a run failed, and for a day after --compact, they see\n"
-            "messages twice."
+            "Read it in Python with spark.read.schema(ARCHIVE_DDL).parquet(PATH). ARCHIVE_DDL is in\n"
+            "rmq_async.spark.pipelines.archive. Without a schema, Spark reads a topic named 0070 as the number 70.\n"
+            "Other tools do not know _spark_metadata. They see messages twice after a failed run, and for a day\n"
+            "after --compact."
         )
 
     def check(self, given: argparse.Namespace) -> None:

@@ -303,7 +303,7 @@ def _messages(judged: DataFrame, writing: dict[str, str], rate: int | None) -> D
 
 class _DlqReplay:
     DESCRIPTION = (
-        "Dead letters of a group back to the topics they came from. Without --send it shows what it would do and sends nothing. "
+        "Send the dead letters of a group to their original topics. Without --send, print the plan and send nothing. "
         "Every group that reads these topics gets the messages again."
     )
 
@@ -317,24 +317,24 @@ class _DlqReplay:
         add = parser.add_argument
         add("group", help="the consumer group whose dead letters, %%DLQ%%GROUP, are replayed")
         add("--send", action="store_true", help="send them; without it this is a dry run")
-        add("--topic", help="where to send messages that do not say where they come from")
+        add("--topic", help="target of messages that do not name their original topic")
         add(
             "--from",
             dest="since",
             type=job.moment,
             metavar="WHEN",
-            help="only what died then or later; UTC where it names no zone",
+            help="only dead letters stored then or later; UTC if it names no zone",
         )
-        add("--to", dest="until", type=job.moment, metavar="WHEN", help="only what died before")
+        add("--to", dest="until", type=job.moment, metavar="WHEN", help="only dead letters stored before")
         add("--tags", metavar="'A || B'", help="only messages with one of these tags")
         add("--key", help="only messages with this key")
         add("--where", metavar="SQL", help='only these, such as "bornTimestamp > ..." on the columns of the source')
         add(
             "--max-replays", type=job.whole_number(1, 1000), default=1, metavar="N",
-            help="leave messages that were replayed N times and died again; default: %(default)s",
+            help="do not send messages that were replayed N times and became dead letters again; default: %(default)s",
         )  # fmt: skip
-        add("--again", action="store_true", help="do not look into the target topics for what earlier runs have sent")
-        add("--rate", type=job.whole_number(1, 10**9), metavar="N", help="most messages to send per second")
+        add("--again", action="store_true", help="send without searching the target topics for messages of earlier runs")
+        add("--rate", type=job.whole_number(1, 10**9), metavar="N", help="maximum number of messages per second")
 
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments, and look up the dead-letter topic.

@@ -25,8 +25,8 @@ class Files:
             self._jvm: Any = spark._jvm
         except PySparkAttributeError:
             raise ConfigError(
-                "this pipeline looks at files by the JVM of a classic session, and this is one of Spark Connect; give the pipeline "
-                "to spark-submit"
+                "this pipeline accesses files through the JVM of a classic session, but this session is one of Spark Connect; run "
+                "the pipeline with spark-submit"
             ) from None
         self._gateway: Any = spark.sparkContext._gateway
         self._settings: Any = spark._jsc.hadoopConfiguration()

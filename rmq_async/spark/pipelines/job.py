@@ -124,24 +124,24 @@ def parser(name: str, job: Job) -> argparse.ArgumentParser:
     job.arguments(made)
     examples = "examples:\n" + textwrap.indent(textwrap.dedent(job.EXAMPLES).strip(), "  ")
     made.epilog = f"{examples}\n\n{made.epilog}" if made.epilog else examples
-    made.add_argument("--json", action="store_true", help="print one JSON object a line")
+    made.add_argument("--json", action="store_true", help="print one JSON object per line")
     cluster = made.add_argument_group("cluster")
     cluster.add_argument("--namesrv", metavar="HOST:PORT[;...]", help="name servers of the cluster; default: $NAMESRV_ADDR")
     cluster.add_argument(
         "--access-key", metavar="NAME", help="user to sign requests as; the secret is taken from $RMQ_SECRET_KEY"
     )
-    cluster.add_argument("--tls", action="store_true", help="speak TLS; certificates are verified")
-    cluster.add_argument("--ca", metavar="FILE", help="authorities to trust, not the system's; implies --tls")
+    cluster.add_argument("--tls", action="store_true", help="use TLS, and verify certificates")
+    cluster.add_argument("--ca", metavar="FILE", help="authorities to trust instead of the system's; implies --tls")
     cluster.add_argument("--namespace", metavar="NAME", help="prefix of topics and groups")
     cluster.add_argument("--option", **SEVERAL, metavar="NAME=VALUE", help="any option of format rocketmq; may be repeated")
-    sparks = made.add_argument_group("Spark", "Where spark-submit runs this, its own arguments say the same.")
+    sparks = made.add_argument_group("Spark", "With spark-submit, use the arguments of spark-submit instead.")
     sparks.add_argument("--master", metavar="URL", help="where to run; default: local[*], all cores of this machine")
     sparks.add_argument("--conf", **SEVERAL, metavar="NAME=VALUE", help="any setting of Spark; may be repeated")
     sparks.add_argument(
         "--log-level",
         default="OFF",
         choices=("OFF", "ERROR", "WARN", "INFO", "DEBUG"),
-        help="how much Spark says on stderr; default: OFF, failures are one sentence",
+        help="log level of Spark on stderr; default: OFF, a failure is one sentence",
     )
     return made
 

@@ -234,7 +234,7 @@ def _placed(rows: DataFrame, partitions: int | None, order_by: str | None, *, ca
 
 
 class _Publish:
-    DESCRIPTION = "Any table or file that Spark reads to a topic, a message a row."
+    DESCRIPTION = "Send any table or file that Spark can read to a topic, one message per row."
     EXAMPLES = """
         rmq spark publish --format csv --read-option header=true --path customers.csv --topic Customers --key id
         rmq spark publish --table shop.orders --where "day = '2026-11-22'" --topic Orders --key id --sharding-key customer
@@ -254,20 +254,20 @@ class _Publish:
             help="of the format; its value is in that environment variable, such as password=DB_PASSWORD",
         )
         source.add_argument("--where", metavar="SQL", help="only rows for which this is true")
-        source.add_argument("--select", **job.SEVERAL, metavar="SQL", help="columns to go on with, such as 'upper(name) name'")
+        source.add_argument("--select", **job.SEVERAL, metavar="SQL", help="columns to select, such as 'upper(name) name'")
         made = parser.add_argument_group("what to send")
-        made.add_argument("--topic", required=True, metavar="NAME", help="where to send to")
+        made.add_argument("--topic", required=True, metavar="NAME", help="topic to send to")
         made.add_argument("--body", metavar="COLUMN", help="default: the whole row as JSON")
         made.add_argument("--key", **job.SEVERAL, metavar="COLUMN", help="may be repeated")
         made.add_argument("--tags", metavar="COLUMN", help="the tag of each message")
         made.add_argument("--sharding-key", metavar="COLUMN", help="rows with the same value go to the same queue")
         made.add_argument("--order-by", metavar="SQL", help="the order of rows with the same sharding key")
-        made.add_argument("--id", metavar="COLUMN", help="RMQ_SPARK_ID of each message, to find out what was sent twice")
+        made.add_argument("--id", metavar="COLUMN", help="RMQ_SPARK_ID of each message, by which copies can be found")
         made.add_argument("--property", **job.SEVERAL, metavar="COLUMN", help="a property; may be repeated")
         made.add_argument("--partitions", type=job.whole_number(1, 10**6), metavar="N", help="number of tasks that send")
-        made.add_argument("--rate", type=job.whole_number(1, 10**9), metavar="N", help="most messages per second")
+        made.add_argument("--rate", type=job.whole_number(1, 10**9), metavar="N", help="maximum number of messages per second")
         made.add_argument("--dry-run", action="store_true", help="count, and send nothing")
-        parser.epilog = "NULLs are left out: of JSON, of keys, of properties. A row without a body ends the run."
+        parser.epilog = "NULLs are left out of JSON, keys and properties. A row without a body ends the run."
 
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments that can be checked without Spark, and that the topic exists."""

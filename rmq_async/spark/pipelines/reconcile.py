@@ -38,7 +38,7 @@ from rmq_async.spark.pipelines.reconcile_frames import ACKNOWLEDGED, OUTBOX, Sen
 from rmq_async.spark.pipelines.session import activate
 
 KINDS: Final = ("missing", "unacknowledged", "unknown", "duplicate")
-_RETENTION: Final = "{} messages of these topics were deleted by retention, all before {}: what is missing may be among them"
+_RETENTION: Final = "{} messages of these topics were deleted by retention, all before {}: missing messages may be among them"
 
 
 @dataclass(frozen=True)
@@ -228,9 +228,9 @@ def _in_utc(value: Any) -> Any:
 
 class _Reconcile:
     DESCRIPTION = (
-        "What a table says was sent against what topics hold: missing, unacknowledged, unknown, duplicate. "
-        "Ends with 1 where something acknowledged is missing. Messages that retention has taken are missing too: the summary "
-        "counts all that it ever took (deleted) and says when the oldest one that is left was stored."
+        "Compare a table of sent messages with topics: missing, unacknowledged, unknown, duplicate. "
+        "The exit code is 1 if an acknowledged message is missing. Messages that retention has deleted are missing too: the "
+        "summary has the number of all deleted messages (deleted) and the store time of the oldest existing message."
     )
 
     EXAMPLES = """
@@ -243,39 +243,39 @@ class _Reconcile:
         add = parser.add_argument
         add("--topic", required=True, metavar="TOPIC[,...]", help="topics to compare with")
         table = parser.add_argument_group("the table of sent messages")
-        table.add_argument("--sent", metavar="PATH", help="where it is; not needed by every format")
-        table.add_argument("--format", default="parquet", help="any that Spark reads: parquet, csv, jdbc; default: %(default)s")
+        table.add_argument("--sent", metavar="PATH", help="path of the table; not needed by every format")
+        table.add_argument("--format", default="parquet", help="a format of Spark: parquet, csv, jdbc; default: %(default)s")
         table.add_argument(
             "--read-option", **job.SEVERAL, metavar="NAME=VALUE", help="an option of that format; may be repeated"
         )
         table.add_argument(
             "--outbox", action="store_true",
-            help=f"it is an outbox of rmq_async.outbox: columns {OUTBOX.id}, {OUTBOX.key}, {OUTBOX.state}, {OUTBOX.time} (time) "
-            f"and {OUTBOX.topic} unless others are named",
+            help=f"the table is an outbox of rmq_async.outbox: columns {OUTBOX.id}, {OUTBOX.key}, {OUTBOX.state}, {OUTBOX.time} "
+            f"(time) and {OUTBOX.topic} unless others are named",
         )  # fmt: skip
         table.add_argument("--id-column", metavar="NAME", help=f"message ids; default: {SentTable.id}")
         table.add_argument("--key-column", metavar="NAME", help="keys; needed for --by key")
         table.add_argument("--state-column", metavar="NAME", help=f"states; default: {SentTable.state}")
         table.add_argument(
-            "--time-column", metavar="NAME", help="when a row was sent: --from and --to are for the table as well"
+            "--time-column", metavar="NAME", help="send times; with them, --from and --to also apply to the table"
         )
-        table.add_argument("--topic-column", metavar="NAME", help="what it was sent to: rows of other topics are left out")
+        table.add_argument("--topic-column", metavar="NAME", help="target topics; rows of other topics are left out")
         table.add_argument(
             "--acknowledged", type=_names, default=list(ACKNOWLEDGED), metavar="STATE[,...]",
-            help="states that say it was sent, in any case; *: all, also without such a column; default: SEND_OK,SENT",
+            help="states of acknowledged rows, case-insensitive; *: all rows, with or without states; default: SEND_OK,SENT",
         )  # fmt: skip
         table.add_argument("--where", metavar="SQL", help="only these rows")
-        add("--by", default="id", help="what to look for: id, key, spark-id or property:NAME; default: %(default)s")
-        add("--from", dest="since", type=job.moment, metavar="WHEN", help="only what was stored then or later")
-        add("--to", dest="until", type=job.moment, metavar="WHEN", help="only what was stored before")
+        add("--by", default="id", help="identity of a message: id, key, spark-id or property:NAME; default: %(default)s")
+        add("--from", dest="since", type=job.moment, metavar="WHEN", help="only messages stored then or later")
+        add("--to", dest="until", type=job.moment, metavar="WHEN", help="only messages stored before")
         add(
             "--slack", type=job.whole_number(0, 86400), default=60, metavar="SECONDS",
-            help="with --time-column: how much later than it was sent a message may be stored; default: %(default)s",
+            help="with --time-column: maximum time from the send of a message to its storage; default: %(default)s",
         )  # fmt: skip
         add("--out", metavar="PATH", help="write the findings there as Parquet; must not exist")
         add(
             "--fail-on", type=_kinds, default=[], metavar="KIND[,...]",
-            help="end with 1 for these as well: duplicate, unacknowledged, unknown",
+            help="exit code 1 for these kinds too: duplicate, unacknowledged, unknown",
         )  # fmt: skip
         add(
             "--show", type=job.whole_number(0, 100_000), default=20, metavar="N", help="findings to print; default: %(default)s"

@@ -353,8 +353,8 @@ def _outgoing(spark: SparkSession, frame: DataFrame, plan: Sequence[Route], topi
 
 class _Replay:
     DESCRIPTION = (
-        "An archive of 'rmq spark archive' back to a topic: all of it, or what was stored in a window of time.\n"
-        "Messages of one queue stay in one queue and in their order. Nothing goes to the topic it came from unless asked for."
+        "Send an archive of 'rmq spark archive' to a topic: all of it, or the messages stored in a time range.\n"
+        "Messages of one queue stay in one queue, in their order. Only --to-original sends to the original topics."
     )
 
     EXAMPLES = """
@@ -367,16 +367,16 @@ class _Replay:
         add("--path", required=True, metavar="PATH", help="directory of the archive")
         where = parser.add_mutually_exclusive_group(required=True)
         where.add_argument("--topic", metavar="NAME", help="topic to send to; it must exist")
-        where.add_argument("--to-original", action="store_true", help="send to the topics that the messages came from")
+        where.add_argument("--to-original", action="store_true", help="send to the original topics of the messages")
         time = "2026-11-22T08:30:00Z or milliseconds since 1970"
         add("--from", dest="start", type=job.moment, metavar="WHEN", help=f"stored then or later; {time}")
         add("--to", dest="end", type=job.moment, metavar="WHEN", help="stored before")
         add("--source-topic", **job.SEVERAL, metavar="NAME", help="only this topic of the archive; may be repeated")
         add("--where", metavar="SQL", help="only messages for which this is true, such as \"tags = 'paid'\"")
-        add("--rate", type=job.whole_number(1, 10**9), metavar="N", help="most messages per second")
-        add("--exact-queues", action="store_true", help="fail where the topic does not have the same brokers and queues")
+        add("--rate", type=job.whole_number(1, 10**9), metavar="N", help="maximum number of messages per second")
+        add("--exact-queues", action="store_true", help="fail if the topic does not have the same brokers and queues")
         add("--dry-run", action="store_true", help="print what would be sent where, and send nothing")
-        parser.epilog = "RMQ_SPARK_ID of a message that is sent is topic/broker/queue/offset of the one in the archive."
+        parser.epilog = "RMQ_SPARK_ID of each message is topic/broker/queue/offset of the archived message."
 
     def check(self, given: argparse.Namespace) -> None:
         """Check the arguments that can be checked without Spark and, if a target topic is given, that it exists."""

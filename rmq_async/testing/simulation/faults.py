@@ -105,7 +105,7 @@ class Faults:
             or not 0 <= self.start <= self.end
         ):
             raise SimulationError(
-                "faults need a finite rate from 0 on and 0 <= start <= end, not "
+                "faults need a finite, non-negative rate and 0 <= start <= end, not "
                 f"rate={self.rate!r}, start={self.start!r}, end={self.end!r}"
             )
 

@@ -258,7 +258,7 @@ class Machine:
             SimulationError: For anything but a finite number of at least 0, and while no process runs.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < inf:
-            raise SimulationError(f"{self.name} must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
+            raise SimulationError(f"{self.name} must be slowed by a finite, non-negative number of seconds, not {seconds!r}")
         self._world.record(self.name, "slow", seconds=seconds)
         self.loop.longest_turn = nanoseconds(seconds)
 
@@ -280,8 +280,8 @@ class Machine:
         return 0 if self._executor is None else self._executor.refusals
 
     def move(self, address: str) -> None:
-        """Give the machine another IPv4 address. Its name resolves to the new address from now on. Connections of the old
-        address become silent.
+        """Give the machine another IPv4 address. Its name resolves to the new address from now on. Segments of connections at
+        the old address are lost.
 
         Raises:
             SimulationError: For an address that is malformed, local or taken.

@@ -90,7 +90,7 @@ class TestDrain:
         total = ended.records[-1]["total"]
         assert (total["sent"], total["pending"], total["failed"]) == (1, 2, 1)
         assert "rmq: outbox: 1 message failed for good\n" in ended.err
-        assert "rmq: outbox: 2 messages left behind one of the same sharding key" in ended.err
+        assert "rmq: outbox: 2 messages left, behind a message with the same sharding key" in ended.err
 
     async def test_what_failed_before_and_holds_nothing_up_is_no_failure(self, table: Table, drained: Drained) -> None:
         await table.add(*some(2))

@@ -95,7 +95,7 @@ async def test_switches_refuse_what_is_no_number(server: EmbeddedRocketMQ) -> No
             call(-1)
     with pytest.raises(ValueError, match="copies must be from 1 to 16, not 0"):
         server.repeat_revival(0)
-    with pytest.raises(ValueError, match="seconds must be a finite number of seconds from 0 on, not -1"):
+    with pytest.raises(ValueError, match="seconds must be a finite, non-negative number of seconds, not -1"):
         server.delay_revival(-1)
     with pytest.raises(ValueError, match="n must not be negative, it is -1"):
         server.lose_answers(-1, request=200050)

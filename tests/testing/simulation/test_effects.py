@@ -365,7 +365,7 @@ def test_slow_loop_takes_time_for_each_turn_and_keeps_the_order_of_calls() -> No
         await machine.run(service)
         assert [name for name, _ in ran] == ["a", "b", "c", "d"]
         assert began < ran[0][1] == ran[3][1] <= began + 0.004
-        with pytest.raises(SimulationError, match="shop must be slowed by a finite number of seconds from 0 on, not -1"):
+        with pytest.raises(SimulationError, match="shop must be slowed by a finite, non-negative number of seconds, not -1"):
             machine.slow(-1)
 
     quiet().run(main)

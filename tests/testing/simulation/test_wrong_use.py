@@ -25,9 +25,9 @@ def quiet(seed: int = 1, **options: Any) -> Simulation:
         (lambda: Simulation(1, name_servers=True), "name_servers must be an int from 1 to 8, not True"),
         (lambda: Simulation("1"), "seed must be an int, not '1'"),  # type: ignore[arg-type]
         (lambda: Faults(frozenset(["fire"])), "there is no kind of fault 'fire'"),
-        (lambda: Faults(rate=-1.0), "faults need a finite rate from 0 on and 0 <= start <= end, not rate=-1.0"),
+        (lambda: Faults(rate=-1.0), "faults need a finite, non-negative rate and 0 <= start <= end, not rate=-1.0"),
         (lambda: Faults(rate="8"), "0 <= start <= end, not rate='8', start=0.0, end=inf"),  # type: ignore[arg-type]
-        (lambda: Faults(rate=float("inf")), "a finite rate from 0 on and 0 <= start <= end, not rate=inf"),
+        (lambda: Faults(rate=float("inf")), "a finite, non-negative rate and 0 <= start <= end, not rate=inf"),
         (lambda: Faults(start=True), "0 <= start <= end, not rate=4.0, start=True, end=inf"),
         (lambda: quiet().run(None), "run\\(\\) takes a coroutine function"),  # type: ignore[arg-type]
         (lambda: quiet().check(), "check\\(\\) was called before the end of run\\(\\); call it afterwards"),
@@ -68,11 +68,11 @@ def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> No
         (lambda simulation: simulation.machine("a").move("10.0.0.1"), "a cannot move to 10.0.0.1: main has it; choose another"),
         (
             lambda simulation: simulation.link("main", "broker-a").slow("x"),
-            "a finite number of seconds from 0 on, not 'x'",
+            "a finite, non-negative number of seconds, not 'x'",
         ),
         (
             lambda simulation: simulation.link("main", "broker-a").slow(-1),
-            "slowed by a finite number of seconds from 0 on, not -1",
+            "slowed by a finite, non-negative number of seconds, not -1",
         ),
         (
             lambda simulation: simulation.machine("a").skew("1"),

@@ -132,8 +132,8 @@ def redirect(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Ef
 
 
 def silent(cluster: Cluster, chance: Random, machine: NameServerMachine) -> Effect | None:
-    """Make the name of a name server resolve to a server that accepts connections and stays silent, and then to the name
-    server's own address.
+    """Make the name of a name server resolve to two addresses: first a server that accepts connections but does not respond,
+    and then the name server itself.
     """
     other = drawn(chance, [each for each in cluster.name_servers if each is not machine and each.running and not each.paused])
     if other is None:
@@ -162,7 +162,7 @@ def _lead(cluster: Cluster, machine: NameServerMachine, addresses: Sequence[str]
 
 
 def move_client(cluster: Cluster, chance: Random, machine: Machine) -> Effect:
-    """Move a client to another address while it runs. Its connections become silent for both sides."""
+    """Move a client to another address while it runs. Segments of its connections are lost in both directions."""
     streams = machine.streams
     machine.move(cluster.network.free_address())
     return once(streams > 0)

@@ -208,7 +208,7 @@ class Host(Network):
         return address
 
     def move(self, address: str) -> None:
-        """Give the machine another IPv4 address. Streams of the old address become silent.
+        """Give the machine another IPv4 address. Segments of streams at the old address are lost.
 
         Raises:
             SimulationError: For an address to which the machine cannot move.

@@ -177,7 +177,7 @@ class Link:
             SimulationError: For anything but a finite number of at least 0.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-            raise SimulationError(f"a link must be slowed by a finite number of seconds from 0 on, not {seconds!r}")
+            raise SimulationError(f"a link must be slowed by a finite, non-negative number of seconds, not {seconds!r}")
         for way in self._ways.values():
             way.extra = nanoseconds(seconds)
 
