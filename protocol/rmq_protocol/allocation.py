@@ -99,12 +99,10 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """Return the share of ``client_id`` if the members in a room share the queues of the brokers in that room
-    (``AllocateMachineRoomNearby``).
+    """Return the share of ``client_id`` (``AllocateMachineRoomNearby``).
 
-    Queues of rooms without a member are shared by all members, room by room.
-
-    A client that is not in ``client_ids`` gets ``()``.
+    The members in each room share the queues of the brokers in that room. All members share the queues of rooms without a
+    member, room by room. A client that is not in ``client_ids`` gets ``()``.
 
     Args:
         allocate: The strategy for the queues of one room, such as ``allocate_averagely``.

@@ -193,7 +193,7 @@ def _check_member(message: object, first: Message, max_body: int) -> None:
 def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     """Return the body of a batch of encoded messages: flag, body, properties (``BatchRecord``).
 
-    Nothing else is checked.
+    Apart from the cases below, nothing is checked.
 
     Raises:
         struct.error: If a flag is not a signed 32-bit integer, the properties of a message take more than 65535 bytes, or a message
@@ -212,9 +212,9 @@ def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 
 
 def encode_batch_texts(items: Iterable[tuple[Message, str]], unique_ids: Iterable[str]) -> bytes:
-    """Return the body of a batch of messages. Each item has the part of the message's properties that follows the unique id.
+    """Return the body of a batch of messages. Each item is a message and the part of its properties after the unique id.
 
-    Nothing else is checked.
+    Apart from the cases below, nothing is checked.
 
     Raises:
         ValueError: If the numbers of ids and messages differ.

@@ -192,7 +192,7 @@ class ColumnsRead(NamedTuple):
 
     Attributes:
         corrupt: The errors of records that cannot be read.
-        resume: The ``position`` for the next call if a record did not fit, else None.
+        resume: The ``position`` for the next call if a record would have exceeded ``max_decompressed_size``, else None.
     """
 
     corrupt: tuple[CorruptMessageError, ...]
@@ -307,7 +307,7 @@ class _ColumnBlock(RecordBlock):
         return True
 
     def _fit(self, words: array[int], queue_id: int) -> bool:
-        """Return whether all records are ordinary and wanted, and their offsets have no gap. ``words`` are their heads."""
+        """Return whether all records are ordinary and wanted, and their offsets have no gap. ``words`` has their fixed parts."""
         count = len(words) // _STEP
         if words[_MAGIC_AT // 4 :: _STEP].tobytes() != _MAGIC * count:
             return False

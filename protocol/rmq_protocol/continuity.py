@@ -88,7 +88,7 @@ def gaps_of_mapping(items: Sequence[LogicQueueMappingItem]) -> tuple[range, ...]
 def first_queue_offset(body: bytes, queue: MessageQueue, asked: int, offset_delta: int | None = None) -> int | None:
     """Return the offset at which a pull's body begins.
 
-    Return None if the body is empty or its second record has a lower offset. Without ``offset_delta``, also return None if its
+    Return None if the body is empty or its second record has a lower offset. Without ``offset_delta``, also return None if the
     first record belongs to another queue: if a broker has deleted the first file of its log, it returns the first record of the
     oldest remaining file in place of the message at offset 0 of the log, and that record may belong to any queue (5.5.0).
 

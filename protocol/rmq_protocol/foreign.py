@@ -32,7 +32,8 @@ _WANTED: Final = "is this the port of a name server (9876) or broker (10911)?"
 def foreign_peer(data: bytes) -> str | None:
     """Return a description of the peer whose stream, or next frame, begins with ``data``.
 
-    Return None if at least four bytes do not show what the peer is. Frames of RocketMQ of up to 500 MB begin differently.
+    Return None for fewer than four bytes, and for an unknown peer. Frames of RocketMQ of up to 500 MB are never mistaken for
+    another protocol.
     """
     if len(data) < 4:
         return None

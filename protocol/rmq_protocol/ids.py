@@ -117,7 +117,7 @@ def unpack_offset_id(msg_id: str) -> OffsetId:
     Raises:
         LocalProtocolError: If the id does not consist of 32 or 56 hexadecimal digits, or if its port is not from 0 to 65535.
     """
-    raw = _from_hex(msg_id, "offset message id")
+    raw = _from_hex(msg_id, "an offset message id")
     ip, rest = raw[:-12], raw[-12:]
     port, offset = _PORT_AND_OFFSET.unpack(rest)
     if not 0 <= port <= 0xFFFF:
@@ -131,7 +131,7 @@ def _from_hex(text: str, what: str) -> bytes:
             return bytes.fromhex(text)
         except ValueError:
             pass
-    raise LocalProtocolError(f"{shown(text)} is no {what}; give 32 or 56 hexadecimal digits")
+    raise LocalProtocolError(f"{shown(text)} is not {what}; give 32 or 56 hexadecimal digits")
 
 
 def unique_id_prefix(ip: bytes, pid: int, salt: int) -> str:
@@ -159,7 +159,7 @@ def unpack_unique_id(msg_id: str) -> UniqueId:
     Raises:
         LocalProtocolError: If the id does not consist of 32 or 56 hexadecimal digits.
     """
-    raw = _from_hex(msg_id, "unique message id")
+    raw = _from_hex(msg_id, "a unique message id")
     return UniqueId(str(ipaddress.ip_address(raw[:-12])), *_UNIQUE_TAIL.unpack(raw[-12:]))
 
 

@@ -35,7 +35,7 @@ _MAGIC_BYTES: Final = frozenset(
 )
 
 _WORK_PER_BLOCK: Final = 32  # limit of bytes decompressed for one block, bombs included, as a multiple of max_decompressed_size
-_MESSAGE_COST: Final = 512  # bytes of memory that an expanded message takes besides its body
+_MESSAGE_COST: Final = 512  # bytes of memory that an expanded message takes in addition to its body
 _PROPERTIES_COST: Final = 16  # bytes of memory for each encoded byte
 
 Fields: TypeAlias = tuple[Any, ...]

@@ -151,18 +151,18 @@ class _Resend:
         place = f"offset {offset} of queue {queue.queue_id} on broker {printable(queue.broker_name)}"
         if not self._skipped.damaged:
             error.add_note(
-                f"{self.sent} dead letters were sent before the damaged one at {place}, which the next call begins with; to pass "
-                "over damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
+                f"{self.sent} dead letters were sent before the damaged one at {place}, which the next call begins with; to skip "
+                "damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
             )
             raise error
         await client.commit_offset(self._instance, client.TOOLS_GROUP, queue, after)
         self._passed["skip_damaged"] += 1
-        text = "group %s: the dead letter at %s is damaged; it was passed over: %s"
+        text = "group %s: the dead letter at %s is damaged; it was skipped: %s"
         logger.warning(text, self._shown, place, printable(error, 300))
         return after
 
     def report(self) -> None:
-        text = "group %s: %d dead letters were passed over, as %s says; they stay in the dead-letter topic"
+        text = "group %s: %d dead letters were skipped because of %s; they stay in the dead-letter topic"
         for option, count in self._passed.items():
             logger.warning(text, self._shown, count, option)
 
@@ -172,7 +172,7 @@ class _Resend:
         if not isinstance(error, TopicNotFoundError):
             return text
         topic = printable(self._instance.names.display_name(original_topic(message.topic, message.properties)))
-        return f"{text}; to pass over the letters of topic {topic}, give skip_topics (rmq group resend --skip-topic)"
+        return f"{text}; to skip the letters of topic {topic}, give skip_topics (rmq group resend --skip-topic)"
 
 
 async def _queues(instance: client.ClientInstance, group: str, deadline: float) -> list[MessageQueue]:
@@ -190,8 +190,8 @@ async def _begin(instance: client.ClientInstance, queue: MessageQueue) -> int:
     higher.
 
     If the queue ends below that offset, the topic was created again and its letters have new offsets, so return the first
-    offset. The end is not trusted while the broker starts, because its queues appear late, or if a replica gave it, because
-    replicas may lag.
+    offset. Do not trust the end while the broker starts, because its queues appear late. Do not trust the end from a replica,
+    because replicas may lag.
     """
     first = await client.min_offset(instance, queue)
     sent = await client.committed_offset(instance, client.TOOLS_GROUP, queue) or 0

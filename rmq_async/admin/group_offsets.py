@@ -47,7 +47,7 @@ _NO_OFFSET: Final = "not exist"
 _MEMBERS_TIME: Final = 15.0
 _FIRST_LOOK: Final = 0.05
 _LOOK_EVERY: Final = 1.0
-"""``_FIRST_LOOK``: seconds before the second look. ``_LOOK_EVERY``: maximum seconds between two looks."""
+"""Seconds between two reads of the offsets after a reset: the first pause, and the maximum."""
 _AT_ONCE: Final = 16
 
 

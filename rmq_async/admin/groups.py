@@ -121,8 +121,8 @@ async def _grow_retry_topic(
     """Give the group's retry topic at least as many queues as the group's new settings require, on each broker that has the
     topic.
 
-    A broker stores failed messages in any of that many queues. It creates the topic with that many queues but does not change
-    an existing topic, so members could not read the additional queues.
+    A broker stores each failed message in one of ``retry_queue_nums`` queues, even if the existing topic has fewer queues.
+    Members could not read the messages in the additional queues.
     """
     wanted = config.retry_queue_nums
     if wanted <= 1:

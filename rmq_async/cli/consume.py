@@ -308,8 +308,8 @@ class _Work:
 
     @property
     def concurrency(self) -> int:
-        """Maximum number of concurrent calls, such that no call begins beyond --count. A stop would cancel such a call and
-        would leave little time for its last commits.
+        """Maximum number of concurrent calls. Near the end of --count, it is lower, so that no additional call begins. The stop
+        would have to cancel such a call, which would leave little time for the last commits.
         """
         most, count = self._options.concurrency, self._options.count
         return most if count is None else max(min(most, self._running + count - self._begun), 1)
@@ -329,7 +329,7 @@ class _Work:
         self._end()
 
     async def drained(self) -> None:
-        """Wait until no handler runs or, if ``cut`` comes first, until the running commands have been ended."""
+        """Wait until no handler runs or, if ``cut`` is set first, end the running commands."""
         waits = [asyncio.create_task(each.wait()) for each in (self._idle, self.cut)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for each in waits:

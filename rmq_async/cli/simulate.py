@@ -44,9 +44,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # a generic class fr
         try:
             seconds = float(text[:-1]) * UNITS[text[-1:]]
         except (KeyError, ValueError):
-            self.fail(f"{text!r} is no duration; write a number and s, m or h, such as 90s or 10m", param, ctx)
+            self.fail(f"{text!r} is not a duration; write a number and s, m or h, such as 90s or 10m", param, ctx)
         if not 0 < seconds < 1e9:
-            self.fail(f"{text!r} is no positive duration of less than 1e9 s", param, ctx)
+            self.fail(f"{text!r} is not a positive duration below 1e9 s", param, ctx)
         return seconds
 
 
@@ -135,7 +135,7 @@ def _function(target: str) -> Callable[[Simulation], Awaitable[object]]:
     """
     name, _, attribute = target.partition(":")
     if name.endswith(".py") or not all(part.isidentifier() for part in (*name.split("."), attribute)):
-        raise click.UsageError(f"{target!r} is no MODULE:FUNCTION, such as shop:service for the function service in shop.py")
+        raise click.UsageError(f"{target!r} is not MODULE:FUNCTION, such as shop:service for the function service in shop.py")
     try:
         module = import_module(name)
     except (Exception, SystemExit) as error:
@@ -150,7 +150,7 @@ def _function(target: str) -> Callable[[Simulation], Awaitable[object]]:
         listed = f"its coroutine functions are {', '.join(found)}" if found else "it has no coroutine function"
         raise click.UsageError(f"module {name!r} has no {attribute!r}; {listed}")
     if not inspect.iscoroutinefunction(function):
-        raise click.UsageError(f"{target} is no coroutine function; write async def {attribute}(sim)")
+        raise click.UsageError(f"{target} is not a coroutine function; write async def {attribute}(sim)")
     try:
         inspect.signature(function).bind(None)
     except TypeError:

@@ -1,9 +1,9 @@
 """Messages that a consumer could not handle. They are stored in the group's retry topic after a delay, and finally in its
 dead-letter topic.
 
-A message comes back in one of two requests. CONSUMER_SEND_MSG_BACK (36) names the message by its offset, and the broker copies
-the message. If that request fails, the client itself sends the message to the retry topic. ``bury`` is called for each send to
-a retry topic.
+A consumer sends a message back in one of two ways. CONSUMER_SEND_MSG_BACK (36) names the message by its offset, and the broker
+copies the message. If that request fails, the client itself sends the message to the retry topic. ``bury`` is called for each
+send to a retry topic.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class SendBackProcessor(Processor):
         self._state = state
         self._schedule = schedule
         self.refusal: int | None = None
-        """The code with which all messages that come back are refused. None if they are accepted."""
+        """The code with which all messages that consumers send back are refused. None if they are accepted."""
         self.refused = 0
         self.is_silent = False
-        """Whether all messages that come back are stored without a response."""
+        """Whether all messages that consumers send back are stored without a response."""
         self.unanswered = 0
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK)

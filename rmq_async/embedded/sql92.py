@@ -64,7 +64,7 @@ def read_whole(text: str, among: range) -> int:
     """
     if _WHOLE.fullmatch(text) and max(text) <= "\uffff" and (value := int(text)) in among:
         return value
-    raise EvaluationError(f"{text[:80]!r} is no whole number from {among.start} to {among.stop - 1}")
+    raise EvaluationError(f"{text[:80]!r} is not a whole number from {among.start} to {among.stop - 1}")
 
 
 def read_floating(text: str) -> float:
@@ -75,7 +75,7 @@ def read_floating(text: str) -> float:
     """
     found = _FLOATING.fullmatch(text.strip(_BLANKS))
     if found is None or (found["hex"] and not _HEX_DIGITS.match(found["hex"])):
-        raise EvaluationError(f"{text[:80]!r} is no number; give digits, with a decimal point or an exponent")
+        raise EvaluationError(f"{text[:80]!r} is not a number; give digits, with a decimal point or an exponent")
     if found["hex"]:
         try:
             value = float.fromhex(found["hex"])
@@ -242,7 +242,7 @@ def as_condition(node: Node) -> Node:
     if node.is_condition:
         return node
     if node.shape is not Shape.PROPERTY:
-        raise ConditionError(f"{node.described} is no condition; compare it with a property")
+        raise ConditionError(f"{node.described} is not a condition; compare it with a property")
     return _of_known(node, lambda value: False)
 
 

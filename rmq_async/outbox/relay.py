@@ -212,7 +212,7 @@ class Relay:
             except Exception as error:  # noqa: BLE001 - a bug of ours or of a callback must not end the relay
                 failures += 1
                 self.loop.call_exception_handler(
-                    {"message": f"the outbox's task {name!r} failed and goes on", "exception": error}
+                    {"message": f"the outbox's task {name!r} failed and continues", "exception": error}
                 )
             await _within(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)), self._closing)
 

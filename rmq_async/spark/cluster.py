@@ -303,7 +303,7 @@ class Cluster:
         absent = [queue for queue in chosen if queue not in found[queue.topic]]
         if absent and not begun:
             raise errors.ConfigError(
-                f"option assign: {key_of(absent[0])} is no readable queue of topic {absent[0].topic}; leave it out"
+                f"option assign: {key_of(absent[0])} is not a readable queue of topic {absent[0].topic}; leave it out"
             )
         return tuple(sorted(set(chosen).difference(absent)))
 

@@ -26,7 +26,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "kafka.enable.idempotence": "writes are at least once, and copies have an equal RMQ_SPARK_ID",
     "kafka.transactional.id": "writes are at least once, and copies have an equal RMQ_SPARK_ID",
     "kafka.isolation.level": "half messages of transactions are never read; leave it out",
-    "kafka.auto.offset.reset": "startingOffsets and failOnDataLoss say where reads begin and what a loss does",
+    "kafka.auto.offset.reset": "startingOffsets sets where reads begin, failOnDataLoss whether a loss fails the query",
     "kafka.enable.auto.commit": "it is called commitOffsets, and serves dashboards only",
     "kafka.security.protocol": "it is called tls; accessKey and secretKey, credentialsFile or credentialsProvider sign requests",
     "kafka.ssl.truststore.location": "it is called tlsCaFile and takes PEM",

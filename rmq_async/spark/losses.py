@@ -122,4 +122,4 @@ class Losses:
             )
         if not lost or without_ranges(lost, self._reported.get(whole.queue, ())):
             self._reported[whole.queue] = lost
-            logger.warning("data is lost, the query goes on: %s", loss)
+            logger.warning("data is lost, the query continues: %s", loss)

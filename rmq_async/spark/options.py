@@ -553,7 +553,7 @@ def _bound_by_queue(given: OptionTexts, side: str, default: Literal["earliest", 
         raise ConfigError(f"option {name} must be {', '.join(words)} or JSON by queue, not {text[:200]!r}")
     found: Positions = parse_positions(name, given.decoded(name))
     if side == "ending" and EARLIEST in (*found.queues.values(), *found.topics.values()):
-        raise ConfigError(f"option {name}: -2 (earliest) is no end; give -1 (latest) or an offset")
+        raise ConfigError(f"option {name}: -2 (earliest) cannot be an end; give -1 (latest) or an offset")
     return found
 
 

@@ -455,7 +455,7 @@ class Puller:
     def _corrupt(self, error: CorruptMessageError) -> None:
         if self._options.fail_on_data_loss:
             raise error
-        logger.warning("a damaged message is left out, the query goes on: %s", printable(error))
+        logger.warning("a damaged message is left out, the query continues: %s", printable(error))
 
 
 async def _instance_of(reader: SparkReader) -> ClientInstance:

@@ -42,7 +42,7 @@ messages are used.
 
 
 def _of_query(options: ReadOptions, context: TaskContext | None) -> ReadOptions:
-    """Return the options. With ``group_prefix``, in a task of a streaming query, their group is the group of that query."""
+    """Return the options. In a task of a streaming query with ``group_prefix``, replace the group by that of the query."""
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
     if options.group_prefix is None or not query:
         return options
@@ -95,7 +95,7 @@ class _Reader:
         if self._options.fail_on_data_loss:
             planning.raise_losses(losses)
         for loss in losses:
-            logger.warning("data is lost, the query goes on: %s", loss)
+            logger.warning("data is lost, the query continues: %s", loss)
 
     def _ranges(self, starts: planning.Offsets, ends: planning.Offsets, there: Extents) -> list[planning.Range]:
         """Return the existing parts of the ranges. The remaining parts count as lost.

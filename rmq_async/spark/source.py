@@ -148,7 +148,7 @@ def _narrowed(options: ReadOptions, schema: StructType, given: Mapping[str, str]
         raise ConfigError(f"schema: it has no column; name some of {', '.join(SOURCE_COLUMNS)}")
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
-        raise ConfigError(f"schema: column {twice[0]} is there more than once; name it once")
+        raise ConfigError(f"schema: column {twice[0]} occurs more than once; name it once")
     if given.get("columns") is not None and columns != options.columns:
         raise ConfigError(
             f"option columns is {', '.join(options.columns)}, the schema has {', '.join(columns)}; give one of them"

@@ -174,7 +174,7 @@ class Worker:
                 self._loop.run_forever()
                 return
             except BaseException:
-                logger.exception("the loop of Spark's worker was interrupted and goes on")
+                logger.exception("the loop of Spark's worker was interrupted and continues")
 
     def _client(self, key: object, make: Callable[[], C], fresh: bool) -> C:
         """Return the client for ``key``, which determines its type. If there is none, return a new one from ``make``."""

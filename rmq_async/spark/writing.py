@@ -81,7 +81,7 @@ def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes |
         if field.name not in unknown:
             found.result(lambda field=field: _check_type(field, options), None)  # type: ignore[misc]
         if names.count(field.name) > 1:
-            found.add(f"column {field.name} is there {names.count(field.name)} times; .select() the right one")
+            found.add(f"column {field.name} occurs {names.count(field.name)} times; .select() the right one")
     _find_missing(names, options, found)
     if mistakes is None:
         found.check()

@@ -554,7 +554,7 @@ class ScriptedPeer(Startable):
             self._events.put_nowait(_Event(link, command))
 
     def broken(self, link: _Link, error: ProtocolError) -> None:
-        self._fail([f"+ received bytes that are no frame: {error}"])
+        self._fail([f"+ received bytes that are not a frame: {error}"])
 
     def lost(self, link: _Link) -> None:
         self._links.discard(link)

@@ -95,8 +95,8 @@ async def test_resend_dead_letters_passes_over_those_of_skipped_topics(
     assert await admin.resend_dead_letters("billing") == 0
     assert [message.msg_id for message in server.messages("BillTopic")] == [ids[1], ids[3]] * 2
     assert len(server.messages("%DLQ%billing")) == 5
-    text = "group billing: {} dead letters were passed over, as skip_topics says; they stay in the dead-letter topic"
-    assert [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()] == [
+    text = "group billing: {} dead letters were skipped because of skip_topics; they stay in the dead-letter topic"
+    assert [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()] == [
         text.format(1), text.format(2)
     ]  # fmt: skip
 
@@ -126,7 +126,7 @@ async def test_resend_dead_letters_of_a_deleted_topic_says_how_many_were_sent(se
     with pytest.raises(TopicNotFoundError, match="RefundTopic") as caught:
         await admin.resend_dead_letters("billing")
     assert caught.value.__notes__ == [
-        f"1 dead letters were sent before {ids[1]}, which the next call begins with; to pass over the letters of topic "
+        f"1 dead letters were sent before {ids[1]}, which the next call begins with; to skip the letters of topic "
         "RefundTopic, give skip_topics (rmq group resend --skip-topic)"
     ]
     await admin.create_topic("RefundTopic", queues=1)
@@ -208,7 +208,7 @@ async def test_resend_dead_letters_ends_at_a_damaged_one_after_those_before_it(s
             await admin.resend_dead_letters("billing")
         assert caught.value.__notes__ == [
             f"{sent} dead letters were sent before the damaged one at offset 2 of queue 0 on broker broker-a, which the next "
-            "call begins with; to pass over damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
+            "call begins with; to skip damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
         ]
     assert [message.body for message in server.messages("BillTopic")] == [b"bad", b"bad", b"1"]
 
@@ -225,7 +225,7 @@ async def test_resend_dead_letters_passes_over_damaged_ones(
     assert await admin.dead_letters("billing") == ()
     logged = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     each = [text for text in logged if text.startswith("group billing: the dead letter at offset ")]
-    assert [text.partition("; it was passed over: stored record at ")[0].partition(" at ")[2] for text in each] == [
+    assert [text.partition("; it was skipped: stored record at ")[0].partition(" at ")[2] for text in each] == [
         f"offset {offset} of queue 0 on broker broker-a is damaged" for offset in (1, 3, 4, 6)
     ]
     totals = [text for text in logged if text.endswith("as skip_damaged says; they stay in the dead-letter topic")]

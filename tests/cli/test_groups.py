@@ -80,12 +80,12 @@ def test_resend_passes_over_letters_of_a_deleted_topic(server: EmbeddedRocketMQ,
     ended = rmq_here("group", "resend", "gone", "--yes")
     assert (ended.code, ended.out) == (1, "")
     assert one_line(ended.err).endswith(
-        "to pass over the letters of topic gone, give skip_topics (rmq group resend --skip-topic)"
+        "to skip the letters of topic gone, give skip_topics (rmq group resend --skip-topic)"
     )
     ended = rmq_here("group", "resend", "gone", "--yes", "--skip-topic", "other", "--skip-topic", "gone")
     assert (ended.code, ended.out) == (0, "0 sent again\n")
     assert one_line(ended.err) == (
-        "rmq: group gone: 1 dead letters were passed over, as skip_topics says; they stay in the dead-letter topic"
+        "rmq: group gone: 1 dead letters were skipped because of skip_topics; they stay in the dead-letter topic"
     )
     assert rmq_here("group", "dead-letters", "gone").out == ""
     ended = rmq_here("group", "resend", "gone", "--yes", "--skip-topic", "a b")
@@ -105,13 +105,13 @@ def test_resend_passes_over_a_damaged_letter(server: EmbeddedRocketMQ, rmq_here:
     ended = rmq_here("group", "resend", "torn", "--yes")
     assert (ended.code, ended.out) == (1, "")
     assert one_line(ended.err).endswith(
-        "to pass over damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
+        "to skip damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
     )
     ended = rmq_here("group", "resend", "torn", "--yes", "--skip-damaged")
     assert (ended.code, ended.out) == (0, "0 sent again\n")
     letter, total = ended.err.splitlines()
     assert letter.startswith("rmq: group torn: the dead letter at offset 1 of queue 0 on broker broker-a is damaged")
-    assert total.endswith("1 dead letters were passed over, as skip_damaged says; they stay in the dead-letter topic")
+    assert total.endswith("1 dead letters were skipped because of skip_damaged; they stay in the dead-letter topic")
     assert rmq_here("group", "resend", "torn", "--yes", "--skip-damaged") == (0, "0 sent again\n", "")
 
 

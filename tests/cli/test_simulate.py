@@ -110,8 +110,8 @@ def test_seeds_run_for_a_time(simulate: Simulate) -> None:
         (["shop:service", "--trace"], "--trace prints the frames of one run; name it with --seed"),
         (["--seed", "-1"], "-1 is not in the range x>=0"),
         (["--seeds", "0"], "0 is not in the range"),
-        (["--for", "10"], "'10' is no duration; write a number and s, m or h, such as 90s or 10m"),
-        (["--for", "0s"], "'0s' is no positive duration of less than 1e9 s"),
+        (["--for", "10"], "'10' is not a duration; write a number and s, m or h, such as 90s or 10m"),
+        (["--for", "0s"], "'0s' is not a positive duration below 1e9 s"),
         (["--jobs", "0"], "0 is not in the range"),
         (["--without", "fire"], "'fire' is not one of 'broker-busy', "),
     ],
@@ -242,13 +242,13 @@ def test_violation_of_a_function_and_error_of_another_machine_are_failures(
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ("simulated_shop", "'simulated_shop' is no MODULE:FUNCTION, such as shop:service for the function service in shop.py"),
-        ("simulated_shop.py:calm", "is no MODULE:FUNCTION"),
+        ("simulated_shop", "'simulated_shop' is not MODULE:FUNCTION, such as shop:service for the function service in shop.py"),
+        ("simulated_shop.py:calm", "is not MODULE:FUNCTION"),
         ("no_such_shop:calm", "module 'no_such_shop' is neither in "),
         ("no_such.shop:calm", "module 'no_such' is neither in "),
         ("broken_shop:calm", "module 'broken_shop' cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"),
         ("simulated_shop:none", "has no 'none'; its coroutine functions are two, calm, fragile, violating, other"),
-        ("simulated_shop:plain", "simulated_shop:plain is no coroutine function; write async def plain(sim)"),
+        ("simulated_shop:plain", "simulated_shop:plain is not a coroutine function; write async def plain(sim)"),
         ("simulated_shop:two", "simulated_shop:two must take one argument, the simulation: async def two(sim)"),
     ],
 )

@@ -90,7 +90,7 @@ def test_errors_name_the_place() -> None:
         ("a > 'x'", "'x' has no order; give numbers or properties to >"),
         ("TRUE < a", "TRUE has no order"),
         ("a IN (5)", "a string is expected, not '5' at character 7"),
-        ("5", "5 is no condition; compare it with a property"),
+        ("5", "5 is not a condition; compare it with a property"),
         ("TRUE = 5", "TRUE cannot be compared with 5; compare it with a property, TRUE or FALSE"),
         ("5 IN ('x')", "IN must follow a property, not 5"),
         ("a BETWEEN 5 AND 1", "BETWEEN 5 AND 1: the first limit is above the second; exchange them"),

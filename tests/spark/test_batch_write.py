@@ -185,7 +185,7 @@ def test_mistakes_are_reported_in_a_sentence_before_there_are_tasks(
         ("body struct<a:int>", {"topic": "t"}, "column body must be binary or string, not struct<a:int>; cast it"),
         ("body string, keys array<int>", {"topic": "t"}, "column keys must be string or array<string>, not array<int>"),
         ("body string, properties map<string,int>", {"topic": "t"}, "column properties must be map<string,string>, not map<str"),
-        ("body string, body string", {"topic": "t"}, "column body is there 2 times; .select() the right one"),
+        ("body string, body string", {"topic": "t"}, "column body occurs 2 times; .select() the right one"),
         ("body string", {}, "nothing says which topic to write to: give the option topic or a column topic"),
         ("body string", {"topic": "OFFSET_MOVED_EVENT"}, "option topic: topic 'OFFSET_MOVED_EVENT' belongs to the broker"),
         ("body string, queueId int", {"topic": "t"}, "columns brokerName and queueId name a queue together; one of them is "),

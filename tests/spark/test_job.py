@@ -307,7 +307,7 @@ def test_pairs_that_go_on(content: Any, written: Sequence[int], read: Sequence[i
         (["topic=a"], [0, 1, 2], [0, 1], [0], "its checkpoint c knows 2"),
         (None, [], [0, 1], [0], "checkpoint c says that 1 micro-batches are archived, but p holds none of them"),
         (["topic=a"], [0], [0, 1, 2], [0, 1], "says that 2 micro-batches are archived, but p holds 1"),
-        (["a.parquet"], [], [], [], "p is no archive and not empty; give another path"),
+        (["a.parquet"], [], [], [], "p is not empty and not an archive; give another path"),
     ],
 )
 def test_pairs_that_do_not(content: Any, written: Any, read: Any, done: Any, sentence: str) -> None:

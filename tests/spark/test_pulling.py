@@ -162,7 +162,7 @@ def test_deleted_messages_fail_the_read_or_are_left_out(here: Worker, loop: Loop
         first = pairs[0][1]
         assert 0 < first < 1000
         assert pairs == [(0, offset) for offset in range(first, 1000)]
-        assert "data is lost, the query goes on" in caplog.text
+        assert "data is lost, the query continues" in caplog.text
     finally:
         loop.run(servers.stop())
 
@@ -197,7 +197,7 @@ def test_a_task_names_what_is_deleted_meanwhile(
     caplog.set_level(logging.WARNING)
     pairs = found(puller(here, servers.namesrv, whole, tags=tags, failOnDataLoss="false").batches())
     assert pairs == [(0, offset) for offset in range(before, 3000) if tags == "*" or offset % 10 == 0]
-    lost = {text for text in caplog.messages if "data is lost, the query goes on" in text}
+    lost = {text for text in caplog.messages if "data is lost, the query continues" in text}
     assert any(f"({start} to" in text for text in lost)
     assert any(f"to {before - 1})" in text for text in lost)
     caplog.clear()
@@ -286,7 +286,7 @@ def test_a_task_names_all_that_is_lost_where_each_answer_shows_a_part(
         caplog.set_level(logging.WARNING)
         pairs = found(puller(here, namesrv, whole, tags=tags, failOnDataLoss="false").batches())
         assert pairs == [(0, offset) for offset in (*range(start), *range(5000, 6000))]
-        lost = [text for text in caplog.messages if "data is lost, the query goes on" in text]
+        lost = [text for text in caplog.messages if "data is lost, the query continues" in text]
         assert any(f"({start} to 4999)" in text for text in lost)
         assert len(lost) <= 4  # chunks that are pulled at once may report it from their own beginning
         assert len(asked) < 6000 / 32 * 2  # no chunk goes through all of it again

@@ -42,7 +42,7 @@ class TestQueuesComeAndGo:
             planner.plan()
         planner.begin(subscribe="t,u", failOnDataLoss="false")
         assert planner.step() == sent
-        assert "data is lost, the query goes on: u/broker-a/0: the queue is new" in caplog.text
+        assert "data is lost, the query continues: u/broker-a/0: the queue is new" in caplog.text
         planner.begin(subscribe="t,u")
         assert not planner.plan(), "it is reported once"
 
@@ -162,7 +162,7 @@ class TestQueuesComeAndGo:
             planner.read(restarted=True)
         planner.options["failOnDataLoss"] = "false"
         assert planner.read(restarted=True) == []
-        assert "data is lost, the query goes on: t/broker-b/0: the queue is gone" in caplog.text
+        assert "data is lost, the query continues: t/broker-b/0: the queue is gone" in caplog.text
 
     @pytest.mark.parametrize("options", [{"subscribe": "t,u"}, {"subscribePattern": "[tu]"}], ids=["names", "pattern"])
     def test_a_planned_topic_that_is_gone(self, broker: Broker, loop: Loop, options: dict[str, str]) -> None:

@@ -149,7 +149,7 @@ class TestWhatIsRead:
         planner = Planner(broker, assign='{"t": {"broker-a": [0, 2]}}', startingOffsets="earliest")
         assert len(everything(planner)) == 4
         assert offsets(planner.log[-1]) == {"t/broker-a/0": 1, "t/broker-a/2": 3}
-        with pytest.raises(ConfigError, match="option assign: t/broker-a/3 is no readable queue of topic t"):
+        with pytest.raises(ConfigError, match="option assign: t/broker-a/3 is not a readable queue of topic t"):
             Planner(broker, assign='{"t": {"broker-a": [0, 3]}}')
         broker.topic("t", broker="broker-a", perm=2)
         assert not planner.plan(), "of a stream that has begun it is one that is in no route"

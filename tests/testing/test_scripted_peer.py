@@ -243,7 +243,7 @@ async def test_a_frame_where_the_client_should_close_is_a_difference() -> None:
 
 @pytest.mark.parametrize("data", [b"\x00\x00\x00\x00", b"\x00\x00\x00\x06\x00\x00\x00\x02{]", b"GET / HTTP/1.1\r\n\r\n"])
 async def test_what_is_no_frame_is_a_difference(data: bytes) -> None:
-    with pytest.raises(TranscriptError, match="received bytes that are no frame: "):
+    with pytest.raises(TranscriptError, match="received bytes that are not a frame: "):
         async with ScriptedPeer(Expect(1)) as peer, Raw(peer.address) as client:
             client.writer.write(data)
             await client.rest()

@@ -31,7 +31,7 @@ def server_that(directory: Path, program: str) -> Server:
     [
         (
             "java.net.BindException: Address already in use",
-            "and its log says that its port 10911 or one beside it is in use; end the",
+            "and its log says that its port 10911 or a port next to it is in use; end the",
         ),
         ("java.lang.Error: no memory", "with exit code 3; see the end of its log:\n"),
     ],

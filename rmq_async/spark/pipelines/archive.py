@@ -1,7 +1,7 @@
 """Archives topics as Parquet, exactly once, with a streaming query that ends when it has read all messages that existed at its
 start.
 
-The checkpoint records the offsets that were read. The log ``_spark_metadata``, which lies beside the files, records the files
+The checkpoint records the offsets that were read. The log ``_spark_metadata``, which is next to the files, records the files
 that were written: a file that it does not list belongs to a failed attempt, and Spark's reader skips it. Checkpoint and log
 must belong to the same query, but Spark does not check that: if a sink's log has batches that the checkpoint lacks, the sink
 skips the same number of new batches without an error. Therefore, this module checks them before it starts the query.
@@ -281,10 +281,10 @@ def check_pair(
         there = f"holds {max(written) + 1}" if written else "holds none of them"
         raise ConfigError(
             f"checkpoint {checkpoint} says that {max(done) + 1} micro-batches are archived, but {path} {there}: "
-            "give the path it was used with, or begin anew with another checkpoint"
+            "give the path it was used with, or start again with another checkpoint"
         )
     if not written and not read and any(not name.startswith(("_", ".")) for name in content or ()):
-        raise ConfigError(f"{path} is no archive and not empty; give another path: readers of an archive see no other files")
+        raise ConfigError(f"{path} is not empty and not an archive; give another path: readers of an archive see no other files")
 
 
 def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], pattern: str | None) -> None:

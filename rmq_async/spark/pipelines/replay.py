@@ -215,7 +215,7 @@ def read_archive(spark: SparkSession, path: str | PathLike[str]) -> DataFrame:
     missing = [name for name in NEEDED if name not in columns]
     if missing:
         raise ConfigError(
-            f"{path} is no archive of topics: it has no column {missing[0]}; give the directory that rmq spark archive has written"
+            f"{path} is not an archive of topics: it has no column {missing[0]}; give the directory that rmq spark archive has written"
         )
     return spark.read.schema(ARCHIVE_DDL).parquet(path)
 
