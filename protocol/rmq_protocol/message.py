@@ -349,7 +349,7 @@ def _check_fields(message: Message) -> None:
     if message.unique_id is not None:
         force_setattr(message, "unique_id", _checked_text("unique_id", message.unique_id))
         if is_blank(message.unique_id):
-            raise InvalidMessageError("unique_id is blank; give a text, or None for a new id")
+            raise InvalidMessageError("unique_id is blank; give a string, or None for a new id")
     flag: Any = message.flag
     if not isinstance(flag, int) or isinstance(flag, bool) or not _INT32_MIN <= flag <= _INT32_MAX:
         raise InvalidMessageError(f"flag must be a 32-bit integer, not {shown(flag)}")

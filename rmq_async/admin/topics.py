@@ -57,7 +57,7 @@ def attribute_changes(attributes: Mapping[str, str] | None) -> str:
     texts = []
     for name, value in (attributes or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: both must be texts")
+            raise ConfigError(f"attribute {shown(name)} = {shown(value)}: both must be strings")
         if not name or not value or any(c in name + value for c in ",=+"):
             raise ConfigError(f"attribute {shown(name)} = {shown(value)}: neither may be empty or hold one of , = +")
         texts.append("+" + name + "=" + value)
@@ -284,7 +284,7 @@ class _Creation:
         where = printable(", ".join(sorted(wanted)))
         raise RequestTimeoutError(
             f"topic {self.instance.names.display_name(topic)} was created or changed on {where}, but no name server shows its "
-            f"settings there yet{why}; topic_route() shows later whether it does"
+            f"settings there yet{why}; call topic_route() later to check"
         )
 
 

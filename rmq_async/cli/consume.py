@@ -325,7 +325,7 @@ class _Work:
             self.aborted = number
             self.cut.set()
         elif self._running and self._commands is not None:
-            self._output.trouble(f"ends after {self._running} running commands; a second signal ends them too")
+            self._output.trouble(f"waits for {self._running} running commands; a second signal ends them")
         self._end()
 
     async def drained(self) -> None:

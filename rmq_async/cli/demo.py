@@ -360,7 +360,7 @@ def demo(namesrv: str | None, timeout: float, as_json: bool, messages: int, size
     failed.
     """
     if namesrv is None and security_given():
-        raise click.UsageError("the broker in this process knows neither users nor TLS: give --namesrv too")
+        raise click.UsageError("the broker in this process supports neither users nor TLS: give --namesrv too")
     needed = len(MODES) * messages * (size + RECORD_SIZE)
     if needed > MAX_MEMORY:
         taken = f"{messages} messages of {size} bytes in each mode take {-(-needed >> 20)} MiB"

@@ -27,7 +27,7 @@ def message(context: click.Context) -> int:
 @click.argument("msg_id", metavar="ID")
 @admin_command()
 async def view(admin: Admin, output: Output, topic: str, msg_id: str) -> None:
-    """Print the message of TOPIC with ID, which is the id that its sender gave or the offset id that a broker gave."""
+    """Print the message of TOPIC with ID: the unique id from its sender, or the offset id from a broker."""
     _print(output, await admin.view_message(topic, msg_id))
 
 

@@ -22,8 +22,8 @@ from .running import Interrupted, run
 Place = str | datetime | Mapping[MessageQueue, int]
 
 _MISSING: Final = "rmq_async.reading.reader"
-"""The logger that names the messages that a read did not get, because they were deleted in the meantime or are missing before
-the end offset that a broker gave.
+"""The logger that reports offsets without a message: the message was deleted before the read, or is missing although the broker
+reported a higher end offset.
 """
 
 

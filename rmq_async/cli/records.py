@@ -132,7 +132,7 @@ def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
     try:
         record = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"not an object as rmq pull --json prints it: {error}; give one object a line") from None
+        raise ValueError(f"not an object as rmq pull --json prints it: {error}; give one object per line") from None
     properties = record.properties or {}
     if record.tags is not msgspec.UNSET:
         properties["TAGS"] = record.tags or ""

@@ -58,7 +58,7 @@ def check_flags(**flags: object) -> None:
 
 def check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a text, not {shown(value)}")
+        raise TypeError(f"{name} must be a string, not {shown(value)}")
 
 
 def check_one_of(name: str, value: object, known: Sequence[str]) -> None:

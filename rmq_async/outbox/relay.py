@@ -208,7 +208,8 @@ class Relay:
             except DATABASE_ERRORS as error:
                 failures += 1
                 if is_power_of_two(failures):
-                    logger.warning("the outbox cannot %s and tries again (%d times): %s", name, failures, reason_of(error))
+                    text = "the outbox cannot %s and tries again (failed attempts: %d): %s"
+                    logger.warning(text, name, failures, reason_of(error))
             except Exception as error:  # noqa: BLE001 - a bug of ours or of a callback must not end the relay
                 failures += 1
                 self.loop.call_exception_handler(
@@ -268,7 +269,7 @@ class Relay:
                 failures += 1
                 if is_power_of_two(failures):
                     logger.warning(
-                        "the outbox cannot write the outcomes of %d messages and tries again (%d times): %s",
+                        "the outbox cannot write the outcomes of %d messages and tries again (failed attempts: %d): %s",
                         len(outcomes.rows), failures, reason_of(error),
                     )  # fmt: skip
                 await asyncio.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
@@ -295,7 +296,7 @@ class Relay:
                 oldest = found[0]
                 logger.warning(
                     "%d messages are stuck in the outbox, the first: row %d, topic %s, %d s old, %d attempts, last error %s; "
-                    "FAILED ones need a retry",
+                    "FAILED messages need a retry",
                     len(found), oldest.id, oldest.topic, oldest.age, oldest.attempts, oldest.last_error,
                 )  # fmt: skip
             if len(found) < _STUCK_AT_ONCE:
@@ -328,7 +329,7 @@ class Relay:
                 failures += 1
                 if is_power_of_two(failures):
                     text = printable(error, 1000)
-                    logger.warning("the outbox's producer cannot start and tries again (%d times): %s", failures, text)
+                    logger.warning("the outbox's producer cannot start and tries again (failed attempts: %d): %s", failures, text)
                 await asyncio.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
             else:
                 self._look.set()

@@ -141,7 +141,7 @@ class Cluster:
     def store_times(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Return the store times of the messages at these offsets, for reports.
 
-        The times are epoch ms. If a broker reports its time, they are converted to this machine's clock. Requests are not
+        The times are epoch ms, converted to this machine's clock if the broker reports its own time. Requests are not
         repeated. Queues that have no message at the offset, or whose request fails, are left out.
         """
 

@@ -96,7 +96,7 @@ class Losses:
         if not await has_master(self._instance, self._instance.names.wire_queue(whole.queue)):
             raise BrokerNotFoundError(
                 f"a replica does not hold all offsets of {key_of(whole.queue)} from {whole.start} to {whole.end}, "
-                "and its master is away; start the master, or let tasks wait longer for it (option pullTimeoutMs)",
+                "and its master is not available; start the master, or let tasks wait longer for it (option pullTimeoutMs)",
                 broker=whole.broker,
             )
 

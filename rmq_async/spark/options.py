@@ -168,7 +168,7 @@ class OptionTexts:
                 mistakes.add(self._unknown(given))
             elif use not in option.uses:
                 uses = " or a ".join(option.uses)
-                mistakes.add(f"option {option.name} is not one of a {use}, only of a {uses}; leave it out")
+                mistakes.add(f"option {option.name} does not apply to a {use}, only to a {uses}; leave it out")
             elif option.name in self._values:
                 names = " or ".join((option.name, *option.aliases))
                 mistakes.add(f"option {option.name} is given twice; give it once, as {names}")

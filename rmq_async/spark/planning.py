@@ -73,7 +73,7 @@ class EndOffset:
             raise ConfigError(f"the checkpoint holds no offsets of this source: {shown(json.dumps(data))}; use a new one")
         if data.get("v") != VERSION:
             raise ConfigError(
-                f"the checkpoint is of version {data.get('v')!r}, not {VERSION}; use the release that wrote it, or a new checkpoint"
+                f"the checkpoint has version {data.get('v')!r}, not {VERSION}; use the release that wrote it, or a new checkpoint"
             )
         init = data.get("init")
         return cls(_read(data["q"]), None if init is None else _read(init))
@@ -87,7 +87,7 @@ def _read(data: Mapping[str, Any]) -> dict[MessageQueue, int]:
     try:
         return {queue_of(key): int(offset) for key, offset in data.items()}
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigError(f"the checkpoint's offsets cannot be read: {error}; begin with a new checkpoint") from None
+        raise ConfigError(f"the checkpoint's offsets cannot be read: {error}; use a new checkpoint") from None
 
 
 def limited(start: Offsets, latest: Offsets, limit: int | None) -> dict[MessageQueue, int]:
@@ -323,7 +323,7 @@ def starts_of_options(
             if starts[queue] >= ends[queue]:
                 moment = bound.of(queue) if isinstance(bound, Times) else bound
                 raise ConfigError(
-                    f"{key_of(queue)} holds nothing stored at timestamp {moment} or later; "
+                    f"{key_of(queue)} has no message stored at timestamp {moment} or later; "
                     "startingOffsetsByTimestampStrategy=latest begins at its end"
                 )
     return starts

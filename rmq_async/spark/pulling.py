@@ -446,7 +446,7 @@ class Puller:
             return True
         if waited > self._options.pull_timeout:
             raise RequestTimeoutError(
-                f"{key_of(whole.queue)} gave nothing at offset {chunk.offset} for {waited:.3g} s, although it has to be read to "
+                f"{key_of(whole.queue)} returned nothing at offset {chunk.offset} for {waited:.3g} s, although it must be read to "
                 f"offset {chunk.end}; check the broker, or let tasks wait longer (option pullTimeoutMs)",
                 broker=whole.broker,
             )

@@ -274,8 +274,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         old, now = {queue.topic for queue in begin.queues}, self._options.topics
         if old and now and old.isdisjoint(now):
             raise ConfigError(
-                f"the checkpoint is of topic {', '.join(sorted(old))}, this query reads {', '.join(now)}; give it a "
-                "checkpointLocation of its own"
+                f"the checkpoint belongs to topic {', '.join(sorted(old))}, but this query reads {', '.join(now)}; give the query "
+                "its own checkpointLocation"
             )
 
     def _enough(self, backlog: int) -> bool:
@@ -318,8 +318,8 @@ class _Watch:
             at, seen = begin.queues[queue], self._seen.get(queue, 0)
             if not self._absent[queue]:
                 self._absent[queue] = monotonic()
-                unread = f"offsets {at} to {seen} are not read yet" if seen > at else "all that was seen of it is read"
-                logger.warning("queue %s is in no route now; %s. It keeps its offset, %d", key_of(queue), unread, at)
+                unread = f"offsets {at} to {seen} have not been read" if seen > at else "its known messages have been read"
+                logger.warning("queue %s is in no route now; %s; its offset, %d, is kept", key_of(queue), unread, at)
             elif self._fails and seen > at and monotonic() - self._absent[queue] > self._patience:
                 planning.raise_losses([planning.Loss(queue, "the queue is gone", (at, seen), None)])
 
@@ -347,7 +347,7 @@ def _check_order(starts: planning.Offsets, ends: planning.Offsets) -> None:
     for queue, end in sorted(ends.items()):
         if starts[queue] > end:
             raise ConfigError(
-                f"{key_of(queue)} is to be read from offset {starts[queue]} to {end}, which is before it; give a later end"
+                f"the end of {key_of(queue)}, offset {end}, is before its start, offset {starts[queue]}; give a later end"
             )
 
 

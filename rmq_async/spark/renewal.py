@@ -214,7 +214,7 @@ def _provided(name: str) -> Credentials:
     if isinstance(found, tuple) and len(found) in (2, 3):
         return _made("credentialsProvider", lambda: Credentials(*found))
     given = f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
-    raise ConfigError(f"option credentialsProvider: {name} must return Credentials or a tuple of 2 or 3 texts, not {given}")
+    raise ConfigError(f"option credentialsProvider: {name} must return Credentials or a tuple of 2 or 3 strings, not {given}")
 
 
 def _made(option: str, make: Callable[[], Credentials]) -> Credentials:

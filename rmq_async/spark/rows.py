@@ -355,7 +355,7 @@ class _Reading:
             return
         values: list[str | None] = self._columns[name].to_pylist()
         if not all(values):
-            self._refuse(_first(values, lambda value: not value), f"has no id: column {name} is NULL or empty; give a text")
+            self._refuse(_first(values, lambda value: not value), f"has no id: column {name} is NULL or empty; give a string")
         self._check_text(values, f"column {name}")
         self._add(ID_PROPERTY, values)
 

@@ -187,8 +187,8 @@ class Server:
         tail = self.log_tail()
         if any(mark in tail for mark in _BIND_MARKS):
             raise PortInUseError(
-                f"{self.name} ended with exit code {code}, and its log says that its port {self.port} or a port next to it is in use; "
-                f"end the process that has it, or start again\n{tail}"
+                f"{self.name} ended with exit code {code}, and its log says that its port {self.port} or a port next to it is in "
+                f"use; end the process that has it, or start again\n{tail}"
             )
         raise ClusterError(f"{self.name} ended with exit code {code}; see the end of its log:\n{tail}")
 

@@ -294,7 +294,7 @@ async def test_a_database_that_does_not_answer_is_asked_anew(
     async with engine.begin() as connection:
         await connection.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
         await outbox.add(connection, Message("T", b"x"))
-        await until(lambda: "the outbox cannot claim due rows and tries again (1 times): " in caplog.text)
+        await until(lambda: "the outbox cannot claim due rows and tries again (failed attempts: 1): " in caplog.text)
     assert (await settled(outbox)).sent == 1
     assert len(server.messages("T")) == 1
 
@@ -311,7 +311,7 @@ async def test_a_locked_database_is_waited_for(
         async with engine.begin() as connection:
             await outbox.add(connection, Message("T", b"x"))
             await connection.exec_driver_sql("PRAGMA user_version = 1")  # a writer, for as long as it likes
-            await until(lambda: "the outbox cannot claim due rows and tries again (1 times): " in caplog.text)
+            await until(lambda: "the outbox cannot claim due rows and tries again (failed attempts: 1): " in caplog.text)
 
         async def is_sent() -> bool:
             return [row["state"] for row in await rows(patient, "rmq_outbox")] == ["SENT"]

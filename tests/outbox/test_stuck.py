@@ -160,7 +160,7 @@ async def test_without_a_callback_the_log_gets_it(
     reported = [record.getMessage() for record in caplog.records if "are stuck" in record.getMessage()]
     assert len(reported) == 1
     assert reported[0].startswith(f"2 messages are stuck in the outbox, the first: row {first}, topic T,")
-    assert reported[0].endswith("last error None; FAILED ones need a retry")
+    assert reported[0].endswith("last error None; FAILED messages need a retry")
 
 
 async def test_the_status_is_reported_at_intervals(make: Any, sessions: Sessions, producer: Producer) -> None:

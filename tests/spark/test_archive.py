@@ -122,11 +122,11 @@ def mistakes(given: list[Any], path: Path, other: str) -> list[tuple[list[Any], 
     (full / "notes.txt").write_text("mine")
     elsewhere = [*given[:4], path.with_name("new"), *given[5:]]
     return [
-        ([*given[:-1], other], f"checkpoint {checkpoint} is of an archive of topic 0070, which {other} does not include"),
+        ([*given[:-1], other], f"checkpoint {checkpoint} belongs to an archive of topic 0070, which {other} does not include"),
         ([*given[:4], lonely, *given[5:]], f"{lonely} holds an archive of 4 micro-batches, but its checkpoint"),
         ([*elsewhere, "--checkpoint", checkpoint], "says that 4 micro-batches are archived, but"),
         ([*given[:4], full, *given[5:]], f"{full} is not empty and not an archive"),
         ([*elsewhere, "--option", "colums=a"], "unknown option 'colums'; is columns meant?"),
         ([*elsewhere, "--option", "Columns=offset"], "option columns: an archive holds all columns"),
-        ([*elsewhere, "--option", "Subscribe=others"], "option Subscribe is not one of this pipeline"),
+        ([*elsewhere, "--option", "Subscribe=others"], "option Subscribe does not apply to this pipeline"),
     ]

@@ -94,7 +94,7 @@ class TestPlanning:
         with pytest.raises(OffsetRangeError, match="t/broker-a/0: the end is beyond the last message"):
             sizes(filled, endingOffsets=young)
         assert sizes(filled, endingOffsets=young, failOnDataLoss="false") == [(0, 20, 100), (1, 0, 11)]
-        with pytest.raises(ConfigError, match="t/broker-a/0 is to be read from offset 100 to 30, which is before it"):
+        with pytest.raises(ConfigError, match="the end of t/broker-a/0, offset 30, is before its start, offset 100"):
             sizes(filled, startingOffsets=wild, **EARLY, endingOffsets='{"t/broker-a/0": 30}')
 
     def test_nothing_to_read_is_one_empty_partition_of_ours(self, filled: Broker) -> None:

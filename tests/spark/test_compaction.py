@@ -60,9 +60,9 @@ def test_log_is_written_as_it_was_read() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("v2\n{}", "is of version 'v2', not 'v1'; this release cannot compact"),
+        ("v2\n{}", "has version 'v2', not 'v1'; this release cannot compact"),
         ("v1\n" + line("p", 1, action="delete"), "holds an action 'delete'"),
-        ("", "is of version '', not 'v1'"),
+        ("", "has version '', not 'v1'"),
         ("v1\nno JSON", "must name path, size and action of each file, not 'no JSON'"),
         ("v1\n[]", "must name path, size and action of each file"),
         ('v1\n{"action": "add"}', "must name path, size and action of each file"),

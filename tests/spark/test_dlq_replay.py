@@ -53,7 +53,7 @@ def test_what_cannot_be_meant_is_refused(group: str, more: dict[str, object], ex
 
 
 def test_options_name_no_topic() -> None:
-    with pytest.raises(ConfigError, match="option Topic is not one of this pipeline"):
+    with pytest.raises(ConfigError, match="option Topic does not apply to this pipeline"):
         pipeline.replay_dead_letters(None, "g", {"nameserver": "h:1", "Topic": "t"})  # type: ignore[arg-type]
 
 

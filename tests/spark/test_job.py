@@ -319,14 +319,14 @@ def test_offsets_of_a_checkpoint() -> None:
     entry = 'v1\n{"batchWatermarkMs":0}\n{"v":1,"q":{"a/b/0":7},"init":{"a/b/0":1}}'
     assert archive.known_offsets(entry, "c") == {"a/b/0": 7}
     for other in ('v1\n{}\n{"logOffset":0}', "v1", "", "v1\n{}\n-"):
-        with pytest.raises(ConfigError, match="checkpoint c is not of an archive of topics"):
+        with pytest.raises(ConfigError, match="checkpoint c does not belong to an archive of topics"):
             archive.known_offsets(other, "c")
 
 
 def test_topics_of_a_checkpoint() -> None:
     archive.check_topics("c", {"a"}, ["a", "b"], None)
     archive.check_topics("c", {"a1", "a2"}, [], "a.")
-    with pytest.raises(ConfigError, match="checkpoint c is of an archive of topic a, which b does not include"):
+    with pytest.raises(ConfigError, match="checkpoint c belongs to an archive of topic a, which b does not include"):
         archive.check_topics("c", {"a", "b"}, ["b"], None)
     with pytest.raises(ConfigError, match=r"topic b1, which pattern 'a\.' does not include"):
         archive.check_topics("c", {"a1", "b1"}, [], "a.")

@@ -101,12 +101,12 @@ def text_of(mistake: Callable[[], object]) -> str:
          "option nameserver is given twice; give it once, as nameserver or namesrv or namesrvAddr"),
         ({"topic": "T", "accessKey": "k"}, "the access key needs its secret: give the option secretKey or set RMQ_SECRET_KEY"),
         ({"topic": "T", "secretKey": "s"}, "options secretKey and securityToken need accessKey"),
-        ({"topic": "T", "sendTimeoutMs": "1"}, "option sendTimeoutMs is not one of a batch read, only of a batch write or a "
+        ({"topic": "T", "sendTimeoutMs": "1"}, "option sendTimeoutMs does not apply to a batch read, only to a batch write or a "
          "streaming write"),
         ({"topic": "T", "maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"},
          "minOffsetsPerTrigger 6 is more than maxOffsetsPerTrigger 5"),
         ({"topic": "T", "maxOffsetsPerTrigger": "5", "endingOffsets": "latest"},
-         "option endingOffsets is not one of a streaming read, only of a batch read"),
+         "option endingOffsets does not apply to a streaming read, only to a batch read"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -149,7 +149,7 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
          "columns brokerName and queueId name a queue together; one of them is missing"),
         ({"topic": "T", "idColumn": "id"}, "body string", False, "option idColumn: there is no column id, only body"),
         ({"topic": "T", "startingOffsets": "latest"}, "body string", False,
-         "option startingOffsets is not one of a batch write, only of a batch read or a streaming read"),
+         "option startingOffsets does not apply to a batch write, only to a batch read or a streaming read"),
         ({"topic": "T", "maxMessagesPerSecond": "fast"}, "body string", False,
          "option maxMessagesPerSecond must be a whole number from 1 to 1099511627776, not 'fast'"),
     ],
@@ -335,7 +335,7 @@ class TestInSpark:
 
         # The stream finds these; Spark adds the state of the query below the sentence.
         explanation = self.explanation(lambda: run(reading(topic=topic, endingOffsets="latest"), "noop"), None)
-        assert explanation == "option endingOffsets is not one of a streaming read, only of a batch read; leave it out"
+        assert explanation == "option endingOffsets does not apply to a streaming read, only to a batch read; leave it out"
         rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).load()
         nulls = rows.selectExpr("cast(null as string) body")
         explanation = self.explanation(lambda: run(nulls, "rocketmq", nameserver=address, topic=topic), None)

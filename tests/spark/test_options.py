@@ -64,7 +64,7 @@ class TestNames:
                 if use in option.uses:
                     call(given, streaming=use.startswith("streaming"))
                 else:
-                    with pytest.raises(ConfigError, match=rf"option [.\w]+ is not one of a {use}, only"):
+                    with pytest.raises(ConfigError, match=rf"option [.\w]+ does not apply to a {use}, only"):
                         call(given, streaming=use.startswith("streaming"))
 
     def test_aliases_and_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:

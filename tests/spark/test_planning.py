@@ -137,7 +137,7 @@ class TestEndOffset:
         [
             ({"topic": {"0": 5}}, "the checkpoint holds no offsets of this source"),
             (17, "the checkpoint holds no offsets of this source: '17'"),
-            ({"v": 2, "q": {}}, "the checkpoint is of version 2, not 1"),
+            ({"v": 2, "q": {}}, "the checkpoint has version 2, not 1"),
             ({"v": 1, "q": {"t": 5}}, "the checkpoint's offsets cannot be read: a queue must be topic/broker/number, not 't'"),
             ({"v": 1, "q": {"t/b/0": "x"}}, "the checkpoint's offsets cannot be read: "),
             ({"v": 1, "q": {"t/b/0": float("inf")}}, "the checkpoint's offsets cannot be read: "),

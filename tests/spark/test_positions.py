@@ -176,9 +176,9 @@ class TestBounds:
         assert ends(endingTimestamp="6000", endingOffsetsByTimestamp='{"t": 1}') == {A0: 6, A1: 6, B0: 6}
 
     def test_nothing_that_young(self) -> None:
-        with pytest.raises(ConfigError, match="u/broker-b/0 holds nothing stored at timestamp 7000 or later; starting"):
+        with pytest.raises(ConfigError, match="u/broker-b/0 has no message stored at timestamp 7000 or later; starting"):
             starts(startingTimestamp="7000")
-        with pytest.raises(ConfigError, match="t/broker-a/1 holds nothing stored at timestamp 70000 or later; starting"):
+        with pytest.raises(ConfigError, match="t/broker-a/1 has no message stored at timestamp 70000 or later; starting"):
             starts(startingOffsetsByTimestamp='{"t/broker-a/1": 70000}', **EARLY)
         late = starts(startingTimestamp="253402300799999", startingOffsetsByTimestampStrategy="latest")
         assert late == LATEST

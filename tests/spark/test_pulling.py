@@ -319,7 +319,7 @@ def test_an_end_beyond_the_queue(here: Worker, embedded_topics: Topics, monkeypa
         found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 12, 20)]).batches())
     with pytest.raises(
         RequestTimeoutError,
-        match=r"gave nothing at offset 10 .* to be read to offset 20; .* wait longer \(option pullTimeoutMs\)",
+        match=r"returned nothing at offset 10 .* be read to offset 20; .* wait longer \(option pullTimeoutMs\)",
     ):
         found(puller(here, embedded_topics.namesrv, [Range(topic, BROKER, 0, 0, 20)], pullTimeoutMs=200).batches())
 

@@ -67,7 +67,7 @@ def test_arguments_that_cannot_be_meant_are_named(capsys: pytest.CaptureFixture[
     assert _given("--acknowledged", "sent,ok").acknowledged == ["sent", "ok"]
     for wrong, expected in (
         (["--fail-on", "lost"], "must be some of missing, unacknowledged, unknown, duplicate, not 'lost'"),
-        (["--acknowledged", " ,"], "must be names with commas between them, not ' ,'"),
+        (["--acknowledged", " ,"], "must be names separated by commas, not ' ,'"),
         (["--slack", "-1"], "must be a whole number from 0 to 86400"),
     ):
         with pytest.raises(SystemExit):
@@ -94,7 +94,7 @@ def test_an_outbox_is_known_by_its_columns_unless_others_are_named() -> None:
             "key",
             (),
             pipeline.SentTable(),
-            r"by key: no column of the table is named for it; name one with key= \(--key-column\)",
+            r"by key: no column of the table is given for it; give one with key= \(--key-column\)",
         ),
     ],
 )

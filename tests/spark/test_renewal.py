@@ -167,7 +167,7 @@ def test_function_is_asked_each_half_minute(now: list[float], caplog: pytest.Log
             "cannot be imported on this machine (AttributeError); it must be on driver and executors",
         ),
         ("no.such.module:function", None, "cannot be imported on this machine (ModuleNotFoundError)"),
-        (f"{__name__}:wrong", {"accessKey": "a"}, "must return Credentials or a tuple of 2 or 3 texts, not dict"),
+        (f"{__name__}:wrong", {"accessKey": "a"}, "must return Credentials or a tuple of 2 or 3 strings, not dict"),
         (f"{__name__}:wrong", ("a", ""), "option credentialsProvider: secret_key must be a non-empty str"),
         (f"{__name__}:wrong", ValueError("hush"), "raised ValueError"),
     ],

@@ -197,7 +197,7 @@ def test_the_largest_body_is_sent_alone() -> None:
 def test_an_id_column_is_the_id_and_needs_a_value() -> None:
     block = block_of(batch(["a", "b"], id=["x-1", "x-2"]), idColumn="id")
     assert [decode_properties(text) for text in block.texts] == [{"RMQ_SPARK_ID": "x-1"}, {"RMQ_SPARK_ID": "x-2"}]
-    with pytest.raises(InvalidMessageError, match="row 1 of partition 3 has no id: column id is NULL or empty; give a text"):
+    with pytest.raises(InvalidMessageError, match="row 1 of partition 3 has no id: column id is NULL or empty; give a string"):
         block_of(batch(["a", "b"], id=["x-1", None]), idColumn="id")
     shared = block_of(batch(["a"], keys=["k"]), idColumn="keys")
     assert decode_properties(shared.texts[0]) == {"RMQ_SPARK_ID": "k", "KEYS": "k"}

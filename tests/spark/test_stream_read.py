@@ -192,7 +192,7 @@ class TestWhatIsRead:
         planner = Planner(broker, subscribe="t")
         planner.begin(subscribe="u")
         with pytest.raises(
-            ConfigError, match="the checkpoint is of topic t, this query reads u; give it a checkpointLocation of"
+            ConfigError, match="the checkpoint belongs to topic t, but this query reads u; give the query its own"
         ):
             planner.plan()
         planner.begin(subscribe="t,u")

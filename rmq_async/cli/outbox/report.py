@@ -86,7 +86,7 @@ class Progress:
         rate = sent / max(seconds, 1e-3)
         known = _fields(status) if status is not None else dict.fromkeys(("pending", "oldest_age", "failed"))
         self._output.record({"total": known | {"sent": sent, "seconds": round(seconds, 3), "rate": round(rate, 1)}})
-        rest = f"{_waiting(status)}, {status.failed:,} failed" if status is not None else "the number of pending messages is not known"
+        rest = f"{_waiting(status)}, {status.failed:,} failed" if status is not None else "number of pending messages unknown"
         self._output.line(f"{message_count(sent)} sent in {seconds:,.1f} s, {rest}")
 
     def _write(self, write: Callable[..., None], *arguments: object) -> None:

@@ -4,7 +4,7 @@ start.
 The checkpoint records the offsets that were read. The log ``_spark_metadata``, which is next to the files, records the files
 that were written: a file that it does not list belongs to a failed attempt, and Spark's reader skips it. Checkpoint and log
 must belong to the same query, but Spark does not check that: if a sink's log has batches that the checkpoint lacks, the sink
-skips the same number of new batches without an error. Therefore, this module checks them before it starts the query.
+skips the same number of new batches without an error. Therefore, this module checks both before it starts the query.
 
 To run it as a program, call ``rmq spark archive`` or pass this file to ``spark-submit``.
 """
@@ -275,7 +275,7 @@ def check_pair(
         known = f"knows {max(read) + 1}" if read else "is missing or empty"
         raise ConfigError(
             f"{path} holds an archive of {max(written) + 1} micro-batches, but its checkpoint {checkpoint} {known}: "
-            "going on would leave messages out; give the checkpoint it was written with, or another path"
+            "to continue would leave messages out; give the checkpoint that it was written with, or another path"
         )
     if done and (not written or max(written) < max(done)):
         there = f"holds {max(written) + 1}" if written else "holds none of them"
@@ -293,7 +293,7 @@ def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], p
     if missing:
         asked = f"pattern {pattern!r}" if pattern else ", ".join(topics)
         raise ConfigError(
-            f"checkpoint {checkpoint} is of an archive of topic {', '.join(missing)}, which {asked} does not include; "
+            f"checkpoint {checkpoint} belongs to an archive of topic {', '.join(missing)}, which {asked} does not include; "
             "give it too, or another path"
         )
 
@@ -309,7 +309,8 @@ def known_offsets(text: str, checkpoint: str) -> dict[str, int]:
         return {str(key): int(offset) for key, offset in offsets.items()}
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigError(
-            f"checkpoint {checkpoint} is not of an archive of topics: its offsets are {text[-100:]!r}; give the archive's own"
+            f"checkpoint {checkpoint} does not belong to an archive of topics: its offsets are {text[-100:]!r}; give the "
+            "checkpoint of the archive"
         ) from None
 
 

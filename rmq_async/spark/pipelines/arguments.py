@@ -42,7 +42,7 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 def refuse_topics(options: Mapping[str, str]) -> None:
     """Raise ConfigError for options that name topics, because a pipeline has arguments for topics."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
-        raise ConfigError(f"option {given[0]} is not one of this pipeline; name its topics by the pipeline's own arguments")
+        raise ConfigError(f"option {given[0]} does not apply to this pipeline; name the topics by the arguments of the pipeline")
 
 
 def refuse_replicas(options: Mapping[str, str], why: str) -> None:
@@ -53,7 +53,7 @@ def refuse_replicas(options: Mapping[str, str], why: str) -> None:
     """
     if any(name.lower() == "offsetsfromreplicas" for name in options):
         raise ConfigError(
-            f"option offsetsFromReplicas is not one of this pipeline: a replica may lack messages, and {why}; leave it out"
+            f"option offsetsFromReplicas does not apply to this pipeline: a replica may lack messages, and {why}; leave it out"
         )
 
 
@@ -78,7 +78,7 @@ async def check_masters(admin: Admin, topic: str) -> None:
         if data.broker_name not in known or MASTER_ID not in known[data.broker_name].broker_addrs:
             raise BrokerNotFoundError(
                 f"broker {printable(data.broker_name)} of topic {topic} has no master now, and its replicas may lack messages; "
-                "run again when it has one",
+                "run again when it has a master",
                 broker=data.broker_name,
             )
 

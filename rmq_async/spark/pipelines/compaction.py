@@ -138,7 +138,7 @@ def entries_of(text: str) -> list[Entry]:
     """
     version, *lines = text.splitlines() or ("",)
     if version != VERSION:
-        raise ConfigError(f"the log of Spark's sink is of version {version!r}, not {VERSION!r}; {_OTHER_SPARK}")
+        raise ConfigError(f"the log of Spark's sink has version {version!r}, not {VERSION!r}; {_OTHER_SPARK}")
     entries = []
     for line in lines:
         try:

@@ -146,7 +146,7 @@ class MessageColumns:
             )
         if self.order_by is not None and self.sharding_key is None:
             raise ConfigError(
-                "an order needs a sharding key, since only messages with the same one are kept in order; give one, or no order"
+                "an order needs a sharding key, because only messages with the same key keep their order; give one, or no order"
             )
 
     def select(self, frame: DataFrame) -> DataFrame:

@@ -203,7 +203,7 @@ def _check(by: str, fail_on: Collection[str], table: SentTable) -> None:
     _check_by(by, fail_on)
     if (table.key if by == "key" else table.id) is None:
         needed = "key= (--key-column)" if by == "key" else "id= (--id-column)"
-        raise ConfigError(f"by {by}: no column of the table is named for it; name one with {needed}")
+        raise ConfigError(f"by {by}: no column of the table is given for it; give one with {needed}")
 
 
 def _deleted(options: Mapping[str, str], topics: str) -> int:
@@ -345,7 +345,7 @@ def _table(given: argparse.Namespace, columns: Sequence[str]) -> SentTable:
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise argparse.ArgumentTypeError(f"must be names with commas between them, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be names separated by commas, not {text!r}")
     return names
 
 

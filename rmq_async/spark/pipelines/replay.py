@@ -215,7 +215,7 @@ def read_archive(spark: SparkSession, path: str | PathLike[str]) -> DataFrame:
     missing = [name for name in NEEDED if name not in columns]
     if missing:
         raise ConfigError(
-            f"{path} is not an archive of topics: it has no column {missing[0]}; give the directory that rmq spark archive has written"
+            f"{path} is not an archive of topics: it has no column {missing[0]}; give the directory that rmq spark archive wrote"
         )
     return spark.read.schema(ARCHIVE_DDL).parquet(path)
 
@@ -302,7 +302,7 @@ def _archived_queues(frame: DataFrame, path: str) -> list[ArchivedQueue]:
         if source.messages > source.last - source.first + 1:
             raise PipelineError(
                 f"{path} holds messages twice: {source.messages} of {source.name} between offsets {source.first} and "
-                f"{source.last}; if it was copied without its _spark_metadata, copy that too"
+                f"{source.last}; if it was copied without _spark_metadata, copy that directory too"
             )
     return sorted(archived)
 

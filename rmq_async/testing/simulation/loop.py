@@ -369,7 +369,7 @@ class SimulatedLoop(Refused, asyncio.AbstractEventLoop):
         try:
             self._handler(self, context)
         except Exception:
-            logger.exception("%s: the exception handler failed for %r; mend the handler", self.name, context.get("message"))
+            logger.exception("%s: the exception handler failed for %r; fix the handler", self.name, context.get("message"))
 
 
 def settle(future: asyncio.Future[T] | concurrent.futures.Future[T], work: Callable[[], T]) -> None:
