@@ -1,9 +1,9 @@
 """Numbers and names of the remoting protocol of Apache RocketMQ 5.5.0.
 
 Sources: ``RequestCode``, ``ResponseCode``, ``LanguageCode``, ``SerializeType``, ``MessageSysFlag``, ``PullSysFlag``,
-``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. The module does not contain the requests of
-controllers (1001 to 1006, 1009 to 1013), of the flow control of cold data (2001 to 2004) and 5001, and responses below 0 and from
-2000 to 2018.
+``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. The module leaves out the requests of
+controllers (1001 to 1006, 1009 to 1013), the requests of the flow control of cold data (2001 to 2004), the request 5001, and the
+responses below 0 and from 2000 to 2018.
 """
 
 from __future__ import annotations

@@ -89,9 +89,10 @@ def _earlier(topic: str, properties: Mapping[str, str]) -> str | None:
 
 
 def _popped_topic(topic: str, properties: Mapping[str, str]) -> str | None:
-    """Return the topic in the name of a retry topic for pops. Return None for any other name.
+    """Return the original topic of a retry topic for pops. Return None for any other topic.
 
-    The name is ``%RETRY%group+topic``, or ``%RETRY%group_topic`` if the property ORIGIN_GROUP names the group.
+    The name of the retry topic is ``%RETRY%group+topic``, or ``%RETRY%group_topic`` if the property ORIGIN_GROUP names the
+    group.
     """
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return None

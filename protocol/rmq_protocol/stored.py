@@ -63,12 +63,12 @@ def decode_messages(
         data: The block of records.
         topic_queue_broker: Broker name in each message's ``queue``.
         max_decompressed_size: Maximum size in bytes of one body, and of all decompressed bodies of the block together.
-        check_crc: False accepts bodies whose CRC differs from that in their record.
+        check_crc: False accepts bodies whose CRC differs from the CRC in the record.
         allow_partial: True stops decoding at a record whose body would exceed the limit for the block; ``resume_at`` is then the
             offset for another pull. False reports such records as corrupt. A body that exceeds the limit on its own is corrupt in
             both cases.
-        unwrap_batches: True returns the messages of an inner batch instead of the batch. A batch is still returned as it is if it
-            is malformed, or if it was compressed and has more messages than the limit allows.
+        unwrap_batches: True returns the messages of an inner batch instead of the batch. A malformed batch is still returned
+            unchanged, and so is a compressed batch that has more messages than the limit allows.
     """
     block = MessageBlock(data, topic_queue_broker, max_decompressed_size, check_crc, unwrap_batches, allow_partial)
     return block.decode()

@@ -50,8 +50,8 @@ _SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 
 
 def plain(text: str) -> str:
-    """Return a string of a subclass of str as a plain str. A member of an Enum has another hash than its value, and formatting it
-    may give its name.
+    """Return a string of a subclass of str as a plain str. The hash of an Enum member differs from that of its value, and
+    formatting the member may give its name.
     """
     return text if text.__class__ is str else str.__str__(text)
 

@@ -276,8 +276,8 @@ class Admin(ClientUser):
     # -- messages
 
     async def view_message(self, topic: str, msg_id: str) -> MessageExt:
-        """Return one message of ``topic`` by the offset id that a broker gave, or by the unique id that its sender gave. If
-        several messages have that unique id, return the message that was stored first.
+        """Return one message of ``topic`` by its offset id, which a broker assigned, or by its unique id, which the sender
+        assigned. If several messages have that unique id, return the message that was stored first.
 
         A damaged message raises CorruptMessageError if ``msg_id`` is its offset id. Otherwise, the damaged message is logged
         and left out.
@@ -412,8 +412,8 @@ class Admin(ClientUser):
         """Return the offsets and the lag of ``group`` in each queue of ``topic`` and of the group's retry topics.
 
         Without ``topic``, return them for all topics for which the group has offsets; while members are connected, for the
-        topics to which they subscribe. The result has the queues that ``mqadmin consumerProgress`` shows, and also the queues
-        of topics that members may not read, and the retry queues that the retry topic lacks.
+        topics to which they subscribe. In addition to the queues that ``mqadmin consumerProgress`` shows, the result has the
+        queues of topics that members may not read, and the retry queues that are missing from the retry topic.
 
         Raises:
             SubscriptionGroupNotExistError: For a group that does not exist. Without ``topic``, also for a group without any

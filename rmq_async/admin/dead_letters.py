@@ -1,4 +1,4 @@
-"""Reads the dead letters of a group from its ``%DLQ%`` topic, and sends them to their topics again.
+"""Reads the dead letters of a group from its ``%DLQ%`` topic, and sends them to their original topics again.
 
 The offset of the group TOOLS_CONSUMER in the ``%DLQ%`` topic records which dead letters were sent again or skipped. Every
 broker has this group, for use by tools.

@@ -120,7 +120,7 @@ async def _members(instance: client.ClientInstance, group: str, deadline: float)
 
 
 async def _unreadable_topics(instance: client.ClientInstance, members: ConsumerConnections, deadline: float) -> list[str]:
-    """Return the topics to which members subscribe and that they may not read on at least one broker.
+    """Return the topics to which members subscribe, but which they may not read on at least one broker.
 
     A group may have no offsets there, and brokers leave such a topic out unless they are asked for it.
     """

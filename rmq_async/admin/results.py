@@ -155,8 +155,8 @@ class OffsetChange(msgspec.Struct, frozen=True):
     Attributes:
         before: The former offset. None if the group had no offset.
         verified: Whether a read after the change returned ``after`` or a later commit of a member. It is False in a dry run. It
-            is also False if members went back and had passed the former offset again before the admin read the offset; in that
-            case, ``Admin.group_lag`` shows their progress.
+            is also False if the offset was moved back and members had already passed the former offset again when the admin
+            read it; in that case, ``Admin.group_lag`` shows their progress.
     """
 
     queue: MessageQueue

@@ -318,7 +318,7 @@ class EmbeddedRocketMQ:
         """Make the broker (None: each broker) list these ids, including repeated ids, as the members of the group. If
         ``client_ids`` is None, the broker lists the real members again.
 
-        Members request the list (38) when they share out the queues. If the list is empty, they receive an error. The broker
+        Members request the list (38) when they divide the queues. If the list is empty, they receive an error. The broker
         does not notify members of the change; call ``rebalance`` to notify them.
         """
         if isinstance(client_ids, str):

@@ -208,8 +208,9 @@ class Relay:
             except DATABASE_ERRORS as error:
                 failures += 1
                 if is_power_of_two(failures):
-                    text = "the outbox cannot %s and tries again (failed attempts: %d): %s"
-                    logger.warning(text, name, failures, reason_of(error))
+                    logger.warning(
+                        "the outbox cannot %s and tries again (failed attempts: %d): %s", name, failures, reason_of(error)
+                    )
             except Exception as error:  # noqa: BLE001 - a bug of ours or of a callback must not end the relay
                 failures += 1
                 self.loop.call_exception_handler(
@@ -260,7 +261,7 @@ class Relay:
         return True
 
     async def _write(self, outcomes: Outcomes) -> None:
-        """Write outcomes. Repeat that while the database is unavailable, because the outcomes are stored nowhere else."""
+        """Write outcomes. Repeat the write while the database is unavailable, because the outcomes are stored nowhere else."""
         failures = 0
         while True:
             try:

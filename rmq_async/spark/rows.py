@@ -2,9 +2,9 @@
 become messages.
 
 A row costs about a microsecond here, so no Message and no dictionary is created per row. Each column that becomes properties is
-converted to a list of strings, which are its parts of the properties in wire format. Most checks run over whole columns; only
-after a check has failed, the row is searched for, to name it in the error. The joined parts are a row's properties except for
-the unique id and ``WAIT``, which are added when the row is encoded (``sink_requests``).
+converted to a list of strings, one per row: the column's part of the row's properties in wire format. The parts are joined. They
+are a row's properties except for the unique id and ``WAIT``, which are added when the row is encoded (``sink_requests``). Most
+checks run over whole columns. Only if a check fails, the module searches for the row, to name it in the error.
 """
 
 from __future__ import annotations

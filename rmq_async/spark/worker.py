@@ -4,7 +4,7 @@ Python workers are forked, reused for many tasks, and killed without notice when
 are created at first use and belong to the process that created them (identified by its pid), and readers do not join a consumer
 group. The next attempt of a failed task gets new connections (``fresh``), because the old connections may be the cause. A
 worker outlives tasks and their credentials, so each task closes clients that were unused for ``IDLE`` seconds and, if there are
-more than ``MOST``, the clients that were unused for longest. A process that only reads does not import the producer, because
+more than ``MOST``, the clients that were unused the longest. A process that only reads does not import the producer, because
 each query begins with new processes and waits for their imports.
 """
 
@@ -191,7 +191,7 @@ class Worker:
 
     def _close_unused(self, wanted: object) -> None:
         """Close, on the loop, the clients that were unused for ``IDLE`` seconds and, if there are more than ``MOST``, the
-        clients that were unused for longest.
+        clients that were unused the longest.
 
         No call waits for these clients to close.
         """

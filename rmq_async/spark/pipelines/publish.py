@@ -121,7 +121,7 @@ def publish(
 
 @dataclass(frozen=True, kw_only=True)
 class MessageColumns:
-    """The columns of a table from which its messages are built, with the meanings that ``publish`` documents."""
+    """The columns of a table from which messages are built. ``publish`` explains them."""
 
     body: str | None = None
     keys: Sequence[str] = ()

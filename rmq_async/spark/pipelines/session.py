@@ -102,8 +102,8 @@ class Said:
 
 @contextmanager
 def stderr_kept() -> Iterator[Said]:
-    """Keep the output to stderr away from the terminal: the output that this process writes in the block, and the output that
-    processes which start in the block write, even after the block.
+    """Capture the output that this process writes to stderr in the block. Also capture the output of processes that are started
+    in the block, even after the block.
 
     Raises:
         OSError: If this process has no stderr.
@@ -123,9 +123,9 @@ def stderr_kept() -> Iterator[Said]:
 
 @contextmanager
 def silent_start(silent: bool) -> Iterator[None]:
-    """Keep the output as ``stderr_kept`` does, if ``silent`` is True and the process has a stderr.
+    """Capture the output as ``stderr_kept`` does, if ``silent`` is True and the process has a stderr.
 
-    If the block raises an error, print the beginning of the kept output.
+    If the block raises an error, print the beginning of the captured output.
     """
     said: Said | None = None
     with ExitStack() as stack:

@@ -132,8 +132,8 @@ def unfinished(calls: Iterable[Call], ends: Mapping[str, Sequence[float]], over:
 
 
 def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
-    """Return messages that are stored in a different order than the order in which their calls began. Messages are compared if
-    one producer passed them to ``send`` and ``send_async`` for the same queue, key or sharding key.
+    """Return messages whose stored order differs from the order in which their calls began. Messages are compared if one
+    producer passed them to ``send`` and ``send_async`` for the same queue, key or sharding key.
 
     The order is promised up to the first call of the key whose error is ``maybe_stored``. Messages that a power loss removed are
     not compared, because their offsets were assigned again. Delayed messages are not compared either, because they enter the queue

@@ -2,8 +2,8 @@
 
 Each kind draws from its own generator.
 
-A fault begins, lasts for a drawn time and ends by itself. It was "met" if it had an effect that the simulation can detect, for
-example bytes that a cut link held back; a cut link without any bytes does not count.
+A fault begins, lasts for a drawn time and ends by itself. It was "met" if it had an effect that the simulation can detect. For
+example, a cut of a link was met if it held back bytes, and was not met if no bytes were sent.
 """
 
 from __future__ import annotations

@@ -107,9 +107,7 @@ def all_bound_names(by_id: Mapping[int, Any]) -> Names:
 
 
 def bound_names(modules: Iterable[ModuleType], by_id: Mapping[int, Any]) -> Names:
-    """Yield each name of the modules that is bound to an object in ``by_id``, with the value that ``by_id`` has for that
-    object.
-    """
+    """Yield each name in the modules that is bound to an object in ``by_id``, with the value of that object in ``by_id``."""
     for module in modules:
         values = vars(module)
         if not by_id.keys().isdisjoint(map(id, values.values())):  # few modules have any; avoids a Python step per name
