@@ -92,8 +92,8 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
 
 
 def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
-    """Return the valid handles in the infos of a pop's response for which ``found`` has no message, such as the handles of records
-    that cannot be read.
+    """Return the valid handles in the infos of a pop's response that are not in ``found``, such as the handles of records that
+    cannot be read.
 
     Args:
         answer: Header of the pop's response.

@@ -228,7 +228,7 @@ async def test_resend_dead_letters_passes_over_damaged_ones(
     assert [text.partition("; it was skipped: stored record at ")[0].partition(" at ")[2] for text in each] == [
         f"offset {offset} of queue 0 on broker broker-a is damaged" for offset in (1, 3, 4, 6)
     ]
-    totals = [text for text in logged if text.endswith("as skip_damaged says; they stay in the dead-letter topic")]
+    totals = [text for text in logged if text.endswith("because of skip_damaged; they stay in the dead-letter topic")]
     assert sum(int(text.split()[2]) for text in totals) == 4
 
 

@@ -35,7 +35,7 @@ class Connected:
 
 def test_session_of_connect_is_refused_in_a_sentence() -> None:
     session: Any = Connected()
-    with pytest.raises(ConfigError, match="this is one of Spark Connect; give the pipeline to spark-submit"):
+    with pytest.raises(ConfigError, match="this session is one of Spark Connect; run the pipeline with spark-submit"):
         Files(session)
 
 

@@ -91,7 +91,7 @@ class TestQueuesComeAndGo:
         assert planner.step() == late[:4]
         broker.topic("t", broker="broker-b", perm=2)
         assert not planner.plan(), "a restart takes a moment"
-        assert "offsets 6 to 11 are not read yet" in caplog.text
+        assert "offsets 6 to 11 have not been read" in caplog.text
         now += 1
         with pytest.raises(
             OffsetRangeError, match="t/broker-b/0: the queue is gone; offsets 6 to 11 were to be read, nothing is"
