@@ -126,5 +126,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _run(work: Any) -> None:
     import asyncio
 
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # with a factory, the runner does not set the thread's loop
+    # With a factory, the runner does not set the thread's loop.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         runner.run(work)

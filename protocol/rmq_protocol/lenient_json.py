@@ -79,7 +79,9 @@ def dumps(value: Any) -> bytes:
     try:
         _write(value, parts, MAX_DEPTH)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise LocalProtocolError(f"the value cannot be written as JSON: {error}; give a value such as loads() returns") from None
+        raise LocalProtocolError(
+            f"the value cannot be written as JSON: {error}; give a value such as loads() returns"
+        ) from None
     return b"".join(parts)
 
 

@@ -315,7 +315,9 @@ class Admin(ClientUser):
             topic = self._wire(topic)
             key = check_text("key", key, longest=_MAX_ID_LENGTH)
             if " " in key:
-                raise ConfigError(f"key must be a string without spaces, which separate the keys of a message, not {shown(key)}")
+                raise ConfigError(
+                    f"key must be a string without spaces, which separate the keys of a message, not {shown(key)}"
+                )
             check_int("max_num", max_num, 1, _MAX_FOUND)
             begin_ms = None if begin is None else epoch_ms(begin)
             end_ms = None if end is None else epoch_ms(end)

@@ -72,7 +72,9 @@ async def view(instance: ClientInstance, topic: str, msg_id: str, deadline: floa
         if found:
             return found[0]
     where = printable(", ".join(brokers))
-    stranger = f" (the id may contain the address {place.host}, which is not a broker of this cluster)" if place is not None else ""
+    stranger = (
+        f" (the id may contain the address {place.host}, which is not a broker of this cluster)" if place is not None else ""
+    )
     raise QueryNotFoundError(
         f"no message of topic {instance.names.display_name(topic)} has the id {printable(msg_id)} on {where}{stranger}; "
         "check the topic and the id, and whether the message has been deleted",

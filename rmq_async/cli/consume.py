@@ -494,7 +494,9 @@ class _Work:
     "--exec-timeout", most=86400.0, min_open=True, default=900.0,
     help="Time limit of a command. After it, the command is ended, and its message is tried again.",
 )  # fmt: skip
-@click.option("--verbose", "-v", is_flag=True, help="Print a line with queue, offset, time, id, tags and keys before each body.")
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Print a line with queue, offset, time, id, tags and keys before each body."
+)
 @client_options
 @pass_options(ConsumeOptions)
 def consume(options: ConsumeOptions) -> int:

@@ -97,7 +97,9 @@ async def lag(admin: Admin, output: Output, name: str, topic: str | None) -> Non
     "--retry-queues", most=65535, default=1,
     help="Queues that failed messages go to; the group's retry topic gets as many.",
 )  # fmt: skip
-@click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, if there is one cluster.")
+@click.option(
+    "--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, if there is one cluster."
+)
 @click.option("--broker", metavar="NAME", help="On this broker only.")
 @admin_command()
 async def create(

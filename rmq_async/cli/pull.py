@@ -48,7 +48,9 @@ class _PullOptions(ClientOptions):
 @number_option("--max", "limit", help="End after N messages.")
 @click.option("--tags", default="*", show_default=True, metavar="TAGS", help="Messages with one of these tags: a || b.")
 @click.option("--queue", "queues", type=QUEUE, multiple=True, help="This queue only; may be given again.")
-@click.option("--verbose", "-v", is_flag=True, help="Print a line with queue, offset, time, id, tags and keys before each body.")
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Print a line with queue, offset, time, id, tags and keys before each body."
+)
 @click.option("--group", default=TOOLS_GROUP, show_default=True, help="Consumer group; nothing is committed for it.")
 @client_options
 @pass_options(_PullOptions)

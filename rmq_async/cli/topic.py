@@ -47,7 +47,9 @@ async def list_topics(admin: Admin, output: Output, system: bool) -> None:
 @click.option("--perm", type=click.Choice(["2", "4", "6"]), default="6", show_default=True, help="2: write, 4: read, 6: both.")
 @click.option("--order", is_flag=True, help="An ordered topic: the name servers record its queues.")
 @click.option("--attribute", "attributes", type=PROPERTY, multiple=True, help="Such as message.type=FIFO; may be given again.")
-@click.option("--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, if there is one cluster.")
+@click.option(
+    "--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, if there is one cluster."
+)
 @click.option("--broker", metavar="NAME", help="On this broker only.")
 @admin_command()
 async def create(

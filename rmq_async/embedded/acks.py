@@ -179,9 +179,7 @@ class AckProcessor(Processor):
         now = max(self._clock.now_ms(), info.pop_time + 1)  # a different pop time makes the old handle void
         self._state.check_points.ack(_handle(header, info), header.offset)
         if points.messages >= MAX_IN_FLIGHT:
-            remark = (
-                f"this broker has {MAX_IN_FLIGHT} popped messages without an ack, so it accepts no changes; acknowledge some first"
-            )
+            remark = f"this broker has {MAX_IN_FLIGHT} popped messages without an ack, the maximum; acknowledge some first"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         if self._state.groups.get(header.consumerGroup) is not None:
             new = Handle(header.consumerGroup, header.topic, header.queueId, header.offset, now, header.invisibleTime)

@@ -307,9 +307,7 @@ def _id_of(result: Any) -> int:
 
 def _checked_ids(ids: Iterable[int]) -> list[int]:
     if not isinstance(ids, Iterable):
-        raise TypeError(
-            f"ids must be an iterable of row ids, such as a list, or None for all FAILED rows, not {shown(ids)}"
-        )
+        raise TypeError(f"ids must be an iterable of row ids, such as a list, or None for all FAILED rows, not {shown(ids)}")
     chosen = list(ids)
     for each in chosen:
         if not isinstance(each, int) or isinstance(each, bool):

@@ -330,7 +330,9 @@ class Relay:
                 failures += 1
                 if is_power_of_two(failures):
                     text = printable(error, 1000)
-                    logger.warning("the outbox's producer cannot start and tries again (failed attempts: %d): %s", failures, text)
+                    logger.warning(
+                        "the outbox's producer cannot start and tries again (failed attempts: %d): %s", failures, text
+                    )
                 await asyncio.sleep(min(LONGEST_PAUSE, 0.05 * 2 ** min(failures, 10)))
             else:
                 self._look.set()

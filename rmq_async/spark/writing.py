@@ -139,9 +139,7 @@ def _without_counterpart(unknown: list[str], names: list[str]) -> str:
     if set(unknown) <= SOURCE_COLUMNS.keys():
         kept = [repr(name) for name in names if name in _WORTH_KEEPING]
         queue = (
-            " (and brokerName and queueId, to send each message to the queue that it came from)"
-            if "queueId" in names
-            else ""
+            " (and brokerName and queueId, to send each message to the queue that it came from)" if "queueId" in names else ""
         )
         return f"{what} {', '.join(unknown)} to write, because brokers set them: .select({', '.join(kept)}){queue}"
     return f"{what} {', '.join(unknown)} to write, only {', '.join(SINK_COLUMNS)}; .select() what is meant"

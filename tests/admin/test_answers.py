@@ -173,7 +173,9 @@ async def test_an_id_chooses_the_broker_only_among_those_of_the_cluster() -> Non
         scripted(broker, {33: lambda request: (0, None, stored(broker, int((request.ext_fields or {})["offset"] or 0)))})
         found = await admin.view_message("t", pack_offset_id(broker.address, 700))
         assert (found.commit_log_offset, found.queue.broker_name, found.msg_id) == (700, "broker-a", "id")
-        with pytest.raises(QueryNotFoundError, match=f"the id may contain the address {stranger.address}, which is not a broker"):
+        with pytest.raises(
+            QueryNotFoundError, match=f"the id may contain the address {stranger.address}, which is not a broker"
+        ):
             await admin.view_message("t", pack_offset_id(stranger.address, 700))
         assert stranger.requests == []
 

@@ -79,9 +79,7 @@ def test_resend_passes_over_letters_of_a_deleted_topic(server: EmbeddedRocketMQ,
     assert rmq_here("topic", "delete", "gone").code == 0
     ended = rmq_here("group", "resend", "gone", "--yes")
     assert (ended.code, ended.out) == (1, "")
-    assert one_line(ended.err).endswith(
-        "to skip the letters of topic gone, give skip_topics (rmq group resend --skip-topic)"
-    )
+    assert one_line(ended.err).endswith("to skip the letters of topic gone, give skip_topics (rmq group resend --skip-topic)")
     ended = rmq_here("group", "resend", "gone", "--yes", "--skip-topic", "other", "--skip-topic", "gone")
     assert (ended.code, ended.out) == (0, "0 sent again\n")
     assert one_line(ended.err) == (
@@ -104,9 +102,7 @@ def test_resend_passes_over_a_damaged_letter(server: EmbeddedRocketMQ, rmq_here:
     asyncio.run(damage())
     ended = rmq_here("group", "resend", "torn", "--yes")
     assert (ended.code, ended.out) == (1, "")
-    assert one_line(ended.err).endswith(
-        "to skip damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)"
-    )
+    assert one_line(ended.err).endswith("to skip damaged letters, give skip_damaged=True (rmq group resend --skip-damaged)")
     ended = rmq_here("group", "resend", "torn", "--yes", "--skip-damaged")
     assert (ended.code, ended.out) == (0, "0 sent again\n")
     letter, total = ended.err.splitlines()

@@ -166,7 +166,11 @@ def test_mistakes_are_one_sentence(
             f"there is no archive at {tmp_path / 'nowhere'}: the path does not exist",
         ),
         ([tmp_path / "empty", "--topic", small], 1, f"the archive at {tmp_path / 'empty'} is empty"),
-        ([tmp_path / "other", "--topic", small], 2, f"{tmp_path / 'other'} is not an archive of topics: it has no column topic"),
+        (
+            [tmp_path / "other", "--topic", small],
+            2,
+            f"{tmp_path / 'other'} is not an archive of topics: it has no column topic",
+        ),
         ([archived.path, "--topic", small, "--exact-queues"], 2, f"topic {small} has no queue"),
         ([archived.path, "--topic", "spark-no-such"], 1, "spark-no-such"),
         ([archived.path], 2, "one of the arguments --topic --to-original is required"),

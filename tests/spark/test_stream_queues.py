@@ -55,7 +55,8 @@ class TestQueuesComeAndGo:
         broker.topic("t")
         sent = broker.send("t", 5)
         expected = (
-            "t/broker-a/0: the queue was created again or has lost its end; offsets 20 to 20 were to be read, available are 0 to 5"
+            "t/broker-a/0: the queue was created again or has lost its end; offsets 20 to 20 were to be read, "
+            "available are 0 to 5"
         )
         with pytest.raises(OffsetRangeError, match=expected):
             planner.plan()
@@ -83,7 +84,9 @@ class TestQueuesComeAndGo:
         now += 10**6
         assert not planner.plan()
         assert (
-            caplog.text.count("queue t/broker-b/0 is in no route now; its known messages have been read; its offset, 2, is kept")
+            caplog.text.count(
+                "queue t/broker-b/0 is in no route now; its known messages have been read; its offset, 2, is kept"
+            )
             == 1
         )
         broker.topic("t", broker="broker-b")

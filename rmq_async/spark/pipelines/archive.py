@@ -284,7 +284,9 @@ def check_pair(
             "give the path it was used with, or start again with another checkpoint"
         )
     if not written and not read and any(not name.startswith(("_", ".")) for name in content or ()):
-        raise ConfigError(f"{path} is not empty and not an archive; give another path: readers of an archive see no other files")
+        raise ConfigError(
+            f"{path} is not empty and not an archive; give another path: readers of an archive see no other files"
+        )
 
 
 def check_topics(checkpoint: str, known: Iterable[str], topics: Sequence[str], pattern: str | None) -> None:
@@ -349,7 +351,9 @@ class _Archive:
         which.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches")
         add("--path", required=True, metavar="PATH", help="directory of the archive, on any store Spark writes to")
         add(
-            "--checkpoint", metavar="PATH", help="records what was read, always the same for an archive; default: PATH/_checkpoint"
+            "--checkpoint",
+            metavar="PATH",
+            help="records what was read, always the same for an archive; default: PATH/_checkpoint",
         )
         add(
             "--starting",
@@ -360,7 +364,12 @@ class _Archive:
         )
         add("--max-offsets", type=job.whole_number(1, 10**15), metavar="N", help="maximum number of offsets per micro-batch")
         add("--tags", metavar="'a || b'", help="only messages with one of the tags")
-        add("--files", type=job.whole_number(1, 10**6), metavar="N", help="maximum number of files per topic, date and micro-batch")
+        add(
+            "--files",
+            type=job.whole_number(1, 10**6),
+            metavar="N",
+            help="maximum number of files per topic, date and micro-batch",
+        )
         add("--compression", default="snappy", choices=("none", "snappy", "zstd", "gzip", "lz4"), help="default: snappy")
         add(
             "--compact", action="store_true",

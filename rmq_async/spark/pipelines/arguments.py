@@ -42,7 +42,9 @@ def options_for(use: Use, options: Mapping[str, str], **over: object) -> dict[st
 def refuse_topics(options: Mapping[str, str]) -> None:
     """Raise ConfigError for options that name topics, because a pipeline has arguments for topics."""
     if given := sorted(name for name in options if name.lower() in _SUBJECTS):
-        raise ConfigError(f"option {given[0]} does not apply to this pipeline; name the topics by the arguments of the pipeline")
+        raise ConfigError(
+            f"option {given[0]} does not apply to this pipeline; name the topics by the arguments of the pipeline"
+        )
 
 
 def refuse_replicas(options: Mapping[str, str], why: str) -> None:
