@@ -274,7 +274,7 @@ class ProducerTableInfo(msgspec.Struct, frozen=True):
 
 # Offsets by queue: offsets of a topic, committed offsets of groups, and the offsets that a reset sets.
 #
-# Most of these bodies are maps keyed by queues, which servers and the Java client write in a form of their own (see ``json_body``).
+# Most of these bodies are maps keyed by queues, which servers and the Java client write in a non-standard form (``json_body``).
 
 
 class TopicOffset(msgspec.Struct, frozen=True, rename="camel"):

@@ -97,9 +97,9 @@ class RecordBlock(ABC):
         self._topics: dict[bytes, str] = {}
         self.queue: MessageQueue | None = None
         self.tags: frozenset[str] | None = None
-        # Topic and queue of the records to keep. None keeps those of any. Records of a static topic, whose pulls have an offset
-        # delta, have the id of the physical queue. Records of a light message queue (LMQ) have the topic and queue id to which
-        # they were sent.
+        # Topic and queue of the records to keep. None means any topic or queue. Records of a static topic, whose pulls have an
+        # offset delta, have the id of the physical queue. Records of a light message queue (LMQ) have the topic and queue id to
+        # which they were sent.
         self.only_topic: str | None = None
         self.only_queue_id: int | None = None
         self.offset_delta = 0

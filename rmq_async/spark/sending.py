@@ -80,8 +80,8 @@ ABSENT_PATIENCE: Final = 10.0
 for some seconds.
 """
 PACES: Final = 8
-"""Number of parts of a second. A request has at most the rows of one part, but at least one row. The unused time of one part
-may be saved up.
+"""Number of parts into which a rate divides a second. A request has at most the rows of one part, but at least one row. The
+unused time of one part may be saved up.
 """
 
 
