@@ -343,7 +343,7 @@ class RecallMessageResponseHeader(Header, kw_only=True):
 def send_header_v2(header: SendMessageRequestHeader) -> SendMessageRequestHeaderV2:
     """Return the one-letter form of a header (``createSendMessageRequestHeaderV2``).
 
-    ``ns``, ``nsd``, ``oway`` and ``lo`` are not copied. None becomes 0 for ``reconsumeTimes``, False for ``unitMode`` and
+    ``ns``, ``nsd``, ``oway`` and ``lo`` are not copied. None becomes 0 for ``reconsumeTimes``, and False for ``unitMode`` and
     ``batch``.
     """
     return SendMessageRequestHeaderV2(

@@ -133,7 +133,8 @@ async def everywhere(
     several errors of one kind, raise the first broker's error.
 
     Args:
-        absent: Code, and part of the remark, of a response which says that the broker has nothing. Such a response is left out.
+        absent: Code, and part of the remark, of a response which reports that the broker does not have the requested object. Such
+            a response is left out.
     """
     answers: dict[str, RemotingCommand] = {}
     for name, outcome in (await outcomes(instance, brokers, command, deadline)).items():

@@ -166,7 +166,7 @@ class _SendOptions(ClientOptions):
         )
 
     def copy(self, received: MessageExt) -> Message:
-        """Return the copy of a message. Options that are given replace its fields, and its properties with the same name."""
+        """Return the copy of a message. The given options replace fields of the copy, and properties with the same name."""
         changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
         given = {"tags": self.tags, "keys": self.keys or None, "sharding_key": self.sharding_key}
         changes |= {name: value for name, value in given.items() if value is not None}

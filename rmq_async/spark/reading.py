@@ -214,8 +214,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return step.end.to_json()
 
     def _oldest_unread(self, ends: planning.Offsets, latest: planning.Offsets) -> dict[str, Any]:
-        """Return the store time of the oldest message that this micro-batch leaves unread, by topic. It is ``t`` in a reported
-        offset. Messages of at most ``ASKED_FOR_TIMES`` queues are requested.
+        """Return the store time of the oldest message that this micro-batch leaves unread, by topic. Reported offsets have it as
+        ``t``. Messages of at most ``ASKED_FOR_TIMES`` queues are requested.
         """
         left = {queue: last - ends.get(queue, last) for queue, last in latest.items() if last > ends.get(queue, last)}
         most = sorted(left, key=lambda queue: -left[queue])[:ASKED_FOR_TIMES]

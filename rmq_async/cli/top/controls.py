@@ -2,8 +2,8 @@
 
 It does no I/O.
 
-The keys are: Tab selects the next table, s selects the next column to sort by, r reverses the order, / begins a filter, arrows
-and j k scroll, and q ends the view.
+The keys are: Tab selects the next table, s selects the next column to sort by, r reverses the order, / begins a filter, j, k and
+arrows scroll, and q ends the view.
 """
 
 from __future__ import annotations
