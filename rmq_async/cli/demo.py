@@ -143,8 +143,8 @@ async def awaited(mode: Mode, producer: Producer) -> None:
 
 
 async def deferred(mode: Mode, producer: Producer) -> None:
-    """Send with ``await producer.send_async(message, on_success=..., on_error=...)``. As many sends are in flight as there are
-    credits.
+    """Send with ``await producer.send_async(message, on_success=..., on_error=...)``. The number of sends in flight equals the
+    number of credits.
     """
     while taken := mode.take():
         (message,) = taken

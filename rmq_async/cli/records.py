@@ -170,7 +170,7 @@ class LeftOut:
     def count(
         self, message: MessageExt, where: str, *, tags: bool = True, keys: bool = True, sharding_key: bool = True
     ) -> None:
-        """Count the strings of a message that its copy lacks.
+        """Count the strings that the copy of a message lacks.
 
         Args:
             tags: Whether the tags of the message are copied.

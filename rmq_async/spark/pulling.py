@@ -408,7 +408,7 @@ class Puller:
         skipped.clear()
 
     async def _report_missing(self, answer: _Answer, missing: tuple[range, ...]) -> None:
-        """Report those missing offsets of a response that are lost. Wait for a broker in the same way as pulls do."""
+        """Report the missing offsets of a response whose messages are lost. Wait for a broker in the same way as pulls do."""
         whole, pulled = answer.whole, answer.pulled
         patience = Patience(self._options.pull_timeout)
         while True:

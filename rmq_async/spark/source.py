@@ -42,8 +42,8 @@ class RocketMQDataSource(DataSource):
 
     Spark creates it and calls its methods, which raise ConfigError in the following cases: an option is invalid; a schema has
     no column, has a column twice, has a column that the source or the sink does not have with this type, or has other columns
-    than the option ``columns``; a write has no body, no topic, not the column of ``idColumn``, or only one of brokerName and
-    queueId; a write is an overwrite; or the version of pyspark is below 4.2. They also raise the errors of requests to the
+    than the option ``columns``; a write has no body or no topic, lacks the column of ``idColumn``, or has only one of brokerName
+    and queueId; a write is an overwrite; or the version of pyspark is below 4.2. They also raise the errors of requests to the
     cluster. ``streamReader`` itself raises none of these errors. Instead, the reader that it returns raises them when it plans
     or reads.
     """
