@@ -55,4 +55,4 @@ def test_format_and_pipelines_work_over_spark_connect(spark: SparkSession, embed
     assert said["streamed"] == 40
     assert "unknown option 'topik'; is topic meant?" in said["error"]
     assert (said["published"], said["arrived"]) == (40, 40)
-    assert "this is one of Spark Connect" in said["refused"]
+    assert "this session is one of Spark Connect" in said["refused"]

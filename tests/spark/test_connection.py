@@ -212,7 +212,7 @@ class TestWorker:
             pass
 
         work = nothing()
-        with pytest.raises(ClientStateError, match="the worker of this process is closed"):
+        with pytest.raises(ClientStateError, match="the worker of this process was closed"):
             here.run(work)
         work.close()
 

@@ -83,7 +83,7 @@ class TestTheDatabase:
             ("postgresql://user:s3cret@127.0.0.1:1/db", 1, "cannot be reached"),
             ("postgres://user:s3cret@127.0.0.1:1/db?sslmode=disable", 1, "cannot be reached"),
             ("postgresql+psycopg://user:s3cret@127.0.0.1:1/db", 1, "cannot be reached"),
-            ("postgresql://user:s3cret@127.0.0.1:1/db?unknown=1", 2, "does not take"),
+            ("postgresql://user:s3cret@127.0.0.1:1/db?unknown=1", 2, "does not accept"),
         ],
     )
     def test_no_error_shows_a_password(self, url: str, code: int, says: str, rmq_here: Rmq) -> None:
