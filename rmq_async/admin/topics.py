@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
@@ -35,10 +35,7 @@ logger = logging.getLogger(__name__)
 SHOWN_EVERY: Final = 0.05
 """Seconds between two requests for the route of a new topic; a broker registers the topic within milliseconds."""
 SENT_AGAIN: Final = 5.0
-"""Seconds after which the brokers are asked again to create a topic that no name server shows. A name server ignores a
-registration whose version of the topics it already knows (``RouteInfoManager.isBrokerTopicConfigChanged``). Therefore, a lost
-registration is only repeated with the next change.
-"""
+"""Seconds after which the brokers are asked again to create a topic whose settings no name server shows."""
 
 AT_ONCE: Final = 8
 _OWN_PREFIXES: Final = ("%RETRY%", "%DLQ%", "rmq_sys_")
@@ -208,6 +205,16 @@ class _Creation:
                 address=self.masters[silent[0]],
             )
 
+    async def _register_again(self) -> None:
+        """Make the brokers register the topic at the name servers again. The errors of ``create`` propagate."""
+        # A broker registers all its topics every 30 s. If a topic changes in the meantime, the broker registers the old settings
+        # with the version of the new ones. A name server then ignores the registration of the change, because it has this version
+        # (``RouteInfoManager.isTopicConfigChanged``), and shows the old settings until the next change of any topic. A broker of
+        # 5.5.0 ignores a request that changes nothing. So another filter type, which brokers do not use, is set first.
+        other = "SINGLE_TAG" if self.header.topicFilterType == "MULTI_TAG" else "MULTI_TAG"
+        await replace(self, header=msgspec.structs.replace(self.header, topicFilterType=other)).create()
+        await self.create()
+
     async def _set_order(self, *, merge: bool) -> None:
         """Write the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
@@ -261,7 +268,7 @@ class _Creation:
             if machine.monotonic() >= again:
                 again += SENT_AGAIN
                 with suppress(RocketMQError):  # the brokers have already accepted the topic once
-                    await self.create()
+                    await self._register_again()
             try:
                 route = await self.instance.routes.fetch(topic, left)
             except TopicNotFoundError:

@@ -128,24 +128,30 @@ async def test_a_topic_that_is_not_shown_in_time_is_reported() -> None:
         await admin.create_topic("t", queues=8)
 
 
-async def test_topic_whose_registration_was_lost_is_sent_again() -> None:
-    """The broker registers nothing again while the name server has the version of its topics."""
+async def test_create_topic_repeats_a_lost_registration_with_another_change() -> None:
+    """A broker of 5.5.0 ignores a request that changes nothing, and registers only changes."""
     async with (
         Broker() as broker,
         NameServer({"c": {"broker-a": broker.address}}) as server,
         Admin(namesrv=server.address, request_timeout=30.0) as admin,
     ):
         asked: list[float] = []
+        changes: list[dict[str, str | None]] = []
 
         def create(link: Link, request: RemotingCommand) -> None:
             asked.append(monotonic())
-            if len(asked) > 1:
-                server.routes["t"] = route(broker.address, queues=8)
+            settings = {**(request.ext_fields or {})}
+            if settings not in changes[-1:]:
+                changes.append(settings)
+                if len(changes) > 1:
+                    server.routes["t"] = route(broker.address, queues=8)
             link.reply(request)
 
         broker.answers[CREATE] = create
         await admin.create_topic("t", queues=8)
-        assert asked[1:] == [pytest.approx(asked[0] + 5.0, abs=0.1)]
+        assert asked[1:] == [pytest.approx(asked[0] + 5.0, abs=0.1)] * 2
+        assert [each["topicFilterType"] for each in changes] == ["SINGLE_TAG", "MULTI_TAG", "SINGLE_TAG"]
+        assert changes[0] == changes[2]
 
 
 async def test_create_topic_names_the_brokers_that_do_not_answer_in_time() -> None:
