@@ -132,8 +132,8 @@ class ConsumerConfig:
     buffered_bytes_limit: int = 64 * 1024 * 1024
     """Size of the bodies of unsettled messages in bytes, 1024 to 2^40, at which pulls wait; a single pull may exceed it."""
     max_span: int = 2000
-    """Distance in offsets, 1 to 2^31, from the first unsettled message of a queue to the next pull, at which pulls of the queue
-    wait. This limits how many messages after an unsettled one are repeated after a crash."""
+    """Maximum distance in offsets, 1 to 2^31, from the first unsettled message of a queue to the next pull of the queue. This
+    limits how many messages after an unsettled one are repeated after a crash."""
     pull_size: int = 32
     """Maximum number of messages in one pull, 1 to 1024. With ``mode="pop"``, the maximum number of messages in one pop, 1 to
     32."""
@@ -167,7 +167,7 @@ class ConsumerConfig:
     """Seconds for which a broker leases a popped message to this member, 1 to 7200. The member renews the lease while it holds the
     message."""
     max_lease: float = 3600.0
-    """Maximum seconds for which a lease is renewed; at least ``invisible_time``."""
+    """Maximum seconds that a lease lasts, including its renewals; at least ``invisible_time``."""
     on_conflict: Literal["warn", "raise"] = "warn"
     """Reaction if members of the group have different subscriptions, or another process has this member's client id. "warn" logs
     a WARNING. "raise" also makes ``start()`` raise SubscriptionConflictError."""
@@ -176,7 +176,8 @@ class ConsumerConfig:
     on_revoked: AssignmentCallback | None = None
     """Called with queues that are being given up, before the wait for their handlers."""
     on_released: AssignmentCallback | None = None
-    """Called after ``on_revoked``, when the offsets of the queues were committed and their locks were released, if possible."""
+    """Called after ``on_revoked``, when the offsets of the queues are committed and their locks released, or these attempts have
+    failed."""
     on_lost: AssignmentCallback | None = None
     """Called with queues whose locks another member holds, or may hold."""
     retry: Retry = field(default_factory=Retry)

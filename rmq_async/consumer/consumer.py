@@ -102,7 +102,7 @@ class Consumer(LifeCycle):
         self._wire_group = self._names.wire(self.group)
         check_group(self._wire_group)
         self._subscriptions: dict[str, Subscription] = {}
-        """The subscriptions by topic on the wire."""
+        """The subscriptions, by the topic's name on the wire."""
         self._session: MemberSession | None = None
         for subscription in _subscriptions_of(topics):
             self._add(subscription)
@@ -116,9 +116,9 @@ class Consumer(LifeCycle):
         self._last_stats = ConsumerStats()
         self._doubts = Doubts()
         self._stopping: asyncio.Task[None] | None = None
-        """The task of a stop that was begun in a handler, a callback or the body of an iteration."""
+        """The task that runs the stop, if a handler, a callback or the body of an iteration has called ``stop``; None otherwise."""
         self._over: asyncio.Event | None = None
-        """The event that ``run`` waits for and ``stop`` sets; None when ``run`` is not active."""
+        """The event that ``run`` waits for and ``stop`` sets; None while no call of ``run`` is active."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group} {self._state.value}>"
@@ -165,8 +165,9 @@ class Consumer(LifeCycle):
                 handler takes a single message. It must be None with ``order="key"``.
             batch_wait: Maximum seconds for which a message waits for its batch to fill. With 0, a batch takes the messages that
                 have arrived.
-            rate: Maximum number of messages per second that this member starts to handle, on average, in bursts of up to 0.1 s.
-                ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be set while the consumer runs.
+            rate: Maximum number of messages per second that this member starts to handle, on average. A burst has at most the
+                messages of 0.1 s, and at least one. ``concurrency``, ``rate`` and ``timeout`` of the returned Subscription may be
+                set while the consumer runs.
             order: "key" handles the messages of one queue that have the same key one after the other, in the order of their
                 offsets; messages without a key count as messages with one common key. "queue" handles all messages of a queue one
                 after the other. None keeps no order. A failed attempt is repeated in place: its key or queue waits for it, up to
@@ -254,8 +255,8 @@ class Consumer(LifeCycle):
         """Join the group, and wait until the member reads the queues of its first share. With ``mode="pop"``, wait until each
         broker has responded to a pop.
 
-        The wait takes at most 3 s, because other members may still hold queues. If no other member does, but brokers do not
-        respond, the wait takes up to 10 s more. Do nothing if the consumer already runs.
+        The wait takes at most 3 s, because other members may still hold queues. If none does, but brokers do not respond, it takes
+        up to 10 s more. If the consumer already runs, do nothing.
 
         A group without committed offsets for a topic, or a broadcast member without positions, starts at ``start_from``. Messages
         that are sent after this call has returned are delivered. After an error, the consumer holds no connection and no task.
@@ -416,7 +417,7 @@ class Consumer(LifeCycle):
     # -- control
 
     def pause(self, *topics_or_queues: str | MessageQueue) -> None:
-        """Pause topics or queues: begin no more handler calls for them, and do not pull them. Without arguments, pause everything.
+        """Pause topics or queues: start no more handler calls for them, and do not pull them. Without arguments, pause everything.
 
         The queues stay with this member, and running calls continue. Pulled messages whose call has not begun are dropped, and
         pulled again after ``resume()``; failed messages that wait for another attempt in place are kept. A paused topic stays
@@ -496,9 +497,9 @@ class Consumer(LifeCycle):
     async def commit(self) -> None:
         """Commit the positions that have changed; return when the brokers have responded.
 
-        In broadcast, save the positions. With ``mode="pop"``, send the gathered acknowledgements, and return when brokers have
-        responded to the acknowledgements of all messages handled before the call, or the member has given them up because their
-        leases have ended.
+        In broadcast, save the positions. With ``mode="pop"``, send the pending acknowledgements. Return when brokers have responded
+        to the acknowledgements of all messages handled before the call, or the member has given up these acknowledgements because a
+        broker refuses them or the leases have ended.
 
         If a request fails, the other requests are still made, and the error of the first failure is raised. With ``mode="pop"``,
         requests are repeated, and only an error that made this member give up acknowledgements is raised. In broadcast, the errors
@@ -514,8 +515,8 @@ class Consumer(LifeCycle):
     # -- tests
 
     async def wait_settled(self, n: int, *, timeout: float = 5.0) -> tuple[Settled, ...]:
-        """Return the next ``n`` attempts that have an outcome other than ABANDONED. The first call counts from ``start()``, and
-        each further call continues after the attempts that the previous call returned.
+        """Wait for the next ``n`` attempts that have an outcome other than ABANDONED, and return them. The first call counts from
+        ``start()``, and each further call continues after the attempts that the previous call returned.
 
         It is meant for tests. While no call of this method waits, at most 1,000 messages with 1 MiB of bodies are kept for it;
         later messages are left out.
@@ -581,9 +582,9 @@ class Consumer(LifeCycle):
         settled within its subscription's ``timeout`` (900 s) is given back to be delivered again. Several tasks may iterate
         concurrently, each with its own iterator; each message goes to one of them. An iteration ends when the consumer stops.
 
-        The first step raises ClientStateError if the consumer does not run or has handlers. Any step raises ForkedError in a
-        forked child, WrongLoopError on another event loop, and RuntimeError while another task waits for a step of the same
-        iterator.
+        The first ``anext()`` raises ClientStateError if the consumer does not run or has handlers. Each ``anext()`` raises
+        ForkedError in a forked child, WrongLoopError on another event loop, and RuntimeError while another task waits for a message
+        of the same iterator.
         """
         return MessageIterator(self._room)
 

@@ -1,5 +1,5 @@
-"""Deliveries. A delivery is one call of a handler, or one step of reading by hand; it has messages, an attempt, a deadline and an
-outcome.
+"""Deliveries. A delivery is one call of a handler or, when reading by hand, one step: the messages that one ``anext()`` or
+``receive()`` has handed out. It has messages, the number of the attempt, a deadline and an outcome.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ class Call(Struct, eq=False, weakref=True):
     moved: Callable[[Call], object] | None = None
     """A function that is called when the deadline has moved. It may be called from any thread."""
     task: asyncio.Task[Any] | None = None
-    """The task that makes the call, or that gives messages of a step back. None before the first step of the task and after its
-    end."""
+    """The task that makes the call. None before the task has begun and after its end, and for a step of reading by hand."""
     marks: Marks | None = None
-    """The marks of a batch; None for a handler that takes single messages."""
+    """The outcomes that were chosen for single messages of a batch; None for a handler that takes single messages."""
     taken_away: Callable[[Call], object] | None = None
     """A function that ``cut_off`` calls for a step of reading by hand; None for a handler call."""
     state: Literal["running", "settling", "finished"] = "running"
@@ -75,7 +74,7 @@ class Call(Struct, eq=False, weakref=True):
         self.task = task
 
     def lend(self, task: asyncio.Task[Any] | None) -> None:
-        """Note that the call runs in a task of another owner, who may cancel it."""
+        """Note the task in which the call runs. The task has another owner, who may cancel it."""
         self.task, self.cut = task, True
 
     def extend(self, seconds: float) -> None:
@@ -94,7 +93,7 @@ class Call(Struct, eq=False, weakref=True):
         self.timed_out = True
 
     def cut_off(self) -> None:
-        """Abandon the call, or the step of reading by hand: cancel its task and settle nothing."""
+        """Abandon the messages of the call or step, and settle nothing. Cancel the task of a handler call."""
         self.cut = True
         if self.taken_away is not None:
             self.taken_away(self)
@@ -118,7 +117,7 @@ class Call(Struct, eq=False, weakref=True):
         self.state = "finished"
 
     def leave_task(self, *, finished: bool) -> None:
-        """Note the end of the task.
+        """Note that the task has ended.
 
         Args:
             finished: Whether all messages have their outcomes, or no outcome will follow.
@@ -265,7 +264,7 @@ def call_of(
 
 
 def mark_at(delivery: Delivery, place: int) -> RetryLater | DeadLetter | None:
-    """Return the mark of the message at the index ``place``. Return None if it has none."""
+    """Return the mark (``Batch.mark_retry``) of the message at the index ``place``. Return None if it has none."""
     marks = delivery._call.marks  # noqa: SLF001 - a class of this module; marks are not visible to users
     return None if marks is None else marks.by_place.get(place)
 

@@ -1,4 +1,6 @@
-"""A queue that this member holds: the offset of its pulls, its buffered messages, and the record of its settled offsets."""
+"""A queue that this member holds: its state, the offset of its next pull, its messages in calls, and the record of its settled
+offsets.
+"""
 
 # Offsets are entered in rising order and settled in any order. Withdrawn offsets are entered again. The watermark is the lowest
 # offset that is not settled. It is the value to commit: a member that starts there skips no unsettled message, and repeats no
@@ -26,7 +28,7 @@ from .subscription import Subscription, has_lines
 
 
 class Progress:
-    """The progress in one queue.
+    """The offsets of one queue that were pulled ("entered"). Each of them is "open" until it is settled.
 
     Args:
         start: The first offset to enter.
@@ -83,7 +85,9 @@ class Progress:
         return entered
 
     def pass_to(self, offset: int) -> None:
-        """Note that this member gets no message at the offsets below ``offset`` that are not entered or were withdrawn."""
+        """Count the offsets below ``offset`` that were not entered, or were withdrawn, as settled, because this member gets no
+        message there.
+        """
         self.next = max(self.next, offset)
         if self._away:
             for gone in [each for each in self._away if each < offset]:
@@ -154,8 +158,8 @@ class Progress:
 
 
 _KEPT = tuple(accumulate(repeat(0.875, 64), mul, initial=1.0))
-"""The remaining weight of a running mean after 0, 1, 2 ... messages. The values are products, because the results of pow() differ
-between C libraries."""
+"""The weight that a running mean keeps when 0, 1, 2 ... messages are added. The values are products, because the results of pow()
+differ between C libraries."""
 
 
 class QueueState(Enum):
@@ -164,10 +168,10 @@ class QueueState(Enum):
     Attributes:
         TAKEN: The queue is held, but not pulled until ``on_assigned`` has ended.
         RUNNING: The queue is held and pulled.
-        DRAINING: The queue is being given up, or the consumer stops.
+        DRAINING: The queue is being given up: it is not pulled, and its running calls have time to end.
         RELEASED: The queue has been given up.
-        STOPPED: The queue is held, but not pulled, because of ``out_of_range`` or ``above_end``.
-        LOST: Another member may already read the queue.
+        STOPPED: The queue is held, but not pulled, because of ``out_of_range="stop"`` or ``above_end="stop"``.
+        LOST: The lock of the queue was lost, so another member may already read the queue.
     """
 
     TAKEN = "taken"
@@ -186,6 +190,8 @@ class Returning(Protocol):
 
 class HeldQueue:
     """A queue that this member holds.
+
+    A check of the queue asks its broker whether it still has the messages that were read (``reading.Looks``).
 
     Args:
         queue: The queue with names on the wire.
@@ -214,8 +220,8 @@ class HeldQueue:
         """``begun`` is the offset at which reading began, or began again after a move."""
         self.progress = Progress(start)
         self.low_end: int | None = None
-        """The lowest observed end that is below the cursor. None if there is none, after a move, and after the queue has reached
-        the cursor again."""
+        """The lowest end of the queue that was observed below the cursor. None if there is none, or the queue was checked or moved
+        since."""
         self.repeated_to = 0
         """The offset up to which messages in calls may be pulled again, because the queue was moved back."""
         self.connection: Connection | None = None
@@ -230,7 +236,7 @@ class HeldQueue:
         self.confirmed_by: Connection | None = None
         """The connection over which the broker returned or confirmed ``committed``; None if it is not known."""
         self.committing = asyncio.Lock()
-        """A lock that is held while a commit is under way."""
+        """A lock that is held while a commit is in flight."""
         self.end: int | None = None
         self.mean_size: float | None = None
         self.running: dict[Waiting, Call] = {}
@@ -248,10 +254,11 @@ class HeldQueue:
         self.ends = False
         """Whether the drain has ended. For an ordered queue, no call begins after that."""
         self.squeezed = False
-        """Whether messages were dropped because the buffer was full. The next pull then waits until none of the remaining messages
-        waits for a slot."""
+        """Whether messages were dropped because the buffer was full. The next pull then waits until no message of the queue is
+        ready for a handler call."""
         self.wakes_below = 0
-        """Number of ready messages below which ``changed`` is set, because the next pull waits for that; 0 if no pull waits."""
+        """``changed`` is set when fewer messages than this number are ready for a handler call, because the next pull waits for
+        that. 0 if no pull waits for it."""
         self.changed = asyncio.Event()
         """An event that is set when waiting pulls or drains of the queue may continue, for example at the end of a call."""
 
@@ -283,7 +290,9 @@ class HeldQueue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the subscription has lines, in which this member itself repeats failed attempts. False for the retry topic."""
+        """Whether this member itself repeats failed messages of the queue, because of an order or in broadcast. False for the retry
+        topic.
+        """
         return self.subscription is not None and has_lines(self.subscription)
 
     @property
@@ -299,13 +308,13 @@ class HeldQueue:
 
     @property
     def highest(self) -> int | None:
-        """The highest offset that brokers may have received from this member, or have returned to it; None if there is none."""
+        """The highest offset that this member may have committed, or that the broker has returned; None if there is none."""
         return None if self.committed is None else max(self.committed, self.repeated_to)
 
     @property
     def unread(self) -> int | None:
-        """The watermark, if the queue was moved back after a loss and has not yet passed the offsets that were handled before. None
-        otherwise.
+        """The watermark, if the queue was moved back after a loss of messages and the watermark is still below the offset that
+        pulls had reached before. None otherwise.
         """
         return self.progress.watermark if self.progress.watermark < self.repeated_to else None
 
@@ -375,7 +384,7 @@ class HeldQueue:
         self.error = None
 
     def wake_below(self, ready: int) -> None:
-        """Request that ``changed`` is set when fewer than ``ready`` messages are ready. 0 ends the request."""
+        """Request that ``changed`` is set when fewer than ``ready`` messages are ready for a handler call. 0 ends the request."""
         self.wakes_below = ready
 
     def note_end(self, end: int) -> None:
@@ -410,10 +419,10 @@ class HeldQueue:
         self.squeezed = self.squeezed and squeezed
 
     def squeeze(self, waits: bool) -> None:
-        """Make the next pull wait until no message of the queue waits for a slot.
+        """Make the next pull wait until no message of the queue is ready for a handler call.
 
         Args:
-            waits: Whether a message waits for a slot now. If none does, the next pull does not wait.
+            waits: Whether a message of the queue waits now. If none does, the next pull does not wait.
         """
         self.squeezed = waits
 
@@ -423,7 +432,7 @@ class HeldQueue:
         """Note that messages have their outcomes.
 
         Args:
-            is_ready: Whether other messages of the queue wait for a slot.
+            is_ready: Whether other messages of the queue are ready for a handler call.
         """
         if not is_ready:
             self.squeezed = False
@@ -496,7 +505,7 @@ class Waiting(Struct, eq=False):
         attempt: Number of the attempt, counted from 1.
         since: Monotonic time since which the message has been waiting for a full batch; ``-inf`` if it no longer waits. It is set
             only if the subscription waits for full batches.
-        key: The key of the message's line; None if it has no line.
+        key: The key of the message's line (``Line``); None if it has no line.
         held_since: Monotonic time of the first failure after which the message was repeated in place; None before that.
         due: Monotonic time at which the next attempt begins; 0 for at once.
         error: The error of the user's ``key`` function, with which the call fails; None if there is none.

@@ -76,8 +76,8 @@ def check_returned(handler: Callable[..., object], result: object) -> None:
 
 
 def outcome_in(error: BaseException, dead_letter_on: tuple[type[Exception], ...]) -> BaseException:
-    """Return the exception that chooses an outcome, if it is the only member of an exception group such as a TaskGroup raises.
-    Otherwise, return ``error``.
+    """Return the only exception in a group, such as a TaskGroup raises, if it is a RetryLater, a DeadLetter or one of
+    ``dead_letter_on``. Otherwise, return ``error``.
     """
     alone = error
     while isinstance(alone, BaseExceptionGroup) and len(alone.exceptions) == 1:
@@ -86,7 +86,7 @@ def outcome_in(error: BaseException, dead_letter_on: tuple[type[Exception], ...]
 
 
 class Marks:
-    """The marks of single messages of a batch, by the index of the message.
+    """The marks of a batch: the outcomes that were chosen for single messages, by the index of the message.
 
     Args:
         refused: The reason why messages cannot be marked, or can no longer be marked; None if they can.
@@ -114,7 +114,7 @@ class Batch(Sequence[MessageExt]):
         self._messages = messages
         self._marks = marks
         self._places: dict[int, int] | None = None
-        """The index of each message by the ``id()`` of its object. It is made at the first mark."""
+        """The index of each message by the ``id()`` of its object; None before the first mark."""
 
     def __repr__(self) -> str:
         return f"<Batch of {len(self)} messages, {len(self._marks.by_place)} of them marked>"

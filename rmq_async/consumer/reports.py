@@ -61,7 +61,8 @@ class ConsumerStats:
             offset that queues have lost (``above_end``) are also counted, as far as the member knows of them.
         buffered: Messages that are pulled and not settled.
         buffered_bytes: Size of the bodies of these messages.
-        running: Handler calls, and steps of reading by hand, that have not ended.
+        running: Handler calls that have not ended; when reading by hand, the messages and batches that were handed out and are
+            still in hand.
         commits: Number of offsets that brokers have confirmed. In broadcast, the number of changed positions that ``save`` has
             stored.
         rebalances: Changes of this member's share. A change counts once for each topic.

@@ -112,7 +112,7 @@ class Attached:
         instance.routes.on_change += [self._route_changed, self.closed.route_changed]
 
     def hurry(self) -> None:
-        """Send the gathered traces now, without waiting for more traces."""
+        """Send the buffered traces now, without waiting for more traces."""
         if self.tracer is not None:
             self.tracer.hurry()
 
@@ -125,7 +125,7 @@ class Attached:
                 callbacks.remove(each)
 
     async def end_traces(self, end: float) -> None:
-        """Send the gathered traces until ``end`` (monotonic), and drop the traces that are left then."""
+        """Send the buffered traces, until ``end`` (monotonic) at the latest. Drop the traces that were not sent by then."""
         if self.tracer is not None:
             try:
                 await self.tracer.flush(end)
@@ -303,11 +303,13 @@ class MemberSession(ABC):
 
     @abstractmethod
     async def open(self, starting: StopScope) -> None:
-        """Join the group, and wait for the first messages or queues. After an error, no task and no registration is left."""
+        """Join the group, and wait for the first share or, with pop, the first responses. After an error, no task and no
+        registration is left.
+        """
 
     @abstractmethod
     def quiesce(self) -> None:
-        """Begin to stop: request no more messages, and drop the messages whose call has not begun."""
+        """Begin to stop: request no more messages, and drop or give back messages that wait for a call."""
 
     @abstractmethod
     async def close(self, deadline: float) -> None:
@@ -353,11 +355,11 @@ class MemberSession(ABC):
 
     @abstractmethod
     async def commit(self) -> None:
-        """Commit to the brokers what is settled, and wait for their responses. Raise the error of the first failed request."""
+        """Commit, acknowledge or save what is settled, as ``Consumer.commit`` does. Raise its errors."""
 
     @abstractmethod
     async def until_idle(self) -> None:
-        """Wait until all messages that the member has, or is about to receive, are settled, and no call runs."""
+        """Wait as ``Consumer.wait_idle`` does, without a timeout. The errors of the requests propagate."""
 
     def wire_topics(self, given: Iterable[object]) -> list[str]:
         """Return the names on the wire of the topics among ``given``.

@@ -191,7 +191,7 @@ def retries_here(subscription: Subscription) -> bool:
 
 
 def has_lines(subscription: Subscription) -> bool:
-    """Return whether messages of the subscription wait in lines (``Lines``). They do with an order, and in broadcast."""
+    """Return whether messages of the subscription wait in lines (``handling.lines``). They do with an order, and in broadcast."""
     return subscription.order is not None or subscription._retries_here
 
 
@@ -210,8 +210,8 @@ def subscription_data(subscription: Subscription, topic: str, version: int) -> S
 def key_of(subscription: Subscription, message: MessageExt) -> Hashable | None:
     """Return the key of a message: its sharding key, or else the result of ``key``.
 
-    Return None for a message that needs no order. Return "" for a message without a key; such messages of a queue share one
-    line.
+    Return None for a message that needs no order. Return "" for a message without a key; such messages of one queue are handled one
+    after the other.
 
     Raises:
         TypeError: For a key that cannot be hashed, and for a key that is never equal to another key. Errors of ``key`` also
@@ -238,7 +238,7 @@ def key_of(subscription: Subscription, message: MessageExt) -> Hashable | None:
 
 
 async def by_hand(_: MessageExt) -> None:
-    """Mark a topic as read by hand, in place of a handler. It is never called."""
+    """Stand in for the handler of a topic that is read by hand. It is never called."""
 
 
 def _checked_topic(topic: str) -> str:

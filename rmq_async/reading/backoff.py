@@ -1,4 +1,6 @@
-"""Computes the pauses between the attempts of a read that fails, and raises the error when the time for attempts has passed."""
+"""Computes the pauses before failed pulls of ``PullConsumer.read`` are repeated, and raises the error when the time for that has
+passed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _NO_LONGER_READABLE: Final = ("pulling message is forbidden", "queueId[")
 
 
 class ReadBackoff:
-    """The pauses between consecutive failures.
+    """The pauses between consecutive failed pulls of a read (one iteration of ``PullConsumer.read``).
 
     Args:
         patience: Seconds after the first failure from which ``rest`` raises the error. None, for a read without an end, means no
@@ -54,7 +56,7 @@ class ReadBackoff:
             raise error
         if now - self._reported > REPORT_EVERY:
             self._reported = now
-            logger.warning("a pull of a read failed and is repeated: %s", printable(error, 1000))
+            logger.warning("a pull of PullConsumer.read() failed and is repeated: %s", printable(error, 1000))
         return self.longer()
 
     def over(self) -> None:

@@ -1,4 +1,6 @@
-"""The position of a read in one queue, and the part of a response that lies before the end of the read."""
+"""The position of a read (one iteration of ``PullConsumer.read``) in one queue, and the part of a response that belongs to the
+read.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Cursor:
         first: The offset at which the read began.
         watched: Whether a message is known that the queue should still have.
         doubtful: Whether the queue may have lost messages.
-        unmarked: Whether the start must still be found, or the message before the cursor must be noted.
+        unmarked: Whether the start must still be found, or the message before the cursor must be added to the marks
+            (``ReadMarks``).
         connection: The connection of the last pull or check.
         answered_at: Monotonic time of the last response.
         high: The end of the queue in the last response.
@@ -131,7 +134,7 @@ def until(lost: tuple[range, ...], end: int | None) -> tuple[range, ...]:
 
 
 def is_doubtful(cursor: Cursor, result: PullResult) -> bool:
-    """Return whether the result would end the read, or keep it at its offset, because the broker does not have an offset."""
+    """Return whether the result would make the read fail or stay at its offset, because the broker does not have an offset."""
     if result.status is PullStatus.OFFSET_ILLEGAL:
         return not (cursor.at_first and cursor.offset < result.min_offset)
     if result.next_offset <= cursor.offset:

@@ -46,7 +46,7 @@ class Cause(Enum):
 
 
 class Asked(NamedTuple):
-    """The pull in question.
+    """A pull whose offset the broker does not have, or whose queue may have other messages than before.
 
     Attributes:
         offset: The offset of the pull.

@@ -26,7 +26,7 @@ CLOCKS_DIFFER: Final = 10.0
 
 
 class Place(NamedTuple):
-    """The place of a message.
+    """The offset, store time and id of a message, which identify it.
 
     Attributes:
         stored: The store time, in milliseconds since the epoch.
@@ -60,7 +60,7 @@ def is_at(message: MessageExt, place: Place) -> bool:
 
 
 class Seen(Enum):
-    """The result of a check of a queue at the offset of a mark.
+    """The result of a check whether a queue still has the message of a mark (``ReadMarks``).
 
     Attributes:
         ALL: Like SAME, and the queue reaches the expected offset.

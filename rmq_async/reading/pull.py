@@ -84,7 +84,7 @@ class PullRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class PulledBody(msgspec.Struct, frozen=True, gc=False):
-    """One response with undecoded records.
+    """The response to one pull, with undecoded records.
 
     Attributes:
         address: The address of the broker that sent the response.
@@ -125,7 +125,7 @@ class PendingPull:
 
 
 def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool = False) -> PendingPull | None:
-    """Send the request from a template. Return None if that is not possible.
+    """Send a pull over the open connection, as a request written from a template. Return None if that is not possible.
 
     Args:
         gather: Whether to write the request together with other requests of this iteration of the loop.

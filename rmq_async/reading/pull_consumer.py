@@ -174,9 +174,9 @@ class PullConsumer(ClientUser):
             start: "earliest", "latest", "committed" (this group's offsets; the first message of a queue without one), an aware
                 datetime, or offsets by queue.
             end: The exclusive end: "latest", an aware datetime, offsets by queue, or None. "latest" includes every message that was
-                acknowledged before the first step, which takes about 60 ms for each broker. For an offset beyond the last message,
-                the iteration waits for the missing messages. With None, the iteration never ends; unless ``queues`` is given, it
-                includes queues that are added later.
+                acknowledged before the first step of the iteration. That step asks each broker how far its queues are, which takes
+                about 60 ms. For an offset beyond the last message, the iteration waits for the missing messages. With None, the
+                iteration never ends; unless ``queues`` is given, it includes queues that are added later.
             tags: "*" or "a || b".
             queues: The queues to read. The default is the queues for which ``start`` or ``end`` has offsets, or all readable
                 queues.

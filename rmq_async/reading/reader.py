@@ -55,7 +55,7 @@ MOST_GONE: Final = 1024
 
 
 class ReadScope(NamedTuple):
-    """The scope of a read.
+    """The settings of a read, which follow from the arguments of ``PullConsumer.read``.
 
     Attributes:
         follow: Whether the read has no end.
@@ -83,7 +83,7 @@ class _Batch(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """One run of ``PullConsumer.read``.
+    """One read: one iteration of ``PullConsumer.read``.
 
     Args:
         opening: Returns the cursors. It is called at the first step of the iteration.

@@ -1,5 +1,5 @@
-"""Detects whether the queues of a read have lost messages, and determines where the read begins in queues that were added after
-its start.
+"""Detects whether the queues of a read (``PullConsumer.read``) have lost messages, and determines where the read begins in queues
+that were added after its start.
 """
 
 # A broker that loses power or gets an older store, and a replica that lags behind and becomes the master, assign offsets again.
@@ -49,7 +49,7 @@ STARTING: Final = 10.0
 
 
 class Watch:
-    """The marks of one read, and the checks with them.
+    """Checks whether the queues of one read have lost messages, with the marks of messages that were read (``ReadMarks``).
 
     Args:
         group: Name on the wire of the group whose committed offsets are used.

@@ -249,7 +249,7 @@ async def test_a_queue_refused_before_its_route_changes_is_waited_for(
 ) -> None:
     monkeypatch.setattr(reading, "FOLLOW_SUSPEND", 0.1)
     async with late_name_server(away) as (consumer, publish), followed(consumer) as found:
-        await until(lambda: "a pull of a read failed and is repeated: " in caplog.text)
+        await until(lambda: "a pull of PullConsumer.read() failed and is repeated: " in caplog.text)
         caplog.set_level(logging.INFO)
         publish(read_queues=1)
         await until(lambda: f"queue {Q1} is no longer in its topic's route" in caplog.text)

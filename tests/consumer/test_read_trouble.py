@@ -92,7 +92,7 @@ async def test_a_restarted_server_is_waited_for(caplog: pytest.LogCaptureFixture
                 await server.stop()
                 asyncio.get_running_loop().call_later(0.3, lambda: restarts.append(asyncio.ensure_future(server.start())))
         assert found == list(range(200))
-        assert "a pull of a read failed and is repeated: " in caplog.text
+        assert "a pull of PullConsumer.read() failed and is repeated: " in caplog.text
 
 
 async def test_a_busy_broker_is_asked_again() -> None:

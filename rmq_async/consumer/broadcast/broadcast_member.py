@@ -1,6 +1,7 @@
 """The membership of a broadcast consumer, which shares nothing with the other members of its group.
 
-It has every queue of the routes, without locks. It repeats failed messages itself, because no broker redelivers them.
+The member reads every queue of its topics' routes, without locks. It repeats failed messages itself, because no broker redelivers
+them.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Broadcasting:
         return self.commits.saved.get(queue)
 
     async def joined(self) -> None:
-        """Save the first positions, so that a crash soon after the start loses nothing.
+        """Save the first positions, so that a restart after an early crash does not begin at ``start_from`` again.
 
         Raises:
             SubscriptionGroupNotExistError: If a broker does not have the group. It would reject all pulls.

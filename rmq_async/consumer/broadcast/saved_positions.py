@@ -220,7 +220,7 @@ class Starts:
         self._positions = positions
         self._start_from = start_from
         self._brokers: dict[str, frozenset[str]] = {}
-        """The brokers that were in the route of a topic at the start and responded, by topic."""
+        """By topic: the brokers that its route named at the start and that responded."""
         self._since = datetime.fromtimestamp(machine.time() - CLOCKS_DIFFER, UTC)
 
     async def prepare(self, topic: str) -> None:

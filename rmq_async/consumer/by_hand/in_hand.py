@@ -1,4 +1,4 @@
-"""Messages in hand: messages that iterators and ``receive()`` have handed out, instead of passing them to handlers."""
+"""Reading by hand: iterators and ``receive()`` hand out messages, which are then "in hand", and no handler is called."""
 
 # A message is handed out when the user asks for it, and is "in hand" until it is settled, given back, abandoned, or put back
 # into the buffer. The messages of one step share one Call, so deadlines, health and drains treat them as a call. A step takes its
@@ -27,7 +27,8 @@ from ..subscription import Subscription
 
 REFUSED: Final = "messages of receive() cannot be marked; settle them with done(), retry() or dead_letter() of the consumer"
 MARKED_LATE: Final = (
-    "this batch is no longer in hand; mark its messages before the next step, the end of the iteration and the timeout"
+    "this batch is no longer in hand; mark its messages before you ask for the next batch, and before the iteration or the timeout "
+    "ends"
 )
 
 ANSWER_WITHIN: Final = 3.0
@@ -63,7 +64,7 @@ def _nothing(_: bool) -> None:
 
 
 class InHand:
-    """The messages that one step has handed out.
+    """The messages that one step (an ``anext()`` of an iterator, or a ``receive()``) has handed out.
 
     Args:
         iterated: Whether an iterator made the step.
@@ -94,13 +95,13 @@ class InHand:
 
 
 class ByHand:
-    """The messages that a user reads by hand.
+    """Hands out messages to the user, and settles them. A step is one ``anext()`` of an iterator, or one ``receive()``.
 
     Args:
         owns: Returns whether this member may write the offset of a queue.
 
     Attributes:
-        running: Maps a Call to the step whose messages are in hand.
+        running: The steps that have messages in hand, by their Call.
     """
 
     concurrency: Final = 1
@@ -122,7 +123,7 @@ class ByHand:
         self.running: dict[Call, InHand] = {}
         self._deadlines = CallDeadlines(self.running, self._expire)
         self.hooks: CallHooks | None = None
-        """The hooks for steps; None if no hook defines a method for calls."""
+        """The hooks, which are called for each step as for a handler call; None if no hook defines a method for calls."""
         self.closing = False
         """Whether the consumer stops. Steps then hand out the rest of the buffer (messages below settled messages), and return None
         after that."""
@@ -136,10 +137,10 @@ class ByHand:
             limit: Maximum number of messages.
             wait: Maximum seconds for which the first message waits for more.
             until: Monotonic time at which the wait for a first message ends.
-            iterated: Whether an iterator makes the step.
+            iterated: Whether the caller is an iterator, and not ``receive()``.
 
         Returns:
-            The messages. None if there is no message until ``until``, or while the consumer stops.
+            The messages. None if no message arrives before ``until``, or if the consumer is stopping and its buffer is empty.
         """
         full_until, hurries = inf if wait else 0.0, self._hurries
         while True:
@@ -212,7 +213,7 @@ class ByHand:
         return all_owned
 
     async def give_back(self, message: MessageExt, cause: RetryLater | DeadLetter) -> bool:
-        """Give a message back.
+        """Give a message back to be delivered again (RetryLater), or dead-letter it (DeadLetter).
 
         Return whether a broker has accepted the message within ANSWER_WITHIN seconds, or this member will hand it out again. Return
         False if the message is not in hand, or its queue no longer belongs to this member.

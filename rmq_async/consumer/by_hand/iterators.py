@@ -52,7 +52,7 @@ class _Iterator(AsyncGenerator[T, None], Generic[T]):
 
     @abstractmethod
     def _given(self, hand: InHand) -> T:
-        """Return the result of a step for its caller."""
+        """Return the item that the iterator yields: a message or a batch."""
 
     def __aiter__(self) -> Self:
         return self

@@ -69,14 +69,14 @@ def closed_brokers(topic: str, route: TopicRouteData) -> list[Closed]:
 
 
 class ClosedQueues:
-    """The closed queues of a member's topics (names on the wire).
+    """Finds the closed queues of a member's topics: queues that brokers write to and no member can read.
 
     Args:
         topics: Names of the topics on the wire.
         group: Name of the group on the wire.
 
     Attributes:
-        limits: The settings of the group; None for a member that reads no retry topic.
+        limits: Requests the settings of the group; None for a member that reads no retry topic.
     """
 
     def __init__(self, instance: ClientInstance, topics: Iterable[str], group: str) -> None:
@@ -207,7 +207,7 @@ class ClosedQueues:
         )
 
     def _note(self, code: ProblemCode, texts: dict[tuple[str, str], str]) -> None:
-        """Replace the problems of a code. Log each new or changed problem, and the end of each problem."""
+        """Replace the problems with a ProblemCode. Log each new or changed problem, and the end of each problem."""
         for (topic, broker), text in texts.items():
             known = self._problems.get((topic, broker, code))
             if known is None or known.text != text:

@@ -1,4 +1,6 @@
-"""Commits. The watermark of each held queue is sent to its broker, which keeps it as the group's offset."""
+"""Commits. The watermark of each held queue, its lowest offset that is not settled, is sent to the broker, which keeps it as the
+group's offset.
+"""
 
 # Every ``commit_interval``, a commit round sends the watermarks that have moved. Brokers respond to each commit, and each queue has
 # at most one commit in flight. Each broker has its own rounds, because a round takes long if the broker does not respond. Once per
@@ -253,7 +255,7 @@ class Commits:
                 await self._send(held)
 
     async def _look(self, held: HeldQueue, limit: float | None) -> bool:
-        """Check a queue; return whether the check has ended.
+        """Check a queue as ``make_sure`` does; return whether the check has ended.
 
         Return False after ``limit`` seconds (None for no limit). The check then continues, and the next call waits for it.
         """

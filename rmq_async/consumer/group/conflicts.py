@@ -1,5 +1,5 @@
-"""Compares a member's subscriptions, mode and client id with the other members. New conflicts are logged, and recent conflicts are
-kept.
+"""Compares a member's subscriptions, mode and client id with those of the other members. New conflicts are logged, and recent
+conflicts are kept.
 
 Brokers list a member once for each of its connections, with the address from which they see the connection. An entry with this
 member's id that matches none of its connections may be a former connection. A broker that has not noticed the end of a connection
@@ -110,7 +110,9 @@ class _Listed:
             self.is_sure = True
 
     def due(self) -> float | None:
-        """Return the time at which the next response matters. Return None if there are no strangers, or ``is_sure``."""
+        """Return the monotonic time from which the next check can find, or confirm, a stranger that is listed for too long. Return
+        None if there are no strangers, or ``is_sure``.
+        """
         if not self.strangers or self.is_sure:
             return None
         return self.long_at + CONFIRMED_AFTER if self.long_at is not None else min(self.strangers.values()) + LISTED_FOR
@@ -277,7 +279,7 @@ class Conflicts:
         return [conflict for conflict, at in [*self._seen.items()] if not self._kept_for or at > since]
 
     async def look_first(self, on_conflict: str) -> None:
-        """Check before the member joins.
+        """Check for conflicts before the member joins.
 
         Raises:
             SubscriptionConflictError: For a conflict, if ``on_conflict`` is "raise".
@@ -308,7 +310,7 @@ class Conflicts:
         self._woken.set()
 
     async def run(self) -> None:
-        """Check periodically. Never return."""
+        """Check for conflicts periodically. Never return."""
         while True:
             await self.wait()
             await self.look()

@@ -162,10 +162,10 @@ class Takeover:
         self._open = open
         self._departed = departed
         self.start: Callable[[MessageQueue], Awaitable[tuple[int, int | None]]] = partial(start_offset, instance, group)
-        """Returns the start offset of a queue, and the committed offset or None."""
+        """Returns the start offset of a queue, and the committed offset, which is None if there is none."""
         self.look: Callable[[MessageQueue, int], Awaitable[FirstLook | None]] = _no_look
-        """Checks a queue with a committed offset before it is read. If the queue ends below that offset, messages that are stored
-        from then on are not skipped."""
+        """Checks a queue with a committed offset before it is read. The result shows whether the queue ends below that offset; if
+        it does, messages that are stored from then on are not skipped."""
         self._looking: dict[MessageQueue, float] = {}
         """Queues whose check had no response, with the monotonic time of the first check."""
         self.is_refused = False

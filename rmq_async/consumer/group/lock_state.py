@@ -52,7 +52,7 @@ class LockState:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the queue is assumed or held."""
+        """Whether the queue was taken, with or without its lock."""
         return self.hold is not Hold.FREE
 
     @property

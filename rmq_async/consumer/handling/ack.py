@@ -136,8 +136,9 @@ class Settling:
         outcomes: Carries out the decisions that involve a broker.
         settled: Keeps the outcomes for tests.
         ended: Called with each message that has its outcome, except messages of ``done_all``.
-        again: Called with a message that this member handles again, and the monotonic time at which it does; 0 for at once.
-        all_done: Called by ``done_all`` with the messages that are done and their queues.
+        again: Called with a subscription, a message that this member handles again, and the monotonic time of the next attempt; 0
+            for at once.
+        all_done: Called by ``done_all`` with the queues of the messages that are done, and these messages.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class Settling:
         return not left
 
     def leave(self, delivery: Call, left: Collection[Waiting], *, closing: bool) -> None:
-        """End a call that was cut off. Messages whose queue stays with this member are handled again; others are abandoned.
+        """End a call that was cancelled. Messages whose queue stays with this member are handled again; others are abandoned.
 
         Args:
             closing: Whether all messages are abandoned.

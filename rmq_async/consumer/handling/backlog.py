@@ -73,6 +73,7 @@ class Backlog:
     """The messages of a subscription that wait for a call.
 
     Attributes:
+        lines: The waiting messages of each queue.
         turns: Queues with ready messages (``Lines.ready``), in the order of their turns.
         running: Number of running calls of the handler.
         size: Maximum number of messages in a call.

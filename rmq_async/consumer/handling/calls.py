@@ -219,7 +219,7 @@ class HandlerCalls:
             return pace
 
     async def call_once(self, subscription: Subscription, message: MessageExt) -> BaseException | None:
-        """Call a handler without a slot, and settle nothing. Return its error, or None."""
+        """Call a handler for a tool, without taking a slot, and settle nothing. Return its error, or None."""
         marks = None if subscription.batch_size is None else Marks()
         delivery = call_of(subscription, (message,), message.reconsume_times + 1, marks)
         delivery.lend(asyncio.current_task())
@@ -392,7 +392,7 @@ class HandlerCalls:
         """End a call whose handler has ended, and free its slot.
 
         Args:
-            holds_lines: Whether the lines of its messages stay held, because messages have no outcome yet.
+            holds_lines: Whether messages of the same keys or queues must wait, because messages of the call have no outcome yet.
         """
         self.running.pop(delivery, None)
         if not delivery.subscription.is_async:

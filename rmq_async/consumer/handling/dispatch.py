@@ -1,4 +1,6 @@
-"""Chooses the next message to handle. Slots for handler calls are shared fairly between subscriptions and their queues."""
+"""Chooses the next message to handle. The slots for concurrent handler calls are shared fairly between subscriptions and their
+queues.
+"""
 
 # In its turn, a subscription takes the next message of one of its queues, or a batch. In a queue without order, calls begin in
 # the order of the offsets and may end in any order. In an ordered queue, lines decide (``lines``): one call runs at a time for
@@ -84,7 +86,7 @@ class Dispatcher:
         return any(len(lines) for lines in self._lines_of(held))
 
     def is_busy(self, held: HeldQueue) -> bool:
-        """Return whether messages of a queue wait, or a message with a line is in a call."""
+        """Return whether messages of a queue wait, or a message that has a line (``Line``) is in a call."""
         return any(self._lines_of(held))
 
     def ready_of(self, held: HeldQueue) -> int:
@@ -140,7 +142,7 @@ class Dispatcher:
         backlog.check(held, lines)
 
     def again(self, subscription: Subscription, item: Waiting, due: float) -> None:
-        """Put a message of a call back, and block its line until ``due``. The caller calls ``ended`` afterwards.
+        """Put a message of a call back, and block its line (``Line``) until ``due``. The caller calls ``ended`` afterwards.
 
         A message without a line is ready again at once, in the order of the offsets.
 
@@ -181,7 +183,7 @@ class Dispatcher:
         return removed
 
     def drop_resting(self, held: HeldQueue, until: float) -> list[MessageExt]:
-        """Remove the lines of a queue that rest until after ``until`` (monotonic), and return their messages."""
+        """Remove the lines of a queue that wait for an attempt due after ``until`` (monotonic), and return their messages."""
         return [
             item.message
             for lines in self._lines_of(held)
@@ -316,7 +318,7 @@ class Dispatcher:
 
         Args:
             taken: The messages of the call.
-            holds_lines: Whether the lines stay held until ``release``, because messages have no outcome yet.
+            holds_lines: Whether the lines stay blocked until ``release``, because messages have no outcome yet.
         """
         backlog = self._backlogs[subscription]
         backlog.running -= 1

@@ -1,4 +1,5 @@
-"""The messages that are being given back to brokers. There is one buffer for each broker that stores such messages.
+"""The messages that are being given back: brokers are asked to deliver them again later, or to dead-letter them. There is one
+buffer for each broker that stores such messages.
 
 If a broker accepts no messages, handler slots, pulls, and the messages of other brokers do not wait for it. A circuit breaker
 limits the requests to a broker that refuses messages.
@@ -194,7 +195,7 @@ class Requests(Protocol):
 
 
 class _Buffer:
-    """The messages of one broker.
+    """The messages that are being given back to one broker.
 
     Attributes:
         ready: Messages that can be given back now.
@@ -225,7 +226,7 @@ class _Buffer:
 
 
 class GiveBacks:
-    """The buffers of one member.
+    """The messages that one member gives back, in one buffer for each broker.
 
     Attributes:
         freed: Called with a message whose give-back begins; it no longer counts as buffered for handlers.
@@ -270,7 +271,7 @@ class GiveBacks:
             texts: list[str] = []
             if breaker is not None and (waiting or now - breaker.refused_at < SHOWN_FOR):
                 since = now - breaker.since
-                texts.append(f"broker {broker} has taken no message back for {since:.0f} s, {waiting} wait: {breaker.error}")
+                texts.append(f"broker {broker} has accepted no message for {since:.0f} s, {waiting} wait: {breaker.error}")
             illegal = [back for back in buffer if back.illegal is not None]
             if illegal:
                 one = illegal[0]

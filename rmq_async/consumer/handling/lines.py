@@ -35,7 +35,7 @@ HOW: Final = (
 
 B = TypeVar("B")
 MIN_COMPACTED: Final = 64
-"""Number of entries above which the heap is compacted."""
+"""Minimum number of entries above which the heap is compacted."""
 
 
 class Keyless(NamedTuple):

@@ -104,7 +104,7 @@ _ELSEWHERE: Final = (*_PASSING, Refusal.UNSURE, Refusal.UNABLE)
 
 
 class Outcomes:
-    """Carries out decisions about messages.
+    """Carries out decisions about messages that are not done.
 
     Args:
         group: Name of the group on the wire.
@@ -320,7 +320,11 @@ class Outcomes:
         pause = breakers.setdefault(broker, CircuitBreaker()).refused(text, machine.monotonic(), opens=opens)
         if pause is not None:
             logger.warning(
-                "message %s was not taken by broker %s, which is tried again in %.1f s: %s", message.msg_id, broker, pause, text
+                "message %s was not accepted by broker %s, which is tried again in %.1f s: %s",
+                message.msg_id,
+                broker,
+                pause,
+                text,
             )
 
 

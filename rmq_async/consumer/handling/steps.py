@@ -1,4 +1,4 @@
-"""Runs the first step of a handler's coroutine without a separate task, and the steps after it."""
+"""Runs handler coroutines step by step. A step ends when the coroutine waits or returns; the first step needs no separate task."""
 
 # A call whose handler never waits needs no separate task: the task makes the next call afterwards. A call that waits keeps the
 # task. Each call has its own context (``contextvars``), in which all its steps run. The task is the current task in all steps, so

@@ -23,7 +23,7 @@ LONGEST_PAUSE: Final = 1.0
 """Seconds between two attempts to start a thread while the system refuses threads. The pause grows from FIRST_PAUSE to
 LONGEST_PAUSE."""
 LOOK_EVERY: Final = 0.1
-"""Seconds between two checks for a free thread, while calls that were cut off still occupy all threads."""
+"""Seconds between two checks for a free thread, while cancelled calls, whose functions continue, occupy all threads."""
 
 
 class HandlerThreads:

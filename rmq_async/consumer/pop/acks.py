@@ -1,4 +1,4 @@
-"""Leases of popped messages, and their acknowledgements. Acknowledgements are gathered by broker, and each broker has at most one
+"""Leases of popped messages, and their acknowledgements. Acknowledgements for one broker are sent in batches, with at most one
 request in flight.
 """
 
@@ -75,9 +75,10 @@ class Lease(Waiting, eq=False):
         held: The buffer of the source from which the message was popped.
         since: Monotonic time of the message's arrival.
         topic: Name on the wire of the subscribed topic, even if the message came from a retry topic.
+        handle: The handle (POP_CK) of the delivery, which its acknowledgement contains.
         expires: Monotonic time at which the broker delivers the message again.
         changed: A future that resolves when the change in flight has ended; None if there is none.
-        is_done: Whether to acknowledge the message after that change.
+        is_done: Whether to acknowledge the message after the change in flight.
         group: The leases that are extended together with this one.
         ack_number: Number of the acknowledgement, counted from 1 for each broker.
     """
@@ -96,7 +97,8 @@ class Lease(Waiting, eq=False):
 
 
 class Acks:
-    """The acknowledgements that wait to be sent, or for a response.
+    """The acknowledgements of one member. An acknowledgement is pending until it ends: its broker has confirmed it, or this member
+    has given it up.
 
     Args:
         run: Starts a task that runs as long as the consumer, and restarts it when it fails.
@@ -117,7 +119,7 @@ class Acks:
         """By broker name: the error of the last request. It is removed when a request succeeds or no acknowledgement is left."""
 
     def add(self, leases: Iterable[Lease]) -> None:
-        """Acknowledge messages soon, gathered into requests."""
+        """Acknowledge messages soon, together with other messages of their broker."""
         for broker, found in groupby(leases, _broker_of):
             line = self._lines.get(broker)
             if line is None:
@@ -132,18 +134,19 @@ class Acks:
 
     @property
     def pending(self) -> int:
-        """Number of acknowledgements that have not ended."""
+        """Number of pending acknowledgements."""
         return sum(line.pending for line in self._lines.values())
 
     def close(self) -> None:
-        """Give up the acknowledgements that have not ended, so that ``flush`` does not wait for them."""
+        """Give up the pending acknowledgements, so that ``flush`` does not wait for them."""
         for line in self._lines.values():
             line.close()
 
     async def flush(self) -> None:
-        """Send the gathered acknowledgements. Return when all acknowledgements that were added before the call have ended.
+        """Send the pending acknowledgements without delay. Return when all acknowledgements that were added before the call have
+        ended.
 
-        If some were given up meanwhile, raise the error that caused it, which is ClientStateError at the end of a stop.
+        If some were given up meanwhile, raise the error that was the reason. At the end of a stop, that is ClientStateError.
         """
         lines = [*self._lines.values()]
         with ExitStack() as hurry:
@@ -252,8 +255,8 @@ class _Line:
                 await asyncio.sleep(pause)
 
     async def _send(self) -> float:
-        """Send the acknowledgements in ``_sending``: one request for all that can be gathered, and one request for each of the
-        others.
+        """Send the acknowledgements in ``_sending``: one request for all that can be part of a batch, and one request for each of
+        the others.
 
         Afterwards, ``_sending`` has the acknowledgements to send again. Errors other than RocketMQError propagate.
 

@@ -35,7 +35,7 @@ class Arrivals:
 
     Args:
         limit_of: Returns the maximum number of attempts of a message after the first one.
-        free: Gives back the credit of a message.
+        free: Gives back the credit (``Credits``) of a message.
         may_hold: Returns whether a source is not paused and the consumer is not stopping.
 
     Attributes:

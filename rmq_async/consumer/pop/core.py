@@ -55,7 +55,7 @@ Outlasted = Callable[[list[Lease]], list[Lease]]
 
 
 class PopCore:
-    """Manages the handles and times of popped messages.
+    """Pops messages, and manages their leases: acknowledges messages, gives them back, and extends their leases.
 
     Args:
         supervisor: Supervisor of the consumer's tasks.

@@ -69,7 +69,7 @@ class Popped(NamedTuple):
 
     Attributes:
         messages: The messages, with the topics under which they are stored.
-        handles: The handle of each message; None for a message without a handle.
+        handles: The handle (POP_CK) with which each message is acknowledged; None for a message without one.
         corrupt: The errors of damaged records.
         unread: The handles of records without a message, which are ``corrupt`` or were left out. Empty if these handles cannot
             be determined.

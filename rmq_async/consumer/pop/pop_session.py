@@ -1,4 +1,4 @@
-"""The session of a member that pops, from its start to its stop: its sources, its tasks, and its messages."""
+"""The session of a member that pops, from its start to its stop. It pops from sources, each of which is one topic at one broker."""
 
 # A popped message becomes a lease. It waits for a slot as a pulled message does, and is acknowledged or given back when its call
 # has ended. The member keeps no offsets and shares no queues. A stop first gives back the messages that wait for a call, and ends
@@ -300,7 +300,7 @@ class PopSession(MemberSession):
         return await committed_offset(self.instance, self.group, queue)
 
     async def commit(self) -> None:
-        """Send the gathered acknowledgements, and wait for them; see ``Acks.flush``."""
+        """Send the pending acknowledgements, and wait until they have ended; see ``Acks.flush``."""
         await self.core.acks.flush()
 
     async def until_idle(self) -> None:

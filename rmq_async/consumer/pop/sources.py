@@ -86,7 +86,7 @@ PAUSED_FOR: Final = 1.0
 
 
 class Credits:
-    """The credits of a subscription for popped messages.
+    """The credits of a subscription, each of which allows it to hold one popped message.
 
     Args:
         limit: Maximum number of messages that may be held.
@@ -163,7 +163,7 @@ class Credits:
 
 
 class Source:
-    """The messages of one topic at one broker.
+    """One topic at one broker, from which a member pops.
 
     Args:
         held: The buffer of its messages.

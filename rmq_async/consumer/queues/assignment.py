@@ -586,8 +586,8 @@ class Assignment:
     async def _drained(self, held: HeldQueue, deadline: float, *, retry: bool = True) -> bool:
         """Wait until no call of the queue runs, no message waits for a call, and no message is being given back.
 
-        Return True then. Return False at ``deadline``, at the end of a stop's time for drains, and if no step (by hand) will take
-        the waiting messages.
+        Return True then. Return False at ``deadline``, at the end of a stop's time for drains, and if the user reads by hand and
+        does not ask for the waiting messages.
 
         Args:
             retry: Whether failed messages of an ordered queue are handled again during the wait, if they are due in time.

@@ -287,8 +287,8 @@ class Intake:
         return True
 
     def _repeat_filtered(self, held: HeldQueue) -> bool:
-        """Move a queue back to the offset after its last mark if a filter has excluded messages since. The mark does not cover
-        these messages, and other messages may be in their place.
+        """Move a queue back to the offset after its last mark (``ReadMarks``) if a filter has excluded messages since. The mark
+        does not cover these messages, and other messages may be in their place.
 
         Returns:
             Whether the queue was moved.
@@ -344,7 +344,11 @@ class Intake:
     def _stop(self, held: HeldQueue, text: str, option: str) -> None:
         held.stop()
         self.stopped[held] = text
-        logger.error('%s; the queue stops, because %s="stop"; seek() to an offset that it has, or to a datetime', text, option)
+        logger.error(
+            '%s; the queue is no longer read, because %s="stop"; seek() to an offset that it has, or to a datetime',
+            text,
+            option,
+        )
 
     # -- space in the buffer
 
@@ -378,7 +382,9 @@ class Intake:
         return dropped
 
     def withdraw_resting(self, held: HeldQueue, until: float) -> None:
-        """Remove the messages whose lines rest until after ``until`` (monotonic). They stay unsettled."""
+        """Remove failed messages whose next attempt is due after ``until`` (monotonic), and the messages behind them. They stay
+        unsettled.
+        """
         self._give(self.dispatcher.drop_resting(held, until))
 
     def make_room(self) -> None:
