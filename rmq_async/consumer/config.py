@@ -183,7 +183,7 @@ class ConsumerConfig:
     retry: Retry = field(default_factory=Retry)
     """Retry settings of subscriptions that have no ``retry`` of their own."""
     hooks: Sequence[Hook] = ()
-    """Objects with functions that are called around each handler call and each request; see Hook."""
+    """Objects with methods that are called around each handler call and each request; see Hook."""
     trace: bool | str = False
     """True sends traces of handler calls to the trace topic of the brokers; the name of a topic sends them to that topic."""
     stuck_after: float = 60.0

@@ -48,8 +48,8 @@ class Call(Struct, eq=False, weakref=True):
     error: BaseException | None = None
     timed_out: bool = False
     cut: bool = False
-    """Whether the library may cancel the call's task: its queue is given up, lost or moved, the consumer stops, or a tool has
-    requested the call."""
+    """Whether the library may cancel the call's task: a queue of the call is given up, lost or moved, the consumer stops, or a tool
+    has requested the call."""
     values: dict[object, Any] | None = None
     """The values that hooks store; None until a hook first reads ``Delivery.values``."""
 

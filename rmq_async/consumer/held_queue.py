@@ -252,7 +252,8 @@ class HeldQueue:
         self.paused = False
         """Whether this queue itself is paused. A pause of its topic, or of everything, does not count."""
         self.ends = False
-        """Whether the drain has ended. For an ordered queue, no call begins after that."""
+        """Whether the time for the drain is over. After that, no message is handled again, and no call of an ordered queue
+        begins."""
         self.squeezed = False
         """Whether messages were dropped because the buffer was full. The next pull then waits until no message of the queue is
         ready for a handler call."""
@@ -339,7 +340,7 @@ class HeldQueue:
         self.state = QueueState.DRAINING
 
     def end_calls(self) -> None:
-        """End the drain. For an ordered queue, no call begins after that."""
+        """End the drain. After that, no message is handled again, and no call of an ordered queue begins."""
         self.ends = True
 
     def lose(self) -> None:

@@ -45,7 +45,9 @@ class ReadBackoff:
         self._reported = 0.0
 
     def rest(self, error: RocketMQError) -> float:
-        """Return the seconds until the next attempt. Raise ``error`` if another attempt cannot help, or the time has passed."""
+        """Return the seconds until the next attempt. Raise ``error`` if another attempt cannot help, or the time for attempts is
+        over.
+        """
         now = machine.monotonic()
         self._since = self._since or now
         if not _may_pass_in_a_read(error):

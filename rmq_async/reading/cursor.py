@@ -108,7 +108,7 @@ class Cursor:
 
     @property
     def finished(self) -> bool:
-        """Whether the queue has been read to the end and no offset must be checked."""
+        """Whether the read has reached its end in this queue, and no skipped offset must be checked."""
         return self.end is not None and self.offset >= self.end and not self.skipped
 
     @property

@@ -54,7 +54,7 @@ _NOTHING: Final = DecodedMessages((), ())
 
 
 class PullRequest(msgspec.Struct, frozen=True, gc=False):
-    """One pull.
+    """The parameters of one pull.
 
     Attributes:
         queue: The queue, with names on the wire.
@@ -150,9 +150,7 @@ def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool =
 def _template(
     group: str, topic: str, broker_name: str, queue_id: int, expression: tuple[str, str], suspend_ms: int
 ) -> PullTemplate | None:
-    """Return the template of a request. Return None if the general path must make the header, or raise the error for an invalid
-    header.
-    """
+    """Return the template of a request. Return None if ``_ask`` must make the header, or must raise the error of an invalid one."""
     try:
         template = PullTemplate(group, topic, queue_id, broker_name, expression[0], suspend_ms, expression[1])
     except (LocalProtocolError, UnicodeEncodeError, TypeError):
@@ -166,7 +164,7 @@ async def pull_once(
     """Pull once and decode the messages.
 
     Args:
-        calls: Futures that end when the consumer stops.
+        calls: Receives the futures of the pull, which end when the consumer stops.
         pending: The request, if it was already sent; otherwise None.
 
     Raises:
@@ -203,10 +201,10 @@ async def _decoded(
     queue: MessageQueue,
     answer: PulledBody,
 ) -> DecodedMessages:
-    """Decode in a thread.
+    """Decode the messages in a thread.
 
     Raises:
-        RequestTimeoutError: At ``deadline``.
+        RequestTimeoutError: If the messages are not decoded by ``deadline`` (monotonic).
     """
     try:
         return await instance.threads.run(decode, deadline, calls)
@@ -247,7 +245,7 @@ async def pull_body(
     """Pull once. While the response is above ``max_frame_size``, pull again with half the number of messages.
 
     Args:
-        calls: Futures that end when the consumer stops.
+        calls: Receives the futures of the pull, which end when the consumer stops.
         pending: The request, if it was already sent; otherwise None.
 
     Raises:
@@ -345,7 +343,7 @@ async def _ask(
     calls: Calls,
     sent_away: RemotingCommand | None = None,
 ) -> tuple[RemotingCommand, str]:
-    """Send the request on the general path. Return the response and the broker's address.
+    """Send the request without a template. Return the response and the broker's address.
 
     Args:
         timeout: The remaining seconds.

@@ -425,7 +425,7 @@ def _given(offsets: Mapping[MessageQueue, int]) -> Offsets:
 
 
 def _on_the_wire(names: Names, bound: Bound) -> Bound:
-    """Return a bound whose queues have their names on the wire."""
+    """Return the start or end of a read, with its queues' names on the wire."""
     return cast(Bound, _wired(names, bound)) if isinstance(bound, Mapping) else bound
 
 

@@ -51,7 +51,7 @@ class ReadMarks:
         self._marks: dict[MessageQueue, list[Place]] = {}
         """The marks of each queue, lowest first."""
         self._left_at: dict[MessageQueue, int | None] = {}
-        """For queues that were given up: the highest offset that brokers may have received from this member."""
+        """For queues that were given up: the highest offset that this member may have committed, or None."""
         self._unread: dict[MessageQueue, tuple[int, float]] = {}
         """Queues that left this member before it had handled the messages in place of lost messages: the offset of these
         messages, and the monotonic time at which the queue left. Entries are kept for AWAY seconds."""
@@ -111,7 +111,7 @@ class ReadMarks:
         """Note that a queue leaves this member.
 
         Args:
-            highest: The highest offset of the queue that brokers may have received from this member; None if there is none.
+            highest: The highest offset that this member may have committed; None if there is none.
             unread: The offset to which the queue was moved back after a loss, if this member has not handled the messages there
                 yet; None otherwise.
         """

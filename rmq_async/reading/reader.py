@@ -87,7 +87,7 @@ class Reader:
 
     Args:
         opening: Returns the cursors. It is called at the first step of the iteration.
-        calls: Futures that end when the consumer stops.
+        calls: Receives the futures of pulls, which end when the consumer stops.
         running: The consumer's readers between their first step and their end.
         watch: A new Watch for this read.
     """

@@ -25,7 +25,7 @@ from .pull import Calls, PulledBody, PullRequest, pull_body
 CHECK_EVERY: Final = 1.0
 """Minimum seconds between two checks of a queue."""
 SHORT_STEP: Final = 100
-"""Number of offsets below which a step to the next message counts as short."""
+"""Distance from a requested offset to the next offset of the response, below which a step of the check counts as short."""
 
 
 class SkippedOffsets:

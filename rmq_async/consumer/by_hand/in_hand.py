@@ -1,8 +1,9 @@
 """Reading by hand: iterators and ``receive()`` hand out messages, which are then "in hand", and no handler is called."""
 
-# A message is handed out when the user asks for it, and is "in hand" until it is settled, given back, abandoned, or put back
-# into the buffer. The messages of one step share one Call, so deadlines, health and drains treat them as a call. A step takes its
-# messages in the same turn of the loop in which it returns them, so a step that is cancelled while it waits has taken none.
+# A step, which is one ``anext()`` or ``receive()``, hands out messages when the user asks for them. They are "in hand" until they
+# are settled, given back, abandoned, or put back into the buffer. The messages of one step share one Call, so deadlines, health and
+# drains treat them as a call. A step takes its messages in the same turn of the loop in which it returns them, so a step that is
+# cancelled while it waits has taken none.
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Takeover:
     Args:
         group: Name of the group on the wire.
         locks: The locks of this member.
-        patience: Seconds that a former owner has to unlock a queue; CRASH_MARGIN is added.
+        patience: Maximum seconds that a former owner may take to unlock a queue; CRASH_MARGIN is added.
         open: Called with a queue, its start offset, the committed offset or None, and the result of ``look``.
         departed: Returns the client ids of former members, with the monotonic times at which they left the member list.
     """

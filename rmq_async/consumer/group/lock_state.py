@@ -32,7 +32,7 @@ class Hold(Enum):
     """The queue was taken without its lock."""
     HELD = "held"
     DOUBTED = "doubted"
-    """The lock is held, but another process may have taken the place of the broker and not have the lock."""
+    """The lock is held, but another process, which does not have the lock, may have taken the place of the broker."""
 
 
 class LockState:

@@ -55,7 +55,7 @@ LOOK_UP_EVERY: Final = 2.0
 AT_ONCE: Final = 16
 MOST_DEPARTED: Final = 64
 UNLISTED_LIMIT: Final = 120.0
-"""Seconds after which a member that no broker lists gives up its queues. Brokers remove a client that sends nothing after the same
+"""Seconds after which a member that no broker lists gives up its queues. Brokers remove a client that has sent nothing for the same
 time."""
 Apply = Callable[[dict[str, frozenset[MessageQueue]]], None]
 """A function that is called after a round with the share of each topic."""

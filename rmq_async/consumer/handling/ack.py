@@ -135,7 +135,7 @@ class Settling:
         retry: The retry settings of subscriptions that have none of their own.
         outcomes: Carries out the decisions that involve a broker.
         settled: Keeps the outcomes for tests.
-        ended: Called with each message that has its outcome, except messages of ``done_all``.
+        ended: Called with each message that has its outcome, and the outcome. It is not called for messages of ``done_all``.
         again: Called with a subscription, a message that this member handles again, and the monotonic time of the next attempt; 0
             for at once.
         all_done: Called by ``done_all`` with the queues of the messages that are done, and these messages.

@@ -58,7 +58,7 @@ Report = Callable[[Outcome], None]
 
 
 class CircuitBreaker:
-    """The refusals of one broker since the last success.
+    """Limits the attempts at a broker that refuses messages. While the breaker is open, the broker is not tried.
 
     Attributes:
         error: Error of the last refusal; None after a success.
@@ -398,7 +398,7 @@ class GiveBacks:
         heapify(buffer.delayed)
 
     def _schedule(self, buffer: _Buffer) -> None:
-        """Set the timer of a buffer, for the next message that is due or for the next try at a broker that refuses messages."""
+        """Set the timer of a buffer, for the next message that is due or for the next attempt at a broker that refuses messages."""
         at = buffer.delayed[0][0] if buffer.delayed else inf
         breaker = self._breaker(buffer.broker)
         if buffer.delayed and breaker is not None and not (buffer.ready or buffer.in_flight):

@@ -1,4 +1,5 @@
-"""Lines of ordered messages, which decide which messages of a queue may begin a handler call.
+"""Lines of messages that are handled one after the other. They decide which messages of a queue the handler may be called with
+next.
 
 Messages with the same key form a line. A line rests while its first message waits for another attempt. One heap and one timer serve
 all resting lines. The first message without a key is logged.

@@ -111,7 +111,7 @@ class Arrivals:
     def _end_unread(self, source: Source, popped: Popped) -> None:
         """Acknowledge corrupt records, which would otherwise be delivered for ever.
 
-        If the response is partial, give them back instead, together with the messages that were left out.
+        If messages of the response were left out (``Popped.is_partial``), give back all these messages and records instead.
         """
         unread = self._core.unread(source.held, source.topic, popped)
         if popped.is_partial:

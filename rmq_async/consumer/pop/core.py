@@ -67,7 +67,8 @@ class PopCore:
     Attributes:
         given_back: Number of give-backs that brokers have confirmed.
         extended: Number of extensions that brokers have confirmed.
-        unsure: Number of changes without a valid response, after which a message may be delivered twice, or later than requested.
+        unsure: Number of changes of the invisible time without a valid response, after which a message may be delivered twice, or
+            later than requested.
         expired: Number of leases that ended while this member held them, or that had too little time left for a call.
     """
 
@@ -225,7 +226,7 @@ class PopCore:
         return True
 
     async def _change(self, lease: Lease, milliseconds: int, *, suspend: bool) -> RocketMQError | None:
-        """Send one change of a held handle. Return the error, or None.
+        """Request another invisible time for the message of a held lease, once. Return the error, or None.
 
         If the broker may have made the change in spite of the error, the lease becomes ADRIFT.
         """

@@ -45,7 +45,7 @@ _NOTHING: Final = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT
 
 
 class Wanted(NamedTuple):
-    """One pop.
+    """The parameters of one pop.
 
     Attributes:
         topic: Name of the topic on the wire.

@@ -164,7 +164,7 @@ class PopSession(MemberSession):
     async def close(self, deadline: float) -> None:
         """Leave the group, let running calls end, send acknowledgements, and give other messages back.
 
-        This takes until ``deadline`` (monotonic), but at least LAST_STEPS seconds if it is not finished before.
+        Return by ``deadline`` (monotonic), or within LAST_STEPS seconds if ``deadline`` is earlier.
         """
         self.quiesce()
         self.attached.hurry()

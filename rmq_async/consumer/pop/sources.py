@@ -378,7 +378,7 @@ class Popping:
             self._core.spawn(f"pop of {source.topic} at {source.broker}", self._beside(source, source.size))
 
     async def _beside(self, source: Source, size: int) -> None:
-        """Pop as long as pops return messages and credits are left.
+        """Send further pops, one after the other, as long as they return messages and credits are left.
 
         Args:
             size: The number of credits that are reserved for the first pop.

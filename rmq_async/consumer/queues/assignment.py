@@ -144,7 +144,7 @@ class Assignment:
         subscriptions: Subscriptions by topic on the wire, without the retry topic.
 
     Attributes:
-        held: The held queues, by queue on the wire.
+        held: The held queues, by queue with names on the wire.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class PullSession(MemberSession):
         self._connect_rooms(context)
         self._registered = False
         self._assigned = asyncio.Event()
-        """An event that is set after the first round."""
+        """An event that is set after the first rebalance round."""
         self.was_assigned = False
         """Whether the member has begun to read all queues of its first share. Once True, it stays True while a later rebalance
         waits for queues."""
@@ -187,7 +187,7 @@ class PullSession(MemberSession):
 
     @property
     def is_assigned(self) -> bool:
-        """Whether the first round has ended, each queue of the share is held, and ``on_assigned`` has ended."""
+        """Whether the first rebalance round has ended, each queue of the share is held, and ``on_assigned`` has ended."""
         return self._assigned.is_set() and not self.takeover.queues and self.assignment.begun.is_set()
 
     @property
@@ -433,7 +433,8 @@ class PullSession(MemberSession):
         """Wait until the first share is known and read.
 
         The wait takes up to FIRST_ASSIGNMENT seconds. If no other member can be draining a queue of the share, it takes up to
-        LOOK_PATIENCE more: if a queue ends below the group's offset, messages that are sent before its check may be skipped.
+        LOOK_PATIENCE more, because messages that are sent before the check of a queue may be skipped if the queue ends below the
+        group's offset.
         """
         first = self.supervisor.once("first share", self._wait_assigned())
         await asyncio.wait([first], timeout=FIRST_ASSIGNMENT)

@@ -43,7 +43,7 @@ from ..held_queue import HeldQueue, QueueState
 logger = logging.getLogger(__name__)
 
 LARGE_PULL: Final = 4 * 1024 * 1024
-"""Bytes that a pull reserves, unless room is short, before the size of the queue's messages is known."""
+"""Bytes that a pull reserves, unless space is short, before the size of the queue's messages is known."""
 SUSPEND: Final = 15.0
 """Seconds for which a broker may hold a pull. It checks held pulls every 5 s (``PullRequestHoldService``), so a response may take
 20 s."""
