@@ -2,9 +2,9 @@
 request in flight.
 """
 
-# A handle has one owner, its lease. A broker ignores an acknowledgement after a change of the same handle. A second change causes a
-# second delivery, and a change after an acknowledgement brings the message back. So a lease has a state, and makes one request at a
-# time.
+# A handle has one owner, its lease. A change of the invisible time makes the handle invalid: the broker then ignores an
+# acknowledgement with it, and a second change causes a second delivery. A change after an acknowledgement brings the message back.
+# So a lease has a state, and makes one request at a time.
 
 # A broker keeps one record for each pop and queue in a request, not one for each message. A late acknowledgement still counts
 # until the broker delivers the message again, about 2 s after the end of the lease, so the first attempt is always made. An

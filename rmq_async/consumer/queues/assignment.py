@@ -378,7 +378,7 @@ class Assignment:
             self.dispatcher.hasten(held)
             if not await self._drained(held, deadline):
                 await self._cut_off(held)
-            elif held in self._abandoned:  # a call with messages of several queues was cut off because of another queue
+            elif held in self._abandoned:  # a call with messages of several queues was cancelled because of another queue
                 await self._give_back_left(held)
             await self._commit_last(held)
             locked = held.is_ordered and not await self._calls_over(held)

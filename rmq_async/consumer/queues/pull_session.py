@@ -502,7 +502,7 @@ class PullSession(MemberSession):
 
     def _route_changed(self, route: TopicRoute) -> None:
         if route.topic in self.topics:
-            self.locks.doubt_replaced()  # here, so that no message of an ordered queue begins before
+            self.locks.doubt_replaced()  # here, so that no call of an ordered queue begins before
             self.rebalance.trigger()
 
     def _message_ended(self, item: Waiting, outcome: Outcome) -> None:
