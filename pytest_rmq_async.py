@@ -56,8 +56,8 @@ def rocketmq_cluster(
     ``brokers[0]`` has the coroutines ``stop()``, ``kill()`` and ``start()``, for any loop, and the plain methods ``pause()`` and
     ``resume()``. Servers that a test leaves stopped or paused run again before the next test with this fixture begins.
 
-    If NAMESRV_ADDR is set, the fixture is that cluster, without these methods. Without Java, or without Maven while the servers
-    are not installed yet, the test is skipped with the reason. With RMQ_REQUIRE_CLUSTER=1, the test fails instead.
+    If NAMESRV_ADDR is set, the fixture is that cluster, without these methods. If Java is missing, or if Maven is missing and the
+    servers' jars were never downloaded, the test is skipped with the reason. With RMQ_REQUIRE_CLUSTER=1, it fails instead.
     """
     from rmq_async.testing.cluster import ExternalCluster, RealCluster, require
 

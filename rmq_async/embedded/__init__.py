@@ -73,7 +73,7 @@ MAX_COPIES: Final = 16
 
 
 class ServerStatistics(NamedTuple):
-    """The counters of one server. All of them but ``connections`` count from the creation of the ``EmbeddedRocketMQ``.
+    """The counters of one server. Except for ``connections``, they count from the creation of the ``EmbeddedRocketMQ``.
 
     Attributes:
         requests: Number of received requests by request code. Unknown codes are counted only while fewer than 1024 codes have
@@ -103,6 +103,8 @@ class EmbeddedRocketMQ:
     After ``stop()`` and a new ``start()``, ports, topics, offsets and messages are the same, as after a restart of real
     servers.
 
+    The defaults of ``delay_levels`` and of the three settings of transactions are the defaults of a 5.5.0 broker.
+
     Methods with an argument ``broker`` raise ValueError for an unknown broker. The methods ``delay``, ``slice``, ``stall``,
     ``resume``, ``shuffle`` and ``drop_connections`` also take "namesrv", the name server.
 
@@ -121,9 +123,8 @@ class EmbeddedRocketMQ:
         delay_levels: The delays in seconds of delay levels 1, 2 and so on. There can be 1 to 256 levels.
         transaction_timeout: Seconds after which the broker checks an unfinished transaction with the producer, unless its
             message sets its own time (CHECK_IMMUNITY_TIME_IN_SECONDS).
-        transaction_check_interval: Seconds between two rounds of transaction checks. After ``transaction_check_max`` checks,
-            the message moves to TRANS_CHECK_MAX_TIME_TOPIC. The defaults of ``delay_levels`` and of the three settings of
-            transactions are the defaults of a 5.5.0 broker.
+        transaction_check_interval: Seconds between two rounds of transaction checks.
+        transaction_check_max: Number of checks after which the message moves to TRANS_CHECK_MAX_TIME_TOPIC.
         server_side_reset: Whether a broker keeps a reset of a group's offsets (222) until the next pull or pop of each queue,
             as 5.x does. If False, the broker sends the offsets to the members (220), as 4.9 does.
         property_filter: Whether brokers filter by SQL92 conditions. A real broker does this only with
@@ -315,8 +316,8 @@ class EmbeddedRocketMQ:
             broker.rebalance(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) list these ids, including repeated ids, as the members of the group. If
-        ``client_ids`` is None, the broker lists the real members again.
+        """Make the broker (None: each broker) list ``client_ids``, which may contain an id twice, as the members of the group.
+        If ``client_ids`` is None, the broker lists the real members again.
 
         Members request the list (38) when they divide the queues. If the list is empty, they receive an error. The broker
         does not notify members of the change; call ``rebalance`` to notify them.
@@ -378,7 +379,8 @@ class EmbeddedRocketMQ:
         """Make the broker a master again, as an election does with a replica. The broker has all messages but no queue locks.
 
         Args:
-            offsets: Whether the broker has the committed offsets of groups, which replicas of 5.5.0 do not copy in time.
+            offsets: Whether the broker keeps the committed offsets of groups. A replica of 5.5.0 has usually not copied them
+                when it is elected.
         """
         check_flags(offsets=offsets)
         self._broker(broker).elect_master(offsets=offsets)
@@ -437,15 +439,15 @@ class EmbeddedRocketMQ:
 
     def empty_pops(self, n: int = 1, *, broker: str | None = None) -> None:
         """Make the broker (None: each broker) respond to the next ``n`` pops at once with POLLING_TIMEOUT (210), even if there
-        are messages. ``n`` = 0 cancels the rest.
+        are messages. ``n`` replaces the number that remains from earlier calls, so 0 ends the fault.
         """
         check_count(n)
         for each in self._chosen(broker):
             each.popping.faults.empty = n
 
     def lose_acks(self, n: int = 1, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) respond with success to the next ``n`` acks, single acks (200051) or batches
-        (200151), although they have no effect. ``n`` = 0 cancels the rest.
+        """Make the broker (None: each broker) ignore the next ``n`` acks, single acks (200051) or batches (200151), but respond
+        to them with success. ``n`` replaces the number that remains from earlier calls, so 0 ends the fault.
         """
         check_count(n)
         for each in self._chosen(broker):

@@ -32,7 +32,8 @@ from .state import BrokerState
 from .topics import FAQ
 
 _NO_REMARK: Final = "not set any response code"
-"""The remark of the response to a change that is not refused. Java's broker creates its responses with this remark."""
+"""The remark of the response to a change of the invisible time that is not refused. Java's broker creates its responses with this
+remark."""
 
 
 class AckProcessor(Processor):
@@ -131,7 +132,8 @@ class AckProcessor(Processor):
         """Acknowledge messages of one queue.
 
         Raises:
-            Refused: With code 1 for an invalid retry flag, and with code 13 if ``_ack_ordered`` raises it.
+            Refused: With code 1 for an invalid retry flag, and with code 13 for an ordered message that the last pop did not
+                take.
         """
         try:
             topic = real_topic(ack.retry, ack.topic, ack.consumer_group)
@@ -149,7 +151,7 @@ class AckProcessor(Processor):
         """Acknowledge a message of an ordered pop.
 
         Raises:
-            Refused: With code 13 if ``OrderedQueues.ack`` raises LookupError.
+            Refused: With code 13 for a message that the queue's last pop did not take.
         """
         queue = OrderedQueue(handle.group, handle.topic, handle.queue_id)
         offsets = self._state.offsets
@@ -170,7 +172,9 @@ class AckProcessor(Processor):
                 self.freed(queue)
 
     def _change(self, header: ChangeInvisibleTimeRequestHeader, info: ExtraInfo) -> ChangeInvisibleTimeResponseHeader:
-        """Change the invisible time of a message, if its group exists.
+        """Replace the check point of a message with a check point that has the new invisible time.
+
+        If the group does not exist, only remove the old check point.
 
         Raises:
             Refused: With code 1 if the broker has the maximum number of messages without an ack.
@@ -191,8 +195,8 @@ class AckProcessor(Processor):
         """Change the invisible time of an ordered message.
 
         Returns:
-            The response header, with the time from the pop to the new end. The header is empty if the offset is below the
-            committed one.
+            The response header, whose ``invisibleTime`` is the time from the pop to the new end of the invisible time. The
+            header is empty if the message's offset is below the committed offset.
         """
         queue = OrderedQueue(header.consumerGroup, header.topic, header.queueId)
         if header.offset < self._state.offsets.find(*queue):

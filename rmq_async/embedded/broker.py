@@ -126,8 +126,12 @@ class Broker(BaseService):
 
     Args:
         disk: The disk of the broker. No other broker object may use the disk at the same time.
-        failures: The script of requests that fail. The default is a new script. ``topics_changed`` is called each time a topic
-            was created, changed or deleted. If a request changed the topic, the call comes before the response.
+        settings: The default is ``BrokerSettings()``.
+        failures: The script of requests that fail. The default is an empty script.
+
+    Attributes:
+        topics_changed: Called each time a topic was created, changed or deleted. If a request changed the topic, the call comes
+            before the response.
     """
 
     def __init__(self, disk: BrokerDisk, settings: BrokerSettings | None = None, failures: FailureScript | None = None) -> None:
@@ -295,7 +299,7 @@ class Broker(BaseService):
             found.correct()
 
     async def start(self, host: str, port: int) -> None:
-        """Start to listen, as ``Listener.start`` does, on two ports, and start deliveries, transaction checks and redeliveries."""
+        """Start the listener on two ports, and start deliveries, transaction checks and redeliveries."""
         await self.listener.start(host, port, second=True)
         self.state.address = self.listener.address()
         self._sends.listening()

@@ -1,7 +1,7 @@
 """Sends requests of a broker to its clients. A request is one-way, or its response is passed to a callback.
 
 The number of pending requests is limited per connection and in total. Each request ends at the latest when its timeout expires
-or its connection ends. No requests are sent to a client that does not read the earlier frames.
+or its connection ends. A client that does not read earlier frames gets no requests.
 """
 
 from __future__ import annotations

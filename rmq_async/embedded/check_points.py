@@ -20,11 +20,13 @@ _Key = tuple[str, str, int, int, int]
 
 
 class Handle(NamedTuple):
-    """The handle of a popped message, which identifies its pop or a change of its invisible time.
+    """The handle of a popped message. It identifies the pop, or the last change of the message's invisible time.
+
+    ``pop_time`` and ``end`` are in epoch ms, ``invisible_time`` is in ms.
 
     Attributes:
         start: Queue offset at which the pop began to read. After a change of the invisible time, it is the offset of the
-            message. Points in time are in epoch ms, and durations are in ms.
+            message.
     """
 
     group: str
@@ -100,7 +102,7 @@ class CheckPoints:
         return True
 
     def take(self, until: int, most: int) -> list[CheckPoint]:
-        """Remove and return at most ``most`` check points that end no later than ``until``, soonest first."""
+        """Remove and return at most ``most`` check points that end no later than ``until`` (epoch ms), soonest first."""
         due: list[CheckPoint] = []
         while self._ends and self._ends[0][0] <= until and len(due) < most:
             _, _, point = heapq.heappop(self._ends)

@@ -48,12 +48,12 @@ class Client:
 
 
 class ConsumerGroup:
-    """The members of a group.
+    """The members of a group, and the group's settings from the last heartbeat of a member.
 
     Attributes:
         members: Members by client id and connection. A client with two connections, for example after a connection broke, is
             listed twice, as on a real broker.
-        subscriptions: Subscriptions by topic. The other settings are the values from the last heartbeat.
+        subscriptions: Subscriptions by topic.
     """
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class ConsumerGroup:
         return next((member for member in reversed(self.members.values()) if member.client_id == client_id), None)
 
     def merged(self, data: ConsumerData) -> dict[str, SubscriptionData]:
-        """Return the subscriptions after a heartbeat. For each topic of the heartbeat, keep the existing subscription unless
-        the subscription of the heartbeat is newer or the topic is new.
+        """Return the group's subscriptions after a heartbeat: one for each topic in the heartbeat. A known subscription is kept
+        unless the heartbeat has a newer one.
         """
         new = {each.topic: each for each in data.subscription_data_set}
         for topic, subscription in new.items():
@@ -122,7 +122,7 @@ class ClientTable:
             self._reachable[client.client_id] = client
 
     def add_consumer(self, data: ConsumerData, client: Client, *, without_subscriptions: bool) -> None:
-        """Add a consumer, or renew its entry, and change its group's subscriptions unless the heartbeat came
+        """Add a consumer, or renew its entry. Update the subscriptions of its group, unless the heartbeat came
         ``without_subscriptions``.
 
         Raises:
@@ -166,8 +166,8 @@ class ClientTable:
         return self._reachable.get(client_id)
 
     def producer_connection(self, group: str) -> Connection | None:
-        """Return the connection of the producer group that is next in turn for a request. Return None if no connection is open
-        and read by its peer.
+        """Return the connection of a producer of the group; the producers take turns. Return None if no producer has an open
+        connection from which it reads.
         """
         members = list(self.producers.get(group, {}).values())
         for _ in members:
@@ -241,7 +241,7 @@ class ClientTable:
         self.remove_consumer(group, client_id, connection)
 
     def _enter(self, group: str, client: Client, old: Client | None) -> None:
-        """Count one more member, unless the member replaces ``old``.
+        """Check the limits, and record the member for its connection. Count it, unless it replaces ``old``.
 
         Raises:
             Refused: With code 1 if a limit would be exceeded, or if the connection is closed.

@@ -78,7 +78,7 @@ class PendingCall:
             self._handle = asyncio.get_running_loop().call_soon(self._due)
 
     def at(self, when: float) -> None:
-        """Request the call for a time of the event loop."""
+        """Request the call for the time ``when`` of the event loop's clock."""
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_at(when, self._due)
 

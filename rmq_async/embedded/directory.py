@@ -38,7 +38,7 @@ class Holder(NamedTuple):
 
     Attributes:
         address: "ip:port".
-        config: The topic's settings there.
+        config: The topic's settings on this broker.
         broker_id: 0 for a master.
     """
 

@@ -26,8 +26,9 @@ class ScheduleProgress(NamedTuple):
 
     Attributes:
         levels: For each delay level, the offset of the next message to deliver.
-        timers: Timers that were due before this time (epoch ms) are done.
-        entered: Offset after the last timer that was in the timer wheel.
+        timers: Epoch ms. The timers that were due before this time are done.
+        entered: Maximum offset of the timers' queue when the progress was saved. After a crash, the timers from this offset on
+            are delivered twice.
     """
 
     levels: tuple[int, ...] = ()
@@ -41,8 +42,8 @@ class TransactionProgress(NamedTuple):
     Attributes:
         open: Offset of the oldest half message whose transaction has not ended.
         ended: One byte for each offset from ``open`` on, 1 if the transaction has ended.
-        ends: The log position after the end of the transaction and the offset of its half message, for each end that a loss of
-            messages may undo, in order.
+        ends: The ends of transactions that are undone if the log loses their records, in log order. Each is a pair: the log
+            position after the end, and the offset of the transaction's half message.
     """
 
     open: int = 0

@@ -1,11 +1,12 @@
 """Fault switches of the embedded servers. A test uses them to cause faults that a client must survive, in requests of any kind.
 
-There are two kinds. A ``FailureScript`` lists the next requests that get an error code instead of being served, or that are
+A ``FailureScript`` lists the next requests that get an error code instead of being served, or that are
 served without a response. All servers of an ``EmbeddedRocketMQ`` share one script, so "the next three sends fail" applies to
 all brokers together. A ``Gate`` stands between one server and its sockets. It holds responses back for a time (``delay``) or
 until the test resumes the server (``stalled``). Like a stopped process, a stalled server also reads nothing, so its peers see
 full buffers and not only missing responses. The gate also determines the order in which requests are served (``chance``) and
-the slices in which responses are sent (``slices``).
+the slices in which responses are sent (``slices``). ``PopFaults`` has the faults of pops, and ``SendQueue`` limits the rate of
+sends.
 """
 
 from __future__ import annotations
@@ -129,9 +130,11 @@ class FailureScript:
     def add(self, code: int, n: int, request: int | None) -> Failure:
         """Add a failure of the next ``n`` requests. Return the failure.
 
+        ``n`` = 0 adds no failure, and cancels the earlier failures with the same ``request``.
+
         Args:
-            request: A RequestCode, or None for any request to a broker except heartbeats and unregistrations. ``n`` = 0 adds no
-                failure and cancels the earlier failures with the same ``request``.
+            code: The ResponseCode of the responses.
+            request: A RequestCode, or None for any request to a broker except heartbeats and unregistrations.
 
         Raises:
             TypeError: For an argument that is not a whole number (``request`` may be None).
@@ -324,9 +327,9 @@ THROTTLED: Final = frozenset(
 
 
 WARMING: Final = 2.0
-"""Sends per second by which each served send raises the rate of a cold broker. With this value, a broker that begins with 1,000
-sends per second and ends with 20,000 serves 20,000 sends within about 2 s, as a broker of 5.5.0 on two cores does after its
-start."""
+"""Sends per second by which each served send raises the rate of a broker that has just started. With this value, a broker that
+begins with 1,000 sends per second and ends with 20,000 serves 20,000 sends within about 2 s, as a broker of 5.5.0 on two cores
+does after its start."""
 
 
 class SendQueue:
@@ -334,7 +337,10 @@ class SendQueue:
 
     Args:
         rate: Number of sends that the broker serves per second, one after the other.
-        warm: The final rate of a broker that begins cold. ``refused`` counts sends that would have waited too long.
+        warm: The final rate of a broker that has just started. None means a constant rate.
+
+    Attributes:
+        refused: Number of sends that were refused, because they would have waited too long.
     """
 
     def __init__(self, rate: float, warm: float | None = None) -> None:

@@ -20,7 +20,7 @@ from .topics import FAQ
 MAX_GROUPS: Final = 10_000
 """Maximum number of groups, not counting the broker's system groups."""
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Maximum number of bytes of the settings of all groups, as JSON, up to which ``put_all`` adds settings."""
+"""Maximum number of bytes of the settings of all groups, as JSON. Only ``put_all`` checks this limit."""
 
 
 class SubscriptionGroups:
@@ -79,8 +79,9 @@ class SubscriptionGroups:
     def put_all(self, configs: Iterable[bodies.SubscriptionGroupConfig]) -> None:
         """Store the settings of new or existing groups.
 
-        Raises Refused with code 29 for an invalid name, and with code 1 if the table is full. In these cases, no settings are
-        stored.
+        Raises:
+            Refused: With code 29 for an invalid name, and with code 1 if a limit would be exceeded. No settings are stored in
+                these cases.
         """
         checked = [(config, self._check(config)) for config in configs]
         new = [config for config, _ in checked if config.group_name not in self._groups]

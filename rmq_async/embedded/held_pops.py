@@ -1,8 +1,8 @@
 """Pops that wait for messages (``PopLongPollingService``).
 
 Pops wait by topic, group and requested queue. Queue -1 means any queue. In each group, a message that arrives wakes one pop for
-any queue and one pop for the message's queue. These pops read again, and if a pop leaves messages, the next pop is woken. Other
-pops keep waiting. A pop that is still held ``EARLY_MS`` before its deadline reads one last time.
+any queue and one pop for the message's queue. These pops read again. If one of them leaves messages, the next pop is woken.
+Other pops keep waiting. A pop that is still held ``EARLY_MS`` before its deadline reads one last time.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class HeldPops:
         reply: Writes a response.
 
     Attributes:
-        serve: The function that serves a pop. Its second argument is True if the wait of the pop ends. It returns the response,
-            or None if the pop stays held.
+        serve: The function that serves a pop. Its second argument is True if the pop may not be held any longer. It returns the
+            response, or None if the pop stays held.
     """
 
     def __init__(self, clock: Clock, reply: Reply) -> None:
@@ -116,8 +116,8 @@ class HeldPops:
         self._waking.soon()
 
     def notify(self, key: PopKey, count: int = 1) -> None:
-        """Make the pop that has waited longest read again. If that pop gets its response, continue with the next pop, up to
-        ``count`` pops.
+        """Make the pop with this key that has waited longest read again. If it gets its response, continue with the next pop,
+        up to ``count`` pops.
         """
         if key in self._by_key:
             self._woken[key] = self._woken.get(key, 0) + count

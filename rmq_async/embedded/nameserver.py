@@ -71,6 +71,9 @@ _STANDARD_JSON_FROM: Final = 401
 class NameServer(BaseService):
     """A name server that routes clients to the brokers in its directory.
 
+    After a crash, create a new object with a new directory and the settings of the old object. The docstring of ``Broker`` shows
+    how to use a name server without an ``EmbeddedRocketMQ``.
+
     Args:
         directory: The brokers that the name server knows.
         failures: The script of requests that fail. The default is a new script.
@@ -78,8 +81,7 @@ class NameServer(BaseService):
         order_conf: Whether routes contain the order of queues that ``create_topic(order=True)`` writes
             (``orderMessageEnable``).
         settings: The key-value settings, by namespace and key, which a real name server keeps in a file. The default is no
-            settings. After a crash, create a new object with a new directory and the settings of the old object. The docstring
-            of ``Broker`` shows how to use a name server without an ``EmbeddedRocketMQ``.
+            settings.
     """
 
     named_failures_only = True

@@ -18,7 +18,7 @@ MAX_OFFSETS: Final = 200_000
 
 _Offsets = dict[int, int]
 SavedOffsets = dict[tuple[str, str], dict[int, int]]
-"""Committed offsets by group and topic, and by queue."""
+"""Committed offsets, by (group, topic) and then by queue id."""
 
 
 class OffsetTable:

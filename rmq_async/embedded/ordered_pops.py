@@ -85,7 +85,9 @@ class OrderedQueues:
     def popped(
         self, queue: OrderedQueue, attempt: str | None, pop_time: int, invisible_time: int, offsets: Sequence[int]
     ) -> dict[int, int]:
-        """Record the pop of messages. Return the numbers of their earlier deliveries, if any."""
+        """Record a pop of messages. Return, by offset, the number of earlier deliveries of each message that was delivered
+        before.
+        """
         batch, before = _Batch(attempt, pop_time, invisible_time, offsets), self._batches.get(queue)
         if before is not None:
             if before.attempt is not None and before.attempt == attempt:

@@ -32,12 +32,12 @@ from .topics import FAQ, Topic
 MAX_BYTES: Final = 256 * 1024
 """Number of bytes above which a read of one queue adds no further messages (``maxTransferBytesOnMessageInMemory``)."""
 REVIVE_QUEUES: Final = 8
-"""Number of queues of the revive log, which handles name in turn (``reviveQueueNum``)."""
+"""Number of queues of the revive log (``reviveQueueNum``). The handles of successive pops contain these queues in turn."""
 ORDERED_REVIVE_QUEUE: Final = 999
 """Queue number that handles of ordered pops contain in place of a revive queue (``KeyBuilder.POP_ORDER_REVIVE_QUEUE``)."""
 MOST_TURNS: Final = 4096
 RETRIES_FIRST: Final = 5
-"""One of this many pops begins with retries, unless the pop is ordered or by priority (``popFromRetryProbability`` 20)."""
+"""One in this many pops reads retries first, unless the pop is ordered or by priority (``popFromRetryProbability`` 20)."""
 
 
 class Taken:
@@ -45,8 +45,9 @@ class Taken:
 
     Attributes:
         rest: The value of the field restNum.
-        starts: The parts of the field startOffsetInfo. ``offsets`` has the parts of msgOffsetInfo, and ``counts`` has the parts
-            of orderCountInfo.
+        starts: The parts of the field startOffsetInfo.
+        offsets: The parts of the field msgOffsetInfo.
+        counts: The parts of the field orderCountInfo.
     """
 
     def __init__(self, pop_time: int, revive_queue: int) -> None:
@@ -219,7 +220,7 @@ class PopReader:
     def _commit(self, pop: Pop, queue: Queue, start: int, end: int) -> None:
         """Commit the progress of a pop.
 
-        With the key-value store, unless pops are ordered, the committed offset is the start of the last pop, and
+        With the key-value store, unless the pop is ordered, the committed offset is the start of the last pop, and
         ``pop_offsets`` has the start of the next pop.
         """
         group, name, queue_id = pop.key.group, queue.topic, queue.queue_id

@@ -19,8 +19,8 @@ class ProgressProcessor(Processor):
 
     Args:
         by_server: Whether resets wait at the broker (``useServerSideResetOffset``). If False, resets are sent to the members.
-        gate: The gate of the server. While it draws the order of requests, first commits race, as in the threads of a real
-            broker.
+        gate: The gate of the server. While it serves requests in random order, concurrent first commits of a group may be lost,
+            as in the threads of a real broker.
     """
 
     def __init__(self, state: BrokerState, calls: ClientCalls, *, by_server: bool = True, gate: Gate | None = None) -> None:

@@ -277,7 +277,7 @@ class Schedule:
             except Refused as refusal:
                 if not added or refusal.code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                draft.properties = plain  # the times no longer fit
+                draft.properties = plain  # with the added times, the properties are too large
                 self._writer.put(draft)
         except (Refused, ProtocolError) as error:
             lost.append(f"{draft.topic}: {error}")

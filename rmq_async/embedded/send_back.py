@@ -73,8 +73,9 @@ class SendBackProcessor(Processor):
         return make_response(command, ResponseCode.SUCCESS)
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
-        """Redirect a send to a retry topic to the dead-letter topic if the message was consumed too often or if the group holds
-        a lock. A group that consumes in order sends a message to the retry topic only after the last attempt.
+        """Change the topic of a message that was sent to a retry topic to the dead-letter topic, if the message was consumed
+        too often or if the group holds a lock. A group that consumes in order sends a message to the retry topic only after
+        the last attempt.
 
         Args:
             max_times: The maximum number of retries that the client sent. None means the maximum in the group's settings.

@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
     Attributes:
         remote: The address of the client, "ip:port".
         local_ip: The local address of the connection.
-        unfinished: Bytes of an incomplete frame.
+        unfinished: Number of received bytes of an incomplete frame.
     """
 
     def __init__(self, listener: Listener, *, second: bool = False) -> None:

@@ -18,7 +18,7 @@ PORT_STEP: Final = 10
 """Difference between the first ports of successive brokers whose ports are specified."""
 MAX_PORT: Final = 65_535
 MOST_PORTS_TRIED: Final = 64
-"""Maximum number of free ports that are tried as the first port until the second port is also free."""
+"""Maximum number of free ports that are tried to find a first port whose second port is also free."""
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Factory = Callable[[], asyncio.Protocol]

@@ -118,8 +118,9 @@ class Queue:
 
     Attributes:
         oldest: Offset of the oldest existing record.
-        max_offset: Offset of the next record to be written. After records were expired, ``min_offset``, which pulls report, is
-            below ``oldest`` until it is corrected.
+        min_offset: The minimum offset that pulls report. After records were expired, it is below ``oldest`` until it is
+            corrected.
+        max_offset: Offset of the next record to be written.
     """
 
     __slots__ = ("_codes", "_expired", "_first", "_records", "_start", "_times", "broker_name", "queue_id", "topic", "waiting")
@@ -383,8 +384,8 @@ class CommitLog:
     def truncate(self, position: int, broker_name: str) -> int:
         """Remove the records of the broker from physical offset ``position`` on. The maximum offsets of its queues decrease.
 
-        Records of other brokers stay. ``end`` decreases to the end of the last record that stays. Offsets that had already
-        expired still count.
+        Records of other brokers stay. ``end`` decreases to the end of the last record that stays. Records that were expired
+        before are not removed, and the maximum offset of their queue stays above their offsets.
 
         Returns:
             The number of removed records.

@@ -168,8 +168,11 @@ class TopicTable:
         )
 
     def check(self, config: TopicConfig) -> None:
-        """Raise Refused with code 29 for an invalid name, the name of a system topic, or a number of queues out of range. Raise
-        Refused with code 1 for an unknown filter type.
+        """Check the settings of a user topic.
+
+        Raises:
+            Refused: With code 29 for an invalid name, the name of a system topic, and a number of queues out of range; with
+                code 1 for an unknown filter type.
         """
         name = config.topic_name
         remark = topic_refusal(name)

@@ -250,7 +250,7 @@ class Transactions(Processor):
         except (Refused, ProtocolError) as error:
             key = draft.properties.get("UNIQ_KEY")
             logger.warning(
-                "%s: half message %s has no more checks, it cannot be stored again: %s", self._state.name, key, error
+                "%s: half message %s is not checked any more, because it cannot be stored again: %s", self._state.name, key, error
             )
         except InvalidMessageError as error:
             key = draft.properties.get("UNIQ_KEY")

@@ -58,8 +58,8 @@ class MessageWriter:
         """Store a message with these ``properties`` in the draft's queue of its topic. Return the fields of its Place.
 
         Raises:
-            ProtocolError: For values that do not fit their fields. Refused (1) is raised if the broker has the maximum number
-                of queues. In both cases, nothing is stored.
+            ProtocolError: For values that do not fit their fields. Nothing is stored in this case.
+            Refused: With code 1 if the broker has the maximum number of queues. Nothing is stored in this case.
         """
         state = self._state
         log = state.log

@@ -233,7 +233,11 @@ WRITE_TIMEOUT: Final = 120.0
 
 
 class ClassData:
-    """The archive for servers with one main class, one class path and one Java. ``static`` is explained above."""
+    """The class-data archive of the servers with one main class, class path and Java.
+
+    Args:
+        static: Whether the archive is static or dynamic. The comment above explains the difference.
+    """
 
     def __init__(self, java: str, main_class: str, class_path: str, *, static: bool = True) -> None:
         self._jcmd = Path(java).resolve().with_name("jcmd")

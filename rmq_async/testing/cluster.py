@@ -121,8 +121,9 @@ class RealCluster(Startable):
             "correctness" ("auth", "authorization", "transactions", "recall", "trace", "go-away", "tls", "mutual-tls"), or a
             custom Profile. Servers ignore keys that their version does not know.
         version: "5.5.0" or "4.9.7". Other versions are untested.
-        small: Whether servers have small heaps. Use False for benchmarks. ``broker_conf`` and ``namesrv_conf`` override the
-            profile's keys.
+        small: Whether servers have small heaps. Use False for benchmarks.
+        broker_conf: Further keys of the brokers' configuration files. They override the profile's keys.
+        namesrv_conf: The same for name servers.
         directory: The directory for all files, a str or Path. The files remain after ``stop``, and an existing store in the
             directory is used. The default is a temporary directory, which is deleted.
 

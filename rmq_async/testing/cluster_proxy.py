@@ -83,8 +83,9 @@ class ClusterProxy(Startable):
     async def start(self) -> None:
         """Start the proxies.
 
-        Raises ClusterError, and stops the proxies, if no name server responds within 2 s. Raises RuntimeError if the proxies
-        are already running.
+        Raises:
+            ClusterError: If no name server responds within 2 s. The proxies are stopped in this case.
+            RuntimeError: If the proxies are already running.
         """
         if self._open is not None:
             raise RuntimeError("this proxy is already running; call stop() first")

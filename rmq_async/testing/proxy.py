@@ -130,11 +130,11 @@ class Direction:
         """Close a connection at both ends after ``count`` bytes have passed, by FIN or, with ``reset``, by RST.
 
         Bytes are counted per connection, from this call on, or from the start of the connection if it starts later. With 0, the
-        next byte closes the connection and does not pass.
+        next byte closes the connection and does not pass. A call replaces the cut of an earlier call.
 
         Args:
             times: The number of connections that are closed, in the order in which they reach the count. None means all
-                connections. A new call replaces an earlier one.
+                connections.
 
         Raises:
             ValueError: For a negative count and for ``times`` below 1.
@@ -154,7 +154,7 @@ class Direction:
         self._changed()
 
     def piece(self, size: int) -> int:
-        """Return how many of the ``size`` bytes that may pass now go into one write."""
+        """Return how many bytes the next write may contain if ``size`` bytes are ready."""
         if self.size is not None and size > self.size:
             self.injected["slice"] += 1
             size = self.size
@@ -317,8 +317,8 @@ class Pump:
         return head.content[: self._allowed(len(head.content))]
 
     def _due(self, now: float) -> float | None:
-        """Return the time at which the rest of the first piece may pass. Return None if it cannot pass before a fault changes
-        or bytes arrive.
+        """Return the time at which the oldest queued bytes may pass. Return None if no bytes are queued, or if they cannot pass
+        before a fault changes.
         """
         if not self._held:
             return None

@@ -6,9 +6,9 @@
 
 All connections share one sequence of steps. The next request may come from any connection, and a response goes to the
 connection of its request. Requests that a client sends at its own times, such as heartbeats, are not part of a transcript;
-``aside`` has the responses to these requests. The first request that differs ends the transcript. Every connection is then
-reset, so that the client does not wait, and the end of the ``async with`` block raises an error that shows the difference, even
-if the block itself raises an exception because of it.
+``aside`` has the responses to these requests. The first request that differs from its ``Expect`` step ends the transcript. Every
+connection is then reset, so that the client does not wait, and the end of the ``async with`` block raises an error that shows the
+difference, even if the block itself raises an exception because of it.
 """
 
 from __future__ import annotations
@@ -396,7 +396,7 @@ class ScriptedPeer(Startable):
         A ``timeout`` of None means no time limit.
 
         Raises:
-            TranscriptError: For a difference, or after ``timeout`` seconds.
+            TranscriptError: If the client deviates from the transcript, or if steps are left after ``timeout`` seconds.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -434,7 +434,7 @@ class ScriptedPeer(Startable):
         if self._failure is not None and isinstance(error, Exception):
             raise self._failure from error
 
-    # -- the play
+    # -- playing the steps
 
     async def _play(self) -> None:
         for step in self._steps:

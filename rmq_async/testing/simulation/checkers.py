@@ -2,7 +2,8 @@
 
 Each function returns a line for each violation.
 
-The functions are pure. A run passes them its calls, the messages on the brokers' disks, and the excused messages.
+The functions are pure. A run passes them its calls, the messages on the brokers' disks, and the ids of messages that faults were
+allowed to remove.
 """
 
 from __future__ import annotations
@@ -103,10 +104,12 @@ def surprises(calls: Sequence[Call], stored: Sequence[Stored]) -> list[str]:
 def late(calls: Iterable[Call], stopped: Mapping[str, Sequence[tuple[float, float]]]) -> list[str]:
     """Return calls that ended after their budget, by the clock of their machine.
 
+    Transactions are left out, because their budget does not include the local transaction.
+
     Args:
         stopped: Times between which the process of a machine was paused. Calls at these times are left out. A call that begins
             in the iteration in which the process continues is also left out, because its request may get additional time, as
-            after a blocked loop. Transactions are left out because their budget does not include the local transaction.
+            after a blocked loop.
     """
     return [
         f"late: {call.what}() of {call.machine} at {call.began:.6f} s, with {call.budget} s, ended at {call.ended:.6f} s"
@@ -135,8 +138,8 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
     """Return messages whose stored order differs from the order in which their calls began. Messages are compared if one
     producer passed them to ``send`` and ``send_async`` for the same queue, key or sharding key.
 
-    The order is promised up to the first call of the key whose error is ``maybe_stored``. Messages that a power loss removed are
-    not compared, because their offsets were assigned again. Delayed messages are not compared either, because they enter the queue
+    Order is promised only until the first call whose error is ``maybe_stored``. Messages that a power loss removed are not
+    compared, because their offsets were assigned again. Delayed messages are not compared either, because they enter the queue
     when they are due.
     """
     kept = {each.unique_id for each in stored}
@@ -166,9 +169,10 @@ def disorder(calls: Iterable[Call], stored: Sequence[Stored]) -> list[str]:
 def misplaced(calls: Iterable[Call], stored: Iterable[Stored], reused: Collection[str]) -> list[str]:
     """Return results that name an offset at which a different message is stored.
 
+    Delayed messages and transactions are left out.
+
     Args:
-        reused: Brokers that assigned offsets again, as after a power loss. These brokers are left out, and so are delayed
-            messages and transactions.
+        reused: Brokers that assigned offsets again, as after a power loss. These brokers are left out.
     """
     places = {(each.broker, each.topic, each.queue_id, each.offset): each.unique_id for each in stored}
     return [

@@ -68,7 +68,7 @@ class Call:
     """Time of the machine's monotonic clock at the beginning of the call, in seconds."""
     ended: float | None = None
     took: float | None = None
-    """Duration of the call by that clock, in seconds."""
+    """Duration of the call by the machine's monotonic clock, in seconds."""
     results: tuple[SendResult, ...] = ()
     error: BaseException | None = None
 

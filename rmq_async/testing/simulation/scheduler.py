@@ -19,7 +19,7 @@ from .errors import DeadEnd, Frozen
 from .watchdog import Watchdog
 
 MAX_STANDING: Final = 100_000
-"""Number of iterations without a move of the time after which the run ends."""
+"""Number of iterations at one virtual time after which the run ends."""
 COLLECT_EVERY: Final = 50_000
 """Number of iterations between two runs of the garbage collector. Automatic collection would happen at different times in
 different runs."""
@@ -186,9 +186,9 @@ class Scheduler:
     def run(self, over: Callable[[], bool], watchdog: Watchdog) -> None:
         """Run calls until ``over()`` is true.
 
-        Raises DeadEnd after ``MAX_STANDING`` iterations without a move of the time, and if no call is left to run.
-
-        Raises Frozen after a callback that the watchdog has stopped, because a task would hide that error.
+        Raises:
+            DeadEnd: After ``MAX_STANDING`` iterations at one virtual time, and if no call is left to run.
+            Frozen: After a callback that the watchdog has stopped. It is raised here again, because a task may have hidden it.
         """
         self._entered = None
         while not over():

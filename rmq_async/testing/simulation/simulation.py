@@ -160,9 +160,10 @@ class Simulation:
     def run(self, main: Callable[[Simulation], Awaitable[T]]) -> T:
         """Run ``main(simulation)`` on a separate machine until it ends. Return its result or raise its error.
 
-        Raises SimulationError, which names the seed, if the run cannot continue or an error leaves the code of another machine.
-        Also raises SimulationError for a second call, for a call inside an event loop, and for an object that is not a function
-        or does not return an awaitable.
+        Raises:
+            SimulationError: If the run cannot continue, or if the code of another machine raises an error; the message names
+                the seed. Also for a second call, for a call inside an event loop, and for an object that is not a function or
+                does not return an awaitable.
         """
         if self._ran:
             raise SimulationError("run() was called before; make a new Simulation for another run")

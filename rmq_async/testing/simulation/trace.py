@@ -20,11 +20,10 @@ _SIZE: Final = 16
 
 
 class Trace:
-    """The digest of the frames that were delivered.
+    """The digest of the frames that were delivered. It keeps the state of each stream until the stream ends.
 
     Args:
-        print_frames: Whether to print a line for each frame that can be decoded. The state of a stream is kept until the stream
-            ends.
+        print_frames: Whether to print a line for each frame that can be decoded.
     """
 
     def __init__(self, *, print_frames: bool = False) -> None:
@@ -38,7 +37,8 @@ class Trace:
         return len(self._streams)
 
     def add(self, stream: str, time: int, data: bytes) -> None:
-        """Add bytes that one direction of a stream has delivered at ``time`` (nanoseconds). Empty bytes end the direction.
+        """Add bytes that one direction of a stream has delivered at ``time`` (nanoseconds). Empty ``data`` means that this
+        direction has ended.
 
         If the decoder raises an error, the bytes themselves are digested.
         """

@@ -1,5 +1,5 @@
-"""Detects callbacks that do not end. A thread watches the counters of calls and of moves of the time, and raises an error in
-the thread of the simulation when one of these counters stands still.
+"""Detects callbacks that do not end, and virtual time that does not advance. A thread watches two counters, and raises an error
+in the thread of the simulation when one of them does not change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .errors import Frozen
 LIMIT: Final = 5.0
 """Maximum number of real seconds of one callback."""
 STANDING: Final = 10.0
-"""Maximum number of CPU seconds without a move of the time. Thousands of tasks may continue at the same virtual time."""
+"""Maximum number of CPU seconds at one virtual time. Thousands of tasks may run at the same virtual time."""
 LOOKS: Final = 10
-"""Number of times that the counter is read within the limit. Reads are counted, so that a process that the system has stopped
-does not seem frozen."""
+"""Number of times that the counters are read within the limit. The watchdog counts reads and not seconds, so that a process that
+the operating system has suspended does not seem frozen."""
 
 _start_thread = threading.Thread.start  # a simulation refuses Thread.start to other code
 
@@ -29,12 +29,12 @@ _start_thread = threading.Thread.start  # a simulation refuses Thread.start to o
 class Watchdog:
     """Watches the thread that enters it.
 
-    After ``limit`` seconds without a beat, or ``STANDING`` CPU seconds without a move of the time, the watchdog stores the
-    stack of the thread in ``stack`` and raises Frozen in that thread.
+    If ``beats`` does not change for ``limit`` seconds, or ``moves`` for ``STANDING`` CPU seconds, the watchdog stores the stack
+    of the thread in ``stack`` and raises Frozen in that thread.
 
     Attributes:
-        beats: A value that each callback changes.
-        moves: A value that each move of time changes.
+        beats: A number that changes with each callback.
+        moves: A number that changes each time the virtual time advances.
     """
 
     def __init__(self, limit: float = LIMIT) -> None:
@@ -62,10 +62,11 @@ class Watchdog:
             self._take_pending()
 
     def _take_pending(self) -> None:
-        """Receive a Frozen error that is still pending.
+        """Raise a pending Frozen error now, and suppress it.
 
-        A call with None would withdraw the error, but CPython 3.11 then keeps a flag of its evaluation loop. Each call checks
-        that flag, and under ``sys.setprofile`` the loop never continues.
+        ``PyThreadState_SetAsyncExc`` with NULL would cancel the error, but CPython 3.11 then leaves the interpreter's
+        async-exception flag set. Every later function call checks that flag, and under ``sys.setprofile`` the evaluation loop
+        hangs.
         """
         with suppress(Frozen):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))

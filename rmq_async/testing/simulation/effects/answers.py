@@ -19,7 +19,7 @@ MOST_REFUSED: Final = 20
 NOT_TAKEN_BACK: Final = (
     ResponseCode.NO_PERMISSION, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, None,
 )  # fmt: skip
-"""How messages that consumers send back are refused. None means no response."""
+"""Response codes that refuse messages which consumers send back. None: the messages are stored, but get no response."""
 
 
 def busy(chance: Random, machine: BrokerMachine) -> Effect:

@@ -76,7 +76,7 @@ def late_revival(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def repeated_revival(chance: Random, machine: BrokerMachine) -> Effect:
-    """Make a broker redeliver each popped message twice each time."""
+    """Make a broker store two copies of each popped message that it redelivers."""
     faults = machine.broker.popping.faults
     before = machine.broker.popping.revived
     faults.copies = 2

@@ -130,7 +130,8 @@ class Host(Network):
     async def resolve(self, loop: SimulatedLoop, host: str, port: int) -> list[tuple[Any, ...]]:
         """Resolve a name, as ``getaddrinfo`` does, after a drawn delay. An address is returned without a delay.
 
-        Raises socket.gaierror for an unknown name.
+        Raises:
+            socket.gaierror: For an unknown name.
         """
         try:
             ip = ipaddress.ip_address(host.partition("%")[0])
@@ -152,7 +153,7 @@ class Host(Network):
         address, port = place
         return self.ports.get((ANY, port)) or self.ports.get((address, port))
 
-    # -- what can befall it
+    # -- faults
 
     def crash(self) -> None:
         """End the process. The kernel closes its streams, with a reset or in order, and ends its listeners."""

@@ -162,8 +162,8 @@ class Link:
     def heal(self) -> None:
         """End a cut.
 
-        Lost segments arrive when the kernels retransmit them. They do so no later than the duration of the cut plus 0.3 s after
-        the call, or 120 s after it if that is less.
+        Lost segments arrive when the kernels retransmit them. After this call, that takes at most as long as the cut has lasted
+        plus 0.3 s, and never more than 120 s.
         """
         for way in self._ways.values():
             way.cut = False

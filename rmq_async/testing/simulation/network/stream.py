@@ -64,7 +64,7 @@ class End:
     """One end of a stream.
 
     Args:
-        **tables: Tables of the machine and of the link. They hold the end under its number as long as the kernel keeps the end.
+        *tables: Tables of the machine and of the link. They hold the end under its number as long as the kernel keeps the end.
     """
 
     __slots__ = (
