@@ -337,7 +337,7 @@ def order(sign: str, left: Node, right: Node) -> Node:
     """
     for each in (left, right):
         if each.is_condition or isinstance(each.value, str):
-            raise ConditionError(f"{each.described} has no order; give numbers or properties to {sign}")
+            raise ConditionError(f"{each.described} has no order; use numbers or properties with {sign}")
     first, second, holds = left.evaluate, right.evaluate, _ORDERS[sign]
 
     def evaluate(properties: Properties) -> Value:

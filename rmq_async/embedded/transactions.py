@@ -249,9 +249,7 @@ class Transactions(Processor):
                 self._ask(draft, self._writer.put(draft), now)
         except (Refused, ProtocolError) as error:
             key = draft.properties.get("UNIQ_KEY")
-            logger.warning(
-                "%s: half message %s is not checked any more, because it cannot be stored again: %s", self._state.name, key, error
-            )
+            logger.warning("%s: half message %s is not checked again: it cannot be stored: %s", self._state.name, key, error)
         except InvalidMessageError as error:
             key = draft.properties.get("UNIQ_KEY")
             logger.warning("%s: no check of half message %s can be sent: %s", self._state.name, key, error)

@@ -274,7 +274,7 @@ class ClassData:
                 if alone and self.wanted:
                     self._write(pid)
         except OSError as error:
-            logger.info("class data of a server are not kept: %s", error)
+            logger.info("the class data of a server cannot be stored: %s", error)
 
     def _write(self, pid: int) -> None:
         with tempfile.TemporaryDirectory(dir=self._file.parent) as place:
@@ -286,7 +286,7 @@ class ClassData:
             except subprocess.TimeoutExpired as error:
                 said = str(error)
             if not made.exists():
-                logger.info("class data of a server are not kept: %s", said.strip()[-500:])
+                logger.info("the class data of a server cannot be stored: %s", said.strip()[-500:])
                 made.touch()
             made.replace(self._file)
             with suppress(OSError):  # the socket of jcmd, which remains after a SIGKILL of the server

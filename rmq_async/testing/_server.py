@@ -205,7 +205,7 @@ class Server:
     def _own(self) -> ServerProcess:
         self._launched()
         if self._process is None or self._process.exit_code is not None:
-            raise ClusterError(f"{self.name} does not run; start() it first")
+            raise ClusterError(f"{self.name} is not running; start() it first")
         return self._process
 
     def _reap(self) -> None:

@@ -279,7 +279,7 @@ def _compared(name: str, expected: object, came: object) -> Iterator[str]:
 
 def _text(name: str, value: object) -> str:
     if value is None:
-        return "(not there)"
+        return "(absent)"
     return value if isinstance(value, str) and name == "code" else repr(value)
 
 

@@ -66,7 +66,7 @@ class ThreadedRocketMQ(EmbeddedRocketMQ):
         if loop is None or threading.current_thread() is self._thread:
             coroutine.close()
             if loop is None:
-                raise RuntimeError("the server does not run; call it inside its `with` block")
+                raise RuntimeError("the server is not running; call it inside its `with` block")
             raise RuntimeError("run() in the server's own thread would wait for itself; await the coroutine there")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 

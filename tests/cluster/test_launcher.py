@@ -105,7 +105,7 @@ async def test_a_killed_broker_leaves_the_route_and_comes_back_on_its_store_and_
     assert gone(pid)
     await until_routed(nameserver, broker, False, 2)
     assert await routed(nameserver, two_brokers.brokers[1])
-    with pytest.raises(ClusterError, match="broker-a does not run"):
+    with pytest.raises(ClusterError, match="broker-a is not running"):
         _ = broker.pid
 
     await broker.start()

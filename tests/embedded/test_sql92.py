@@ -87,7 +87,7 @@ def test_errors_name_the_place() -> None:
     for text, expected in (
         ("a > ", "a value is expected, not the end"),
         ("a > 5 AND !", "'!' at character 11 begins no word"),
-        ("a > 'x'", "'x' has no order; give numbers or properties to >"),
+        ("a > 'x'", "'x' has no order; use numbers or properties with >"),
         ("TRUE < a", "TRUE has no order"),
         ("a IN (5)", "a string is expected, not '5' at character 7"),
         ("5", "5 is not a condition; compare it with a property"),

@@ -103,5 +103,5 @@ def test_a_cache_that_cannot_be_written_to_is_no_failure(jdk: Path, caplog: pyte
     mine._file.with_suffix(".lock").mkdir()  # noqa: SLF001
     with caplog.at_level("INFO"):
         mine.write(1)
-    assert "class data of a server are not kept" in caplog.text
+    assert "the class data of a server cannot be stored" in caplog.text
     assert mine.wanted

@@ -81,13 +81,13 @@ def test_outside_of_with_every_call_says_so() -> None:
         lambda: server.run(asyncio.sleep(0)),
         lambda: asyncio.run(server.start()),
     ):
-        with pytest.raises(RuntimeError, match="the server does not run; call it inside its `with` block"):
+        with pytest.raises(RuntimeError, match="the server is not running; call it inside its `with` block"):
             call()
     with server:
         assert server.connections == 0
         with pytest.raises(RuntimeError, match="is already running"):
             server.__enter__()
-    with pytest.raises(RuntimeError, match="the server does not run; call it inside its `with` block"):
+    with pytest.raises(RuntimeError, match="the server is not running; call it inside its `with` block"):
         _ = server.connections
     with server:
         assert server.messages("T") == []

@@ -137,7 +137,7 @@ class Machine:
             SimulationError: While no process runs.
         """
         if self._loop is None:
-            raise SimulationError(f"{self.name} runs no process; call its restart() first, during the simulation")
+            raise SimulationError(f"{self.name} has no running process; call its restart() first, during the simulation")
         return self._loop
 
     # -- clocks

@@ -202,7 +202,7 @@ class Scheduler:
                 if not self._next_timers():
                     raise DeadEnd("no call is ready and no timer is set, so nothing can wake the tasks that wait")
             if self.iterations - self._moved > MAX_STANDING:
-                raise DeadEnd(f"{MAX_STANDING:,} iterations without a move of the time; the next call is {self._ready[0]!r}")
+                raise DeadEnd(f"{MAX_STANDING:,} iterations ran at one virtual time; the next call is {self._ready[0]!r}")
             ready = self._ready
             for _ in range(len(ready)):  # the hot path of all simulations: the body avoids every unnecessary call
                 call = ready.popleft()

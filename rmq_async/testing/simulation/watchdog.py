@@ -86,7 +86,7 @@ class Watchdog:
             frame = sys._current_frames().get(self._watched)
             if not self.stack:
                 if looks < LOOKS:
-                    self.why = f"callbacks ran for more than {STANDING:g} s of CPU time without a move of the time"
+                    self.why = f"callbacks used more than {STANDING:g} s of CPU time at one virtual time"
                 self.stack = "".join(traceback.format_stack(frame))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._watched), ctypes.py_object(Frozen))
             looks, began = 0, process_time()  # raise it again if the callback caught it

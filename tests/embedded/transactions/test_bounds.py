@@ -26,7 +26,7 @@ async def test_a_half_message_with_no_room_for_a_count_is_given_up_but_can_be_co
     assert await checks(producer) == []
     (record,) = caplog.records
     assert record.message.startswith(
-        f"broker-a: half message {UNIQUE_ID} is not checked any more, because it cannot be stored again: the message is illegal"
+        f"broker-a: half message {UNIQUE_ID} is not checked again: it cannot be stored: the message is illegal"
     )
     assert (await end(broker, half, COMMIT)).code == 0
     assert len(server.messages("T")) == 1

@@ -111,7 +111,7 @@ def kind(violation: str) -> str:
     if not violation:
         return ""
     first, *lines = violation.splitlines()
-    if "a callback ran for more than" in first or "without a move of the time" in first:
+    if "a callback ran for more than" in first or "at one virtual time" in first:
         return "freeze"
     if first.startswith("SimulationError") and first.endswith("violations"):
         names = [line.partition(":")[0] for line in lines if ":" in line and not line.startswith(("unhandled", "seed"))]
