@@ -434,7 +434,9 @@ class Listener:
     def add(self, connection: Connection) -> None:
         full = len(self.connections) >= MAX_CONNECTIONS or Listener._in_process >= self._most_in_process
         if not self._servers or full:
-            logger.info("%s: connection of %s refused: %d connections open", self.name, connection.remote, len(self.connections))
+            logger.info(
+                "%s: connection of %s refused: %d connections open", self.name, connection.remote, len(self.connections)
+            )
             self.refused += 1
             connection.abort()
         self.accepted += 1
