@@ -116,8 +116,8 @@ class EmbeddedRocketMQ:
             broker also listens on the port two below its own.
         auto_create_topics: Whether the first send to a topic creates it.
         auto_create_groups: Whether the first request of a group creates it.
-        max_memory: Maximum number of bytes of messages, including their overhead. Above this limit, the oldest messages are
-            deleted and the minimum offsets increase. The newest message is never deleted.
+        max_memory: Maximum number of bytes of messages. Each message counts as its size plus 128 bytes. Above this limit, the
+            oldest messages are deleted and the minimum offsets increase. The newest message is never deleted.
         clock: The clock for store times, delays, timers, transaction checks and pops. A ``ManualClock`` moves only when a test
             advances it.
         delay_levels: The delays in seconds of delay levels 1, 2 and so on. There can be 1 to 256 levels.
@@ -496,8 +496,8 @@ class EmbeddedRocketMQ:
     def lose_answers(self, n: int = 1, *, request: int) -> None:
         """Make the servers serve the next ``n`` requests of this RequestCode without sending responses.
 
-        Calls add up, and ``n`` = 0 cancels the remaining losses. A send that ``throttle`` refuses gets its response and does
-        not count.
+        Repeated calls add up. ``n`` = 0 cancels the remaining losses of this RequestCode. A send that ``throttle`` refuses gets
+        its response and does not count.
         """
         self._failures.lose(n, request)
 

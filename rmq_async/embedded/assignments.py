@@ -1,5 +1,5 @@
 """Allocates queues to consumers at the broker (request code 400), with the strategies AVG and AVG_BY_CIRCLE over the queues of
-all brokers. The module also stores the modes of groups, pull or pop, which requests set (401) and list (402).
+all brokers. The module also serves the requests that set (401) and list (402) the mode of a topic and group, pull or pop.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def allocate_for_pops(
 
     If ``share`` is 0 or less, or not less than the number of other clients, the client pops from any queue of each broker
     (``ANY_QUEUE``). Otherwise, the client pops from no queue if it is not one of ``clients``, from one queue if there are more
-    clients than queues, and else from its own queues and the queues of the next ``share`` clients.
+    clients than queues, and otherwise from its own queues and the queues of the next ``share`` clients.
     """
     if strategy not in _STRATEGIES:
         return None

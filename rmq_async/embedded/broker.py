@@ -96,7 +96,7 @@ class BrokerSettings(NamedTuple):
     pops: PopSettings = PopSettings()
 
     def as_config(self) -> dict[str, bool]:
-        """Return the settings that are switches, by their names on a real broker."""
+        """Return the boolean settings by their names on a real broker."""
         return {
             "useServerSideResetOffset": self.server_side_reset,
             "enablePropertyFilter": self.property_filter,

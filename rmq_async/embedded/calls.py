@@ -65,8 +65,8 @@ class ClientCalls:
     ) -> None:
         """Send a request to a client.
 
-        ``on_answer`` is called at most once. If no request is sent, it is called before this method returns; otherwise it is
-        called on the response, the end of the connection, or the timeout.
+        ``on_answer`` is called at most once: before this method returns if no request is sent, and otherwise when the response
+        arrives, the connection ends, or the time is over.
 
         Raises:
             ProtocolError: For values that cannot be encoded.

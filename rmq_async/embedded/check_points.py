@@ -80,7 +80,7 @@ class CheckPoints:
 
     @property
     def kept(self) -> int:
-        """Number of entries in the heap."""
+        """Number of check points in memory, including those without messages."""
         return len(self._ends)
 
     def add(self, handle: Handle, offsets: Iterable[int], *, suspended: bool = False) -> None:

@@ -159,7 +159,7 @@ class ClientTable:
         return old is not None and old != fingerprint
 
     def find_producer(self, client_id: str) -> Client | None:
-        """Return the client to which a reply is pushed. Return None if the client is not known."""
+        """Return the client with this id, to which a reply is pushed. Return None if the client is not known."""
         # As in a real broker's ProducerManager, the first heartbeat of a producer group on a connection adds the client. The
         # client is removed when any of its producer groups unregisters or expires, or when a connection ends on which one of
         # these groups sent a heartbeat. Heartbeats of its other groups do not add it again.

@@ -1,12 +1,11 @@
 """Fault switches of the embedded servers. A test uses them to cause faults that a client must survive, in requests of any kind.
 
-A ``FailureScript`` lists the next requests that get an error code instead of being served, or that are
-served without a response. All servers of an ``EmbeddedRocketMQ`` share one script, so "the next three sends fail" applies to
-all brokers together. A ``Gate`` stands between one server and its sockets. It holds responses back for a time (``delay``) or
-until the test resumes the server (``stalled``). Like a stopped process, a stalled server also reads nothing, so its peers see
-full buffers and not only missing responses. The gate also determines the order in which requests are served (``chance``) and
-the slices in which responses are sent (``slices``). ``PopFaults`` has the faults of pops, and ``SendQueue`` limits the rate of
-sends.
+A ``FailureScript`` lists the next requests that get an error code instead of being served, or that are served without a response.
+All servers of an ``EmbeddedRocketMQ`` share one script, so "the next three sends fail" applies to all brokers together. A
+``Gate`` stands between one server and its sockets. It holds responses back for a time (``delay``) or until the test resumes the
+server (``stalled``). Like a stopped process, a stalled server also reads nothing, so its peers see full buffers and not only
+missing responses. The gate also determines the order in which requests are served (``chance``) and the slices in which responses
+are sent (``slices``). ``PopFaults`` has the faults of pops, and ``SendQueue`` limits the rate of sends.
 """
 
 from __future__ import annotations

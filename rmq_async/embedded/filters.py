@@ -51,8 +51,8 @@ def filter_of(expression: str, kind: str, *, property_filter: bool, brought: boo
     """Return the filter of a pull.
 
     Args:
-        brought: Whether the pull contains its subscription. If so, an invalid condition accepts every message, as at a real
-            broker.
+        brought: Whether the pull contains its subscription. If so, a pull with an invalid condition gets every message, as on a
+            real broker.
 
     Raises:
         Refused: With code 23 for invalid tags, and for an empty condition in the pull itself; with code 27 for an invalid

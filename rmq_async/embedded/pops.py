@@ -188,8 +188,8 @@ class PopReader:
         taken.rest += queue.max_offset - end
 
     def _start(self, pop: Pop, queue: Queue) -> int:
-        """Return the offset to read from. It is the offset of a reset, the offset after the last pop, or the first offset of a
-        new group.
+        """Return the offset to read from. It is the offset of a pending reset, else the offset after the last pop, else the
+        first offset of a new group.
 
         The offset is limited to the queue's minimum and maximum offset.
         """
@@ -338,8 +338,8 @@ class PopProcessor(Processor):
 
         Raises:
             Refused: With code 17 for an unknown topic; with code 16 for a topic without permission to read, and for a group
-                that may not consume; with code 29 for a queue id that the topic does not have; with code 26 if
-                ``SubscriptionGroups.use`` raises it.
+                that may not consume; with code 29 for a queue id that the topic does not have; with code 26 if the group does
+                not exist and is not created.
         """
         name, group, queue_id = pop.key
         topic = self._state.topics.get(name)
@@ -388,8 +388,8 @@ class PopProcessor(Processor):
         """Return the response. Return None for a pop that is to be held.
 
         Raises:
-            Refused: With code 2 if the broker has too many messages without an ack; with code 1 if ``PopReader.take`` raises
-                it.
+            Refused: With code 2 if the broker has too many messages without an ack; with code 1 if it cannot store more offsets
+                or queues.
         """
         now = self._clock.now_ms()
         if self._faults.take_empty():

@@ -65,8 +65,10 @@ class ProgressProcessor(Processor):
         return make_response(command, ResponseCode.SUCCESS, None if taken else "Offset has been previously reset", {})
 
     def _loses(self, group: str, topic: str, queue_id: int) -> bool:
-        """Return whether the offset is lost. If two concurrent commits find no table of the group's offsets in the topic, each
-        of them creates a table, and one table replaces the other (``ConsumerOffsetManager.commitOffset``).
+        """Return whether the commit is lost, as may happen on a real broker.
+
+        If two concurrent commits find no table of the group's offsets in the topic, each of them creates a table, and one table
+        replaces the other (``ConsumerOffsetManager.commitOffset``).
         """
         if self._gate.chance is None:
             return False

@@ -272,7 +272,8 @@ class PullMessageProcessor(Processor):
         """Return the settings of a group that may consume.
 
         Raises:
-            Refused: With code 16 for a group that may not consume; with code 26 if ``SubscriptionGroups.use`` raises it.
+            Refused: With code 16 for a group that may not consume; with code 26 for a group that does not exist and is not
+                created.
         """
         config = self._state.groups.use(group)
         if not config.consume_enable:

@@ -73,16 +73,16 @@ class SendBackProcessor(Processor):
         return make_response(command, ResponseCode.SUCCESS)
 
     def bury(self, draft: Draft, max_times: int | None) -> None:
-        """Change the topic of a message that was sent to a retry topic to the dead-letter topic, if the message was consumed
-        too often or if the group holds a lock. A group that consumes in order sends a message to the retry topic only after
-        the last attempt.
+        """Redirect ``draft``, which was sent to a retry topic, to the dead-letter topic if the message was consumed too often
+        or if the group holds a lock. A group that consumes in order sends a message to the retry topic only after the last
+        attempt.
 
         Args:
             max_times: The maximum number of retries that the client sent. None means the maximum in the group's settings.
 
         Raises:
-            Refused: With code 26 if ``_policy`` raises it; with the code ``refusal`` if it is set; with code 1 if the broker
-                has the maximum number of topics.
+            Refused: With code 26 if the group does not exist and is not created; with the code ``refusal`` if it is set; with
+                code 1 if the broker has the maximum number of topics.
         """
         self._refuse()
         group = draft.topic.removeprefix(RETRY_TOPIC_PREFIX)

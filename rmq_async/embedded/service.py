@@ -1,6 +1,6 @@
 """Serves requests, for both name servers and brokers, with one handler per request code.
 
-A handler returns the response, returns None if there is no response (yet), for example for a held pull, or raises ``Refused``.
+A handler returns the response, or None if there is no response (yet), for example for a held pull, or it raises ``Refused``.
 Every other error becomes a response with code 1, as in the reference servers. A frame with an invalid header closes the
 connection.
 """

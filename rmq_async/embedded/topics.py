@@ -89,7 +89,7 @@ class Topic:
         self._queues: dict[int, Queue] = {}
 
     def queue(self, queue_id: int) -> Queue:
-        """Return the queue. Create the queue at its first use. The id must be within the settings.
+        """Return the queue. Create the queue at its first use. The caller has checked that the topic has a queue with this id.
 
         Raises:
             Refused: With code 1 if the broker has the maximum number of queues.
@@ -189,11 +189,12 @@ class TopicTable:
     def put(self, config: TopicConfig, attributes: str) -> None:
         """Create or change a user topic.
 
-        Raises Refused as ``check`` does, and with code 1 for impossible changes and if the broker has the maximum number of
-        topics.
-
         Args:
             attributes: Changes of the topic's attributes, such as ``+key=value,-key``.
+
+        Raises:
+            Refused: As ``check`` raises it; with code 1 for a change of attributes that is not possible, and if the broker has
+                the maximum number of topics.
         """
         self.check(config)
         old = self._topics.get(config.topic_name)

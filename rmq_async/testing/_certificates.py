@@ -1,6 +1,4 @@
-"""The certificates of one cluster. They belong to a certificate authority, to a server at 127.0.0.1 and localhost, and to a
-client.
-"""
+"""The certificates of one cluster: those of a certificate authority, of a server at 127.0.0.1 and localhost, and of a client."""
 
 from __future__ import annotations
 

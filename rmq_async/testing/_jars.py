@@ -233,7 +233,7 @@ WRITE_TIMEOUT: Final = 120.0
 
 
 class ClassData:
-    """The class-data archive of the servers with one main class, class path and Java.
+    """The class-data archive of the servers that have the same main class, class path and Java.
 
     Args:
         static: Whether the archive is static or dynamic. The comment above explains the difference.

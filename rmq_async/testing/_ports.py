@@ -27,7 +27,8 @@ _random = random.SystemRandom()  # forked or equally seeded processes must not d
 def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
     """Return one port for each entry of ``offsets``.
 
-    The sums of a port and the offsets of its entry are free ports at this moment, and no two entries share a port.
+    An entry lists the offsets of a server's ports from the returned port. All these ports are free at this moment, and no port
+    belongs to two entries.
 
     Raises:
         ClusterError: After 1000 tries without such a port.

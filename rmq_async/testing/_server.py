@@ -193,7 +193,7 @@ class Server:
         raise ClusterError(f"{self.name} ended with exit code {code}; see the end of its log:\n{tail}")
 
     def log_tail(self, lines: int = 30) -> str:
-        """Return the last ``lines`` lines of the server's output and of its log. Each is preceded by up to five earlier errors."""
+        """Return the last ``lines`` lines of the server's output and of its log, each after up to five earlier errors."""
         files = [self._launched().directory / name for name in _LOGS]
         return "\n".join(_tail(file, lines) for file in files if file.exists() and file.stat().st_size)
 

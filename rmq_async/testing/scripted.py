@@ -253,7 +253,7 @@ def name_of(code: int) -> str:
 def differences(expected: Expect, came: RemotingCommand) -> list[str]:
     """Compare a request with the expected one. Return an empty list if the request matches.
 
-    Otherwise, return lines that describe the difference. Lines of an equal part begin with " ". Lines of a part that differs
+    Otherwise, return lines that describe the difference. Lines of an equal part begin with "  ". Lines of a part that differs
     begin with "- " (expected) and "+ " (received). A line that shows where two bodies differ begins with "? ".
     """
     lines = [*_compared("code", name_of(expected.code), name_of(came.code))]

@@ -9,11 +9,11 @@ class SimulationError(RuntimeError):
 
 
 class Frozen(BaseException):
-    """The error that the watchdog raises in the thread of a simulation when a callback does not end or the time does not move.
+    """The error that the watchdog raises in the simulation's thread when a callback does not end or virtual time does not advance.
 
     It is not an ``Exception``, so that code that catches every Exception does not continue.
     """
 
 
 class DeadEnd(Exception):  # noqa: N818 - becomes a SimulationError that names the tasks
-    """The error that the scheduler raises when the time does not move, or no call is left to run."""
+    """The error that the scheduler raises when virtual time does not advance, or no call is left to run."""

@@ -160,8 +160,8 @@ class Injector:
         generator: A function that returns the random generator for a name.
 
     Attributes:
-        begun: Number of faults by kind.
-        met: Number of faults with an effect by kind.
+        begun: Number of faults that have begun, by kind.
+        met: Number of faults that had an effect, by kind.
     """
 
     def __init__(

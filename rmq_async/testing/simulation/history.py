@@ -86,7 +86,7 @@ class History:
     Args:
         now: A function that returns the seconds since the beginning of the simulation.
         clock: A function that returns the monotonic time, in seconds, of the machine whose code is running.
-        current: A function that returns the name of that machine.
+        current: A function that returns the name of the machine whose code is running.
         begun: A function that is called with the producer and the call when a call begins.
     """
 

@@ -49,7 +49,7 @@ class World(Protocol):
         """Add an event to the history."""
 
     def failed(self, machine: Machine, error: BaseException) -> None:
-        """End the run, because an error has left the code of a machine."""
+        """End the run, because the code of a machine has raised an exception."""
 
     def bury(self, machine: Machine, loop: SimulatedLoop, ended: Callable[[], None]) -> None:
         """End the coroutines of a closed process and call ``ended``. Both see the clocks of the machine."""
@@ -86,7 +86,7 @@ class Machine:
     """One machine: its process, its clocks, and its faults.
 
     ``crash``, ``power_loss``, ``restart``, ``pause``, ``resume`` and ``move`` take effect after the running callback, at the
-    same virtual time. ``skew``, ``drift``, ``drift_monotonic`` and ``slow`` take effect immediately.
+    same virtual time. ``skew``, ``drift``, ``drift_monotonic``, ``slow`` and ``refuse_threads`` take effect immediately.
     """
 
     def __init__(self, name: str, world: World, host: Host) -> None:
@@ -203,7 +203,7 @@ class Machine:
     def run(self, factory: Factory) -> asyncio.Future[Any]:
         """Start a coroutine function on the machine. Start it again after each restart, until it has returned once.
 
-        An error that leaves the coroutine ends the run: ``Simulation.run`` raises SimulationError with that error as the cause.
+        An exception that the coroutine raises ends the run: ``Simulation.run`` raises SimulationError with it as the cause.
 
         Returns:
             A future of the caller's loop. It gets the result of the coroutine that returned.

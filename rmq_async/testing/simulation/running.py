@@ -64,7 +64,7 @@ def drive(
         limit: Maximum number of real seconds of one callback.
 
     Raises:
-        SimulationError: If a callback does not end, time does not move, or nothing is left to run.
+        SimulationError: If a callback does not end, virtual time does not advance, or nothing is left to run.
     """
     hooks = sys.get_asyncgen_hooks()
     watchdog = Watchdog(limit)
@@ -103,7 +103,8 @@ def run_task(
             resources. It may take long.
 
     Raises:
-        SimulationError: If a callback does not end, time does not move, or nothing is left to run. The message names the seed.
+        SimulationError: If a callback does not end, virtual time does not advance, or nothing is left to run. The message names
+            the seed.
     """
     collecting = gc.isenabled()
     gc.collect()

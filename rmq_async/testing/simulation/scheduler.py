@@ -1,5 +1,5 @@
-"""Virtual time. It runs the calls of all event loops and of the network in an order that depends only on how the calls were
-scheduled.
+"""Virtual time. The scheduler runs the calls of all event loops and of the network, in an order that depends only on how the
+calls were scheduled.
 
 Time is a whole number of nanoseconds. It stands still while calls are ready and jumps to the next timer when no call is ready.
 Timers with the same time run in the order in which they were set. As in asyncio, an iteration runs the calls that are ready at
@@ -108,7 +108,7 @@ class Scheduler:
         self._set = 0
         self._cancelled = 0
         self._moved = 0
-        """The last iteration in which the time moved."""
+        """The last iteration in which the virtual time advanced."""
         self._entered: Runner | None = None
         self._plain = Context()
 

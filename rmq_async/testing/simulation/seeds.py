@@ -29,8 +29,8 @@ class Outcome:
 
     Attributes:
         operations: Number of calls of producers.
-        seconds: Virtual seconds.
-        cpu: CPU seconds.
+        seconds: Virtual seconds that the run took.
+        cpu: CPU seconds that the run took.
         kinds: Kinds of faults that were drawn.
         met: Numbers of faults that had an effect, by kind.
         unmet: Drawn kinds that had no effect.

@@ -52,7 +52,7 @@ def beginnings(cluster: Cluster) -> dict[str, Begin]:
 
 
 def expiry(cluster: Cluster, topic: str | None = None) -> Begin:
-    """Return the function that deletes the oldest messages of a queue, either of ``topic`` or of any user topic."""
+    """Return the function that begins this fault: it deletes the oldest messages of a queue of ``topic`` (None: any user topic)."""
     return on(lambda: cluster.brokers, partial(storage.expire, cluster, topic))
 
 

@@ -89,7 +89,7 @@ def not_taken_back(chance: Random, machine: BrokerMachine) -> Effect:
 
 
 def _refused(chance: Random, machine: BrokerMachine, code: int) -> Effect:
-    """Refuse the next requests of a drawn kind with a response code."""
+    """Refuse a drawn number of the next requests with one drawn RequestCode, by responding with ``code``."""
     request, failures = chance.choice(REQUESTS), machine.broker.failures
     asked = chance.randint(1, MOST_REFUSED)
     failure = failures.add(code, asked, request)

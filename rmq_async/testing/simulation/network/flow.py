@@ -40,13 +40,13 @@ class Sender(Protocol):
     attached: bool
 
     def writable(self) -> None:
-        """Run when the kernel accepts more bytes."""
+        """Called when the kernel accepts more bytes."""
 
     def finished(self) -> None:
-        """Run when the other kernel has received every byte and the end of the stream."""
+        """Called when the other kernel has received every byte and the end of the stream."""
 
     def fail(self, error: OSError) -> None:
-        """Run when the kernel gives up the stream."""
+        """Called when the kernel gives up the stream."""
 
 
 class Receiver(Protocol):
@@ -61,7 +61,7 @@ class Receiver(Protocol):
         """Respond with a reset to a segment whose stream no longer exists."""
 
     def unanswered(self) -> None:
-        """Run when a reset that should have ended the receiver's side is lost."""
+        """Called when a reset that should have ended the receiver's side is lost."""
 
 
 class Flow:

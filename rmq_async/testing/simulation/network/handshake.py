@@ -45,7 +45,7 @@ class Directory(Protocol):
 
 
 class Attempt:
-    """A connection attempt. ``future`` gets the end of the stream that the caller owns, or the error."""
+    """A connection attempt. ``future`` gets the caller's ``End`` of the new stream, or the error."""
 
     def __init__(self, directory: Directory, side: Side, local: Place, remote: Place, future: asyncio.Future[End]) -> None:
         self.future = future
@@ -129,7 +129,7 @@ class Attempt:
 
 
 def _close(end: End) -> None:
-    """End a stream that was accepted, with a reset or in order."""
+    """Close an accepted stream, with a reset or in order: the link's generator decides."""
     if end.out.way.flip():
         end.reset()
     else:

@@ -156,7 +156,7 @@ class Host(Network):
     # -- faults
 
     def crash(self) -> None:
-        """End the process. The kernel closes its streams, with a reset or in order, and ends its listeners."""
+        """End the process. The kernel closes each of its streams, at random with a reset or in order, and ends its listeners."""
         self._end_process()
         for end in list(self.ends.values()):
             if not end.closed:

@@ -89,7 +89,7 @@ class Way:
         return 200_000_000 + int(100_000_000 * self._chance.random())
 
     def flip(self) -> bool:
-        """Draw one of two outcomes."""
+        """Return True or False at random."""
         return self._chance.random() < 0.5
 
 

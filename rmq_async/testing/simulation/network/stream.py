@@ -24,10 +24,10 @@ class Owner(Protocol):
     """The reader and writer of an end, which is a transport of a process."""
 
     def readable(self) -> None:
-        """Run when there are bytes, the end of the stream, or an error to read."""
+        """Called when there are bytes, the end of the stream, or an error to read."""
 
     def writable(self) -> None:
-        """Run when the kernel accepts more bytes."""
+        """Called when the kernel accepts more bytes."""
 
 
 class Wakes:
