@@ -46,10 +46,10 @@ from .writer import MessageWriter
 _JSON: Final = 0
 _REPLICA_ID: Final = 1
 _FIRST_OFFSETS: Final = 2
-"""Number of the first tick that saves committed offsets. A real broker saves them for the first time 10 s after its start
-(``BrokerController``)."""
+"""Number of the first call of ``tick`` that saves committed offsets. A real broker saves them for the first time 10 s after its
+start (``BrokerController``)."""
 _LEVELS_EVERY: Final = 2
-"""Number of ticks between two saves of the progress of the delay levels (``flushDelayOffsetInterval``)."""
+"""Number of calls of ``tick`` between two saves of the progress of the delay levels (``flushDelayOffsetInterval``)."""
 _FIRST_PORT_ONLY: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE,

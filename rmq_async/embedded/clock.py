@@ -18,8 +18,8 @@ from typing import Final, Protocol
 from .. import machine
 
 MAX_WAIT: Final = 3600.0
-"""Maximum number of seconds that a timer of the event loop waits. The machine's clock is then read again, because it may have
-been set."""
+"""Maximum number of seconds for which a timer of the event loop is set. When it expires, the machine's clock is read again,
+because somebody may have changed its time."""
 _TURNS: Final = 3
 """Number of iterations of the event loop that a call needs to take effect at peers: wake a held pull, respond to it, write the
 response."""

@@ -114,7 +114,8 @@ class BrokerDisk:
         ``offsets``."""
         self.check_points = CheckPoints()
         self.request_modes: dict[tuple[str, str], tuple[str, int]] = {}
-        """Modes by topic and group. A mode is PULL or POP, and the number of other members from whose queues a member pops."""
+        """Consumption modes by topic and group. Each is a pair: PULL or POP, and the number of other members from whose queues a
+        member pops."""
         self.schedule = ScheduleProgress()
         self.transactions = TransactionProgress()
 

@@ -38,7 +38,7 @@ class _Batch:
         self.offsets = offsets
         self.acked: dict[int, None] = {}
         self.visible: dict[int, int] = {}
-        """Changed times, in epoch ms, at which messages become visible again, by offset."""
+        """Epoch ms at which messages become visible again, by offset, for messages whose invisible time was changed."""
         self.counts: dict[int, int] = {}
         self.free_at = 0
 

@@ -254,7 +254,7 @@ class PopReader:
 
 
 LATE_MS: Final = 500
-"""Milliseconds after bornTime + pollTime after which a pop is refused."""
+"""A pop is refused if it arrives more than this number of milliseconds after its bornTime plus pollTime."""
 _FROM_OLDEST: Final = 0
 _READ: Final = int(Perm.READ)
 

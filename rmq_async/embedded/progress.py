@@ -29,7 +29,7 @@ class ProgressProcessor(Processor):
         self._by_server = by_server
         self._gate = Gate() if gate is None else gate
         self._first = ("", "", -1)
-        """Group and topic of the last commit that created a table of offsets, and the gate's turn in which the commit arrived."""
+        """Group and topic of the last commit that created a table of offsets, and the value of ``Gate.turn`` when it arrived."""
 
     @handles(RequestCode.QUERY_CONSUMER_OFFSET)
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -29,9 +29,9 @@ from .tables import drop
 from .topics import FAQ
 
 MAX_RECORDS: Final = 32
+"""Maximum number of messages that one pull returns (``maxTransferCountOnMessageInMemory``)."""
 MAX_BYTES: Final = 256 * 1024
-"""Maximum numbers of messages and bytes that one pull returns (``maxTransferCountOnMessageInMemory``,
-``maxTransferBytesOnMessageInMemory``). A single message may be larger."""
+"""Maximum number of bytes that one pull returns (``maxTransferBytesOnMessageInMemory``). A single message may be larger."""
 MAX_HELD: Final = 65_536
 MAX_HELD_PER_CONNECTION: Final = 1024
 MAX_HELD_TAGS: Final = 1024

@@ -59,9 +59,9 @@ _ILLEGAL_TIMER: Final = (
     "or if set del msg, the delay time should be bigger than the current time"
 )
 _BATCH: Final = 256
+"""Number of messages of levels, and of timers, that are delivered before the event loop serves other requests."""
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Numbers of messages and of their bytes, for levels and for timers separately, after which the event loop serves other
-requests."""
+"""Number of bytes of these messages after which the event loop serves other requests."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _MESSAGE: Final = 1 << _OFFSET_BITS

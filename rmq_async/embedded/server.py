@@ -35,7 +35,8 @@ from .sockets import descriptor_limit, endpoint, endpoint_text, listen, numeric_
 PAUSE: Final = 0.001
 """Seconds between two slices, so that the peer can read the slices one by one."""
 SMALL: Final = 9
-"""Maximum number of bytes of about half of the slices. These split the eight bytes of the two lengths at the start of a frame."""
+"""Maximum number of bytes of about half of the slices, so that some slices end within the two lengths (eight bytes) at the start
+of a frame."""
 
 
 class SlicedWriter:

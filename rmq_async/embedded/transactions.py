@@ -42,8 +42,9 @@ _STATE: Final = int(TRANSACTION_MASK)
 _CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 _IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _BATCH: Final = 64
+"""Number of half messages that are checked before the event loop serves other requests."""
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Numbers of half messages and of their bytes after which the event loop serves other requests."""
+"""Number of bytes of these messages after which the event loop serves other requests."""
 
 
 class CheckSettings(NamedTuple):

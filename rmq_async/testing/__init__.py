@@ -44,7 +44,7 @@ _NAMES: Final = {
     "scripted": "Answer Close Expect ExpectClose Reset ScriptedPeer TranscriptError Wait Write routes_to",
     "threaded": "ThreadedRocketMQ",
 }
-"""The names in each module."""
+"""The names that are loaded from each module."""
 _HOMES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 _INTERNAL: Final = frozenset({"find_java"})
 

@@ -86,7 +86,7 @@ class ExternalCluster:
         self.nameservers = [Server(f"namesrv-{number}", address) for number, address in enumerate(addresses)]
         self.brokers: list[Server] = []
         self.replicas: list[Server] = []
-        """Always empty, because replicas are used only through their controls."""
+        """Always empty: replicas are used only through their controls, which an external cluster does not have."""
 
     async def start(self) -> None:
         """Read the brokers from the first name server that lists at least one broker.

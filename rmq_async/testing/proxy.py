@@ -37,8 +37,8 @@ from .._loops import Turns, close_servers
 # cleared fault takes effect at once for bytes that are already queued.
 
 _TICK: Final = 0.02
-"""Seconds of bandwidth that pass in one write. The value is small enough for a smooth flow and large enough for the loop's
-timer."""
+"""With a bandwidth limit, one write contains the bytes of this number of seconds. The value is small enough for a smooth flow and
+large enough for the loop's timer."""
 
 
 class Cut:

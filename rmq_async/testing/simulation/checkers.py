@@ -22,7 +22,7 @@ SLOWEST: Final = 1.03
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 _TEMPORARY: Final = (HALF_TOPIC, "%RETRY%", "%DLQ%", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 _TRANSACTION: Final = "send_in_transaction"
-"""A method whose budget ends when the local transaction begins."""
+"""The name of the method whose budget ends when the local transaction begins."""
 
 
 class Stored(NamedTuple):

@@ -56,8 +56,9 @@ GROUP_KINDS: Final = ("broker-fail-over", *LASTING)
 """Names of the kinds that mainly affect consumer groups. ``Faults`` includes these kinds only if they are named. Every seed
 draws the kinds whose names begin with ``group``, and their faults last long."""
 MEAN_DURATION: Final = 2.0
+"""Mean duration of a short fault in seconds."""
 LONG_DURATION: Final = 40.0
-"""Mean duration, in seconds, of short and of long faults."""
+"""Mean duration of a long fault in seconds."""
 LONGEST_DURATION: Final = 90.0
 """Maximum duration of a fault in seconds, so that a service that is paused at the end of a scenario still has time to end."""
 LONG_SHARE: Final = 0.1

@@ -27,7 +27,7 @@ _STREAMS: Final = "use the streams of asyncio"
 _MACHINES: Final = "there is one process of the system; run code on a machine() instead"
 
 Names = Iterable[tuple[ModuleType, str, Any]]
-"""Names in modules, each with a value."""
+"""Triples of a module, a name in the module, and a value for the name."""
 
 
 class Clocks(Protocol):

@@ -13,9 +13,9 @@ from .listener import Listener
 from .stream import End, Observer, Place, Side, connect_ends
 
 REPETITIONS: Final = (0, 1, 3, 7, 15, 31, 63)
+"""Seconds after the first request at which the request is sent, as Linux does with ``tcp_syn_retries`` = 6."""
 PATIENCE: Final = 127
-"""Seconds after the first request at which the request is repeated, and at which the kernel gives up, as Linux does with
-``tcp_syn_retries`` = 6."""
+"""Seconds after the first request at which the kernel gives up."""
 SECOND: Final = 1_000_000_000
 
 

@@ -21,8 +21,9 @@ from .transport import SimulatedTransport
 ANY: Final = "0.0.0.0"  # noqa: S104 - of a machine that does not exist
 LOCAL: Final = "127.0.0.1"
 FIRST_PORT: Final = 32768
+"""The first port that a kernel chooses itself (Linux's ``ip_local_port_range``)."""
 LAST_PORT: Final = 60999
-"""The last port that a kernel chooses itself. The first one is ``FIRST_PORT``. They are Linux's ``ip_local_port_range``."""
+"""The last port that a kernel chooses itself."""
 LONGEST_LOOK_UP: Final = 0.002
 """Maximum duration of a look-up of a name in seconds."""
 

@@ -12,14 +12,16 @@ from ..errors import SimulationError
 from ..scheduler import Scheduler, nanoseconds
 
 FASTEST: Final = 100_000
+"""Minimum latency in nanoseconds."""
 SPREAD: Final = 400_000
-"""Nanoseconds of a usual latency: the minimum, and the range of the addition that is drawn."""
+"""Maximum number of nanoseconds that are drawn and added to the minimum latency of every segment."""
 TAIL_SHARE: Final = 0.004
+"""Share of the segments that take longer than usual."""
 TAIL: Final = 4_000_000
+"""Minimum number of additional nanoseconds of these segments. For half of them, the number is at least twice the minimum, and for
+one in ten at least ten times. The distribution needs no logarithm, whose last bit depends on the system."""
 LONGEST_TAIL: Final = 200_000_000
-"""Share of the segments that take longer, and the minimum and maximum of their additional nanoseconds. Half of these segments
-take at least twice the minimum, and one in ten takes at least ten times the minimum. The distribution needs no logarithm, whose
-last bit depends on the system."""
+"""Maximum number of additional nanoseconds of these segments."""
 LOCAL_SHARE: Final = 0.1
 """Latency from a machine to itself, as a share of the latency between two machines. It has no tail."""
 BYTE_TIME: Final = 8
@@ -54,8 +56,9 @@ class Way:
         self.extra = 0
         """Nanoseconds of additional latency."""
         self.carried = 0
+        """Number of segments that were sent."""
         self.held = 0
-        """Numbers of segments that were sent and of segments that did not arrive because of a cut or the absence of a machine."""
+        """Number of segments that did not arrive because of a cut or the absence of a machine."""
         self._scheduler = scheduler
         self._chance = chance
         self._local = local
