@@ -27,8 +27,8 @@ class Failure(Enum):
     """The reason why a call has no response."""
 
     NOT_SENT = "the connection is closed or its peer does not read, or too many requests are pending"
-    TIMEOUT = "no answer in time"
-    DISCONNECTED = "the connection was closed before the answer"
+    TIMEOUT = "no response in time"
+    DISCONNECTED = "the connection was closed before the response"
 
 
 OnAnswer = Callable[[RemotingCommand | Failure], None]

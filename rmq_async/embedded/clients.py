@@ -136,7 +136,7 @@ class ClientTable:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"subscriptions would take {self._size + size - group.size} bytes, the limit of this broker is "
-                f"{MAX_SUBSCRIPTION_BYTES}; subscribe to less",
+                f"{MAX_SUBSCRIPTION_BYTES}; subscribe to fewer topics or tags",
             )
         key = (client.client_id, client.connection)
         old = group.members.get(key)

@@ -480,7 +480,7 @@ class Listener:
         for connection in sorted(sizes, key=sizes.__getitem__, reverse=True):
             if total <= MAX_UNREAD:
                 break
-            why = f"unread answers of all connections take more than {MAX_UNREAD} bytes, its own {sizes[connection]}"
+            why = f"unread responses of all connections take more than {MAX_UNREAD} bytes, its own {sizes[connection]}"
             logger.warning("%s: connection of %s closed: %s; its client must read them", self.name, connection.remote, why)
             total -= sizes[connection]
             self.refused += 1

@@ -153,7 +153,7 @@ class BaseService:
         except ProtocolError as error:
             return make_response(command, ResponseCode.SYSTEM_ERROR, str(error))
         except Exception as error:  # a defect in one handler must not end the server for all clients
-            logger.exception("%s: request %d of %s failed, its answer is code 1", self.name, command.code, connection.remote)
+            logger.exception("%s: request %d of %s failed, the response is code 1", self.name, command.code, connection.remote)
             return make_response(command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if flawed and response is not None and response.code == ResponseCode.SUCCESS:
             assert failure is not None

@@ -159,7 +159,7 @@ def _fetch(version: str, directory: Path) -> list[str]:
         work.rename(directory)
     except OSError as error:
         raise ClusterError(
-            f"the jars of RocketMQ {version} cannot be kept in {directory}: {error}; make it "
+            f"the jars of RocketMQ {version} cannot be stored in {directory}: {error}; make it "
             "writable and leave 100 MB free, or set RMQ_CLUSTER_CACHE to another directory"
         ) from error
     finally:

@@ -44,7 +44,7 @@ def find_ports(offsets: Sequence[Sequence[int]]) -> list[int]:
                 break
         else:
             raise ClusterError(
-                f"1000 tries found no port p with all of p + {tuple(wanted)} free; end processes that hold ports"
+                f"no port p was found in 1000 tries for which p + each of {tuple(wanted)} is free; end processes that use ports"
             )
         taken |= numbers
         ports.append(port)

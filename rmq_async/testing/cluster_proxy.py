@@ -135,7 +135,7 @@ class ClusterProxy(Startable):
                     raise RemoteProtocolError(f"no proxy for {address}: this ClusterProxy is stopped; start() it")
                 if len(self._by_address) >= MAX_BROKERS:
                     raise RemoteProtocolError(
-                        f"no proxy for {address}: {MAX_BROKERS} others have one, which is the limit; make a new ClusterProxy"
+                        f"no proxy for {address}: there are {MAX_BROKERS} proxies, the maximum; create a new ClusterProxy"
                     )
                 proxy = await self._open.enter_async_context(self._proxy_for(address))
                 self._by_address[address] = proxy

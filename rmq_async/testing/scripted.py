@@ -445,7 +445,7 @@ class ScriptedPeer(Startable):
         while True:
             event = await self._events.get()
             if isinstance(event.what, RemotingCommand):
-                self._fail([f"+ {name_of(event.what.code)} came, and nothing more was expected"])
+                self._fail([f"+ {name_of(event.what.code)} was received, but no further request was expected"])
                 return
 
     async def _perform(self, step: Step) -> bool:
@@ -497,7 +497,7 @@ class ScriptedPeer(Startable):
             if number:
                 await asyncio.sleep(step.pause)
             if link.closing:
-                self._fail([f"the connection of {name_of(request.code)} was closed before all of its answer could be written"])
+                self._fail([f"the connection of {name_of(request.code)} was closed before the whole response was written"])
                 return False
             link.write(part)
         return True
@@ -549,7 +549,7 @@ class ScriptedPeer(Startable):
             if not command.is_oneway:
                 link.write(aside.frame(command))
         elif self._events.qsize() >= MAX_WAITING:
-            self._fail([f"{MAX_WAITING} requests have come that no step has expected yet"])
+            self._fail([f"{MAX_WAITING} requests were received that no step has expected yet"])
         else:
             self._events.put_nowait(_Event(link, command))
 

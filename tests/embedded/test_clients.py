@@ -149,7 +149,7 @@ async def test_the_members_and_subscriptions_of_all_groups_are_bounded(
     refused = await broker.ask(HEARTBEAT, None, encode_heartbeat(HeartbeatData("c1", consumer_data_set=(large,))))
     assert (refused.code, refused.remark) == (
         1,
-        "subscriptions would take 16440 bytes, the limit of this broker is 5000; subscribe to less",
+        "subscriptions would take 16440 bytes, the limit of this broker is 5000; subscribe to fewer topics or tags",
     )
     await beat(broker, "c1", producer_data_set=(ProducerData("A"), ProducerData("B")))
     refused = await broker.ask(HEARTBEAT, None, encode_heartbeat(HeartbeatData("c1", (ProducerData("C"),))))

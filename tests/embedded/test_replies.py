@@ -205,7 +205,7 @@ async def test_consumers_that_are_not_there_or_too_old_are_1(
     broker.write(RUNNING, {"consumerGroup": "CG", "clientId": "c1"})
     await asker.request()
     late = await broker.read()
-    assert (late.code, late.remark) == (207, "consumer <CG> <c1> Timeout: no answer in time")
+    assert (late.code, late.remark) == (207, "consumer <CG> <c1> Timeout: no response in time")
     data = HeartbeatData("c1", (), (ConsumerData("CG"),))
     await asker.ask(RequestCode.HEART_BEAT, None, encode_heartbeat(data), version=61)
     refused = await broker.ask(RUNNING, {"consumerGroup": "CG", "clientId": "c1"})

@@ -200,7 +200,7 @@ async def test_a_body_may_be_compared_by_an_object() -> None:
 
 
 async def test_more_than_was_expected_is_a_difference() -> None:
-    with pytest.raises(TranscriptError, match=r"\+ HEART_BEAT \(34\) came, and nothing more was expected"):
+    with pytest.raises(TranscriptError, match=r"\+ HEART_BEAT \(34\) was received, but no further request was expected"):
         async with ScriptedPeer(Expect(1), aside={}) as peer, Raw(peer.address) as client:
             client.send(1)
             client.send(34)
@@ -250,7 +250,7 @@ async def test_what_is_no_frame_is_a_difference(data: bytes) -> None:
 
 
 async def test_an_answer_without_a_request_is_a_difference() -> None:
-    with pytest.raises(TranscriptError, match=r"the connection of 7 was closed before all of its answer could be written"):
+    with pytest.raises(TranscriptError, match=r"the connection of 7 was closed before the whole response was written"):
         async with ScriptedPeer(Expect(7), Wait(0.05), Answer()) as peer:
             async with Raw(peer.address) as client:
                 client.send(7)

@@ -436,7 +436,7 @@ def check_callable(function: object, text: str) -> None:
 def check_awaitable(returned: object, text: str) -> None:
     """Raise SimulationError with ``text`` for an object that cannot be awaited."""
     if not inspect.isawaitable(returned):
-        raise SimulationError(f"{text}, not a function that returns {returned!r}; define it by async def")
+        raise SimulationError(f"{text}, not a function that returns {returned!r}; define it with async def")
 
 
 async def _awaited(factory: Factory, text: str) -> Any:

@@ -292,7 +292,9 @@ class Simulation:
         self._history.open = True
         self.scheduler.left()
         if machine.name == MAIN:
-            self.failed(machine, SimulationError("its process was ended, and with it the function of run(); end only others"))
+            self.failed(
+                machine, SimulationError("its process was ended, and with it the function of run(); end only other machines")
+            )
 
     def loop_made(self, loop: SimulatedLoop) -> None:
         loop.set_exception_handler(self.unhandled)

@@ -37,7 +37,7 @@ def quiet(seed: int = 1, **options: Any) -> Simulation:
         (lambda: Simulation(1, faults="swarm"), "faults must be an object such as Faults.swarm\\(\\), or None, not 'swarm'"),  # type: ignore[arg-type]
         (lambda: Faults("broker-crash"), "kinds of faults must be a set of names, not 'broker-crash'"),  # type: ignore[arg-type]
         (lambda: quiet().run(asyncio.sleep(1)), "not a coroutine: leave out its parentheses"),  # type: ignore[arg-type]
-        (lambda: quiet().run(lambda simulation: None), "not a function that returns None; define it by async def"),  # type: ignore[arg-type, return-value]
+        (lambda: quiet().run(lambda simulation: None), "not a function that returns None; define it with async def"),  # type: ignore[arg-type, return-value]
     ],
 )
 def test_wrong_use_gets_one_sentence(use: Callable[[], object], text: str) -> None:
