@@ -12,7 +12,7 @@ from ..errors import SimulationError
 from ..scheduler import Scheduler, nanoseconds
 
 FASTEST: Final = 100_000
-"""Minimum latency in nanoseconds."""
+"""Minimum latency between two machines in nanoseconds."""
 SPREAD: Final = 400_000
 """Maximum number of nanoseconds that are drawn and added to the minimum latency of every segment."""
 TAIL_SHARE: Final = 0.004
