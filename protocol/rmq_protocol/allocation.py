@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 VIRTUAL_NODES: Final = 10
-"""Number of places that each member has on the ring (``AllocateMessageQueueConsistentHash``)."""
+"""Number of points that each member has on the hash ring (``AllocateMessageQueueConsistentHash``)."""
 
 
 def allocate_averagely(client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> tuple[MessageQueue, ...]:
@@ -51,7 +51,7 @@ def allocate_by_consistent_hash(
 ) -> tuple[MessageQueue, ...]:
     """Return the queues that a hash ring assigns to ``client_id`` (``CONSISTENT_HASH``).
 
-    Each queue goes to the member that has the first place on the ring at or after the place of the queue. Few queues move when a
+    Each queue goes to the member with the first point on the ring at or after the point of the queue. Few queues move when a
     member joins or leaves. A client that is not in ``client_ids`` gets ``()``.
     """
     if client_id not in client_ids:
@@ -99,12 +99,14 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """Return the share of ``client_id`` (``AllocateMachineRoomNearby``).
+    """Return the share of ``client_id``, with queues of its own machine room first (``AllocateMachineRoomNearby``).
 
     The members in each room share the queues of the brokers in that room. All members share the queues of rooms without a
     member, room by room. A client that is not in ``client_ids`` gets ``()``.
 
     Args:
+        room_of_queue: Returns the room of a queue's broker.
+        room_of_client: Returns the room of a member.
         allocate: The strategy for the queues of one room, such as ``allocate_averagely``.
 
     Raises:

@@ -191,7 +191,7 @@ def _check_member(message: object, first: Message, max_body: int) -> None:
 
 
 def encode_batch_records(records: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """Return the body of a batch of encoded messages: flag, body, properties (``BatchRecord``).
+    """Return the body of a batch. Each record has the flag, the body and the encoded properties of one message (``BatchRecord``).
 
     Apart from the cases below, nothing is checked.
 

@@ -2,9 +2,9 @@
 
 ``ClusterInfo``, ``HeartbeatData``, ``TopicRouteData`` and ``TopicConfig`` have modules of their own.
 
-All bodies can be decoded and encoded. ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError if ``body`` is something
-else. ``encode_body(table, standard=False)`` writes the form of the official servers, and ``encode_body(request)`` writes standard
-JSON. If a member is missing in the JSON, its field has the default value.
+All bodies can be decoded and encoded. ``decode_body(TopicStatsTable, body)`` raises RemoteProtocolError if ``body`` is not a
+TopicStatsTable. ``encode_body(table, standard=False)`` writes the form of the official servers, and ``encode_body(request)`` writes
+standard JSON. If a member is missing in the JSON, its field has the default value.
 """
 
 from __future__ import annotations
@@ -474,9 +474,9 @@ class SetMessageRequestModeRequestBody(msgspec.Struct, frozen=True, rename="came
 
     Attributes:
         mode: The mode, PULL or POP.
-        pop_share_queue_num: Number of following members from whose queues a member pops in addition to its own queues. With 0 or
-            less, or with at least the number of members - 1, it pops from all queues. If there are more members than queues, other
-            numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
+        pop_share_queue_num: Number of other members, those after it in the list of members, from whose queues a member also pops.
+            With 0 or less, or with at least the number of members - 1, it pops from all queues. If there are more members than
+            queues, other numbers have no effect (``QueryAssignmentProcessor.allocate4Pop``).
     """
 
     topic: str
@@ -610,14 +610,14 @@ MAX_ACK_SPAN = 65_536
 
 
 class BatchAck(msgspec.Struct, frozen=True, kw_only=True):
-    """Acknowledges messages of one queue from one pop.
+    """An acknowledgement of messages of one queue from one pop.
 
     Attributes:
         start_offset: Queue offset at which the pop began.
         retry: 0, 1 or 2, as in ``ExtraInfo``.
         pop_time: Time of the pop, epoch ms.
         invisible_time: Invisible time of the pop in ms.
-        bit_set: The result of ``pack_bits``.
+        bit_set: The offsets of the messages, counted from ``start_offset``, as ``pack_bits`` encodes them.
     """
 
     consumer_group: str = msgspec.field(name="c")

@@ -1,8 +1,8 @@
 """Decodes stored records into columns, without an object for each message.
 
 The fixed part of an ordinary record (version 1, IPv4 hosts, a body that is neither compressed nor a batch, consistent lengths, the
-correct CRC) is kept unchanged, and the numbers of all rows are read from these parts at once. ``stored_block`` reads other records,
-with its limits and errors. They become rows of the same form, so that a single module decides what a record means.
+correct CRC) is kept unchanged, and the numbers of all rows are read from these parts at once. ``stored_block`` reads all other
+records and makes rows of the same form, so that the rules for unusual and damaged records are in a single module.
 
 The body of a pull mostly contains only ordinary records. Therefore records are first cut by their lengths alone, and the other
 fields are checked for all records at once (``_cut``), which takes half the time of a loop that checks each record. If a check
@@ -109,7 +109,7 @@ class _Heads:
         return len(self.heads) // _SIZE
 
     def int32(self, place: int) -> array[int]:
-        """Return the 4-byte numbers at ``place`` of every row."""
+        """Return the 4-byte numbers at byte ``place`` of every row."""
         numbers = self._words()[place // 4 :: _STEP]
         if _SWAPPED:
             numbers.byteswap()
@@ -122,7 +122,7 @@ class _Heads:
         return numbers
 
     def raw64(self, place: int) -> bytes:
-        """Return the 8 bytes at ``place`` of every row, joined."""
+        """Return the 8 bytes from byte ``place`` of every row, joined."""
         words = self._words()
         pairs = array("i", bytes(8 * len(self)))
         pairs[0::2] = words[place // 4 :: _STEP]
@@ -139,17 +139,17 @@ class StoredColumns(_Heads):
     """Messages as columns, in the order in which they were read.
 
     Args:
-        topics: Whether topics are wanted.
-        bodies: Whether bodies are wanted.
-        properties: Whether properties are wanted.
+        topics: Whether to keep the topics.
+        bodies: Whether to keep the bodies.
+        properties: Whether to keep the properties.
 
     Attributes:
         heads: The fixed parts of all rows.
-        topics: The topic of each row. Empty if topics are not wanted.
-        bodies: The bodies of all rows, joined. Empty if bodies are not wanted.
-        properties: The properties of all rows, joined. Empty if properties are not wanted. ``decode_properties`` reads the
+        topics: The topic of each row. Empty if topics are not kept.
+        bodies: The bodies of all rows, joined. Empty if bodies are not kept.
+        properties: The encoded properties of all rows, joined. Empty if properties are not kept. ``decode_properties`` decodes the
             properties of a row.
-        property_sizes: The size of each row's properties in bytes. Empty if properties are not wanted.
+        property_sizes: The size of each row's encoded properties in bytes. Empty if properties are not kept.
         other_hosts: Row -> both addresses (born, store) if one of them is IPv6. Both addresses in the head of such a row are 0.
         topic_names: Encoded name -> name of all topics that were read.
     """
@@ -183,7 +183,7 @@ class StoredColumns(_Heads):
 
     @property
     def body_sizes(self) -> array[int]:
-        """The size of each row's body in bytes, even if bodies are not wanted."""
+        """The size of each row's body in bytes, even if bodies are not kept."""
         return self.int32(_BODY_SIZE)
 
 

@@ -162,7 +162,7 @@ def _from_json(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _texts(fields: dict[str, Any]) -> ExtFields:
-    """Return extFields as strings, which they are according to the protocol.
+    """Return extFields with strings as values, as the protocol requires.
 
     Integers and booleans become the strings that Java would write, and nulls stay None.
 
@@ -215,7 +215,7 @@ def _from_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _binary_fields(header: bytes, at: int, end: int) -> ExtFields:
-    """Return the entries. Each consists of 2-byte key length, key, 4-byte value length and value.
+    """Return the extFields of a binary header. Each entry consists of 2-byte key length, key, 4-byte value length and value.
 
     An empty value is read as None, because Java reads it as null. Entries with an empty key are left out.
     """

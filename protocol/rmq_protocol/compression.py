@@ -74,7 +74,8 @@ _ZLIB_LEVELS_ISAL_SERVES: Final = range(1, 7)
 def load() -> None:
     """Load the installed modules, so that no later call opens a file.
 
-    If a module cannot be loaded, it is loaded again when it is used, and an error then raises LocalProtocolError.
+    If a module cannot be loaded, this function ignores the error. The first use of the module tries again, and raises
+    LocalProtocolError if that fails.
     """
     for module in (lz4_frame, zstandard):
         with suppress(LocalProtocolError):

@@ -1,4 +1,4 @@
-"""Recognizes a peer that is not a RocketMQ server by the first bytes that it sends, because the port belongs to other software."""
+"""Recognizes peers that are not RocketMQ servers by their first bytes, so that an error can name the software at a wrong port."""
 
 from __future__ import annotations
 

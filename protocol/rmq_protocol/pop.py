@@ -1,10 +1,11 @@
 """Reads and writes the strings about popped messages (``ExtraInfoUtil``), and the names of their retry topics (``KeyBuilder``).
 
-A popped message is identified by the offset at which its pop began and by its own offset. The property POP_CK contains both, and
-an ack returns it to the broker. Three extFields of a pop's response, the infos, are lists of ``retry item value`` joined by ``;``.
-``item`` is a queue id or, for the count of one message, ``qo`` with queue id and offset (``order_info_key``). ``retry`` is the
-kind of the topic in which the message is stored: 0 for the topic itself, 1 and 2 for the group's retry topic in its old and new
-form. The parsers return dicts with keys ``retry@item``.
+The property POP_CK identifies one delivery of a message: it has the offset at which the pop began, the pop's time, the broker, the
+queue and the message's own offset. An ack returns it to the broker. Three extFields of a pop's response (startOffsetInfo,
+msgOffsetInfo and orderCountInfo) are lists of ``retry item value``, joined by ``;``. ``item`` is a queue id or, in a delivery count
+of a single message, ``qo``, the queue id and the offset (``order_info_key``). ``retry`` says in which topic the message is stored:
+0 is the topic itself, 1 the group's retry topic with its old name, 2 the one with its new name. The parsers return dicts with keys
+``retry@item``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class ExtraInfo(NamedTuple):
         ck_queue_offset: Queue offset at which the pop began.
         pop_time: Time of the pop, epoch ms.
         invisible_time: Ms for which other members do not get the message.
-        retry: The kind of the topic, "0", "1" or "2".
+        retry: The topic in which the message is stored: "0" for the topic itself, "1" or "2" for the group's retry topic with its
+            old or new name.
         msg_queue_offset: Queue offset of the message itself. None if the POP_CK has seven parts.
     """
 
@@ -147,7 +149,7 @@ def parse_order_count_info(text: str | None) -> dict[str, int]:
 
 
 def build_info(values: Mapping[str, int | Sequence[int]]) -> str:
-    """Return the string of an info, from a dict such as the parsers return. All three infos have the same form."""
+    """Return the value of startOffsetInfo, msgOffsetInfo or orderCountInfo for a dict such as their parsers return."""
     return ";".join(
         f"{key.replace('@', ' ', 1)} {value if isinstance(value, int) else ','.join(map(str, value))}"
         for key, value in values.items()

@@ -1,10 +1,12 @@
 """Finds the handles of popped messages in the response, renews them when the invisible time changes, and gathers them into acks.
 
-A handle is the ``ExtraInfo`` of one message, with its queue offset. It is sent to the broker from which the message was popped. A
-change of the invisible time replaces it. A broker may return a message of a retry topic under its original topic. It then puts
-the handle into property POP_CK. Topic and queue of such a message are not those of the pop, so the infos of the response must not
-be used for it. The numbers of the peer are checked: a message whose handle is invalid is treated as a message without a handle,
-and is delivered again after its invisible time.
+A handle is the ``ExtraInfo`` of one popped message, with its queue offset. A client sends it to the message's broker to acknowledge
+the message or to change its invisible time. Such a change returns a new handle.
+
+Most handles are built from two fields of the response, startOffsetInfo and msgOffsetInfo. A broker may return a message of a retry
+topic under its original topic. It then puts the handle into property POP_CK, because the topic of such a message does not lead to
+its entry in the two fields. All numbers from the broker are checked: a message whose handle is invalid is treated as a message
+without a handle, and the broker delivers it again after its invisible time.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ _NO_POP: Final[_Pop] = (0, 0, 0, 0, "", "", 0)
 
 
 def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt], broker_name: str) -> list[ExtraInfo | None]:
-    """Return the handle of each message of a pop, from its property POP_CK or else from the infos.
+    """Return the handle of each message of a pop, from its property POP_CK or else from startOffsetInfo and msgOffsetInfo.
 
-    A handle is None if neither the property nor the infos have a handle of this pop, if a part of the handle is invalid, or if an
-    earlier message of the response has the same handle.
+    A handle is None if neither the property nor the two fields have a handle of this pop, if a part of the handle is invalid, or if
+    an earlier message of the response has the same handle.
 
     Args:
         answer: Header of the pop's response.
@@ -51,7 +53,7 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
         broker_name: Name of the broker that sent the response.
 
     Raises:
-        RemoteProtocolError: If the infos are malformed.
+        RemoteProtocolError: If startOffsetInfo or msgOffsetInfo is malformed.
     """
     starts, offsets = parse_start_offset_info(answer.startOffsetInfo), parse_msg_offset_info(answer.msgOffsetInfo)
     named = {key: frozenset(found) for key, found in offsets.items() if key in starts}
@@ -92,7 +94,7 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
 
 
 def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | None], broker_name: str) -> list[ExtraInfo]:
-    """Return the valid handles in the infos of a pop's response that are not in ``found``, such as the handles of records that
+    """Return the valid handles in startOffsetInfo and msgOffsetInfo that are not in ``found``, such as the handles of records that
     cannot be read.
 
     Args:
@@ -101,7 +103,7 @@ def left_handles(answer: PopMessageResponseHeader, found: Iterable[ExtraInfo | N
         broker_name: Name of the broker that sent the response.
 
     Raises:
-        RemoteProtocolError: If the infos are malformed.
+        RemoteProtocolError: If startOffsetInfo or msgOffsetInfo is malformed.
     """
     seen = {(handle.retry, handle.queue_id, handle.msg_queue_offset) for handle in found if handle is not None}
     starts = parse_start_offset_info(answer.startOffsetInfo)
@@ -202,7 +204,7 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
 
 
 def can_be_gathered(handle: ExtraInfo) -> bool:
-    """Return whether ``gather_acks`` accepts the handle. The handle must come from one of the functions above."""
+    """Return whether ``gather_acks`` accepts a handle that ``find_handles``, ``left_handles`` or ``changed_handle`` returned."""
     return handle.msg_queue_offset is not None and handle.msg_queue_offset - handle.ck_queue_offset <= MAX_ACK_SPAN
 
 

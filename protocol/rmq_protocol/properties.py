@@ -31,7 +31,7 @@ def message_properties(message: Message, unique_id: str, extra: Mapping[str, str
     Args:
         message: The message to send.
         unique_id: Value of UNIQ_KEY.
-        extra: Properties that the kind of send adds.
+        extra: Further properties, for example those of a half message or a request.
 
     Raises:
         InvalidMessageError: If the properties take more than 32767 bytes, because the store keeps their length as a signed 16-bit

@@ -2,8 +2,8 @@
 
 A route comes from a name server, which may be old, wrong or hostile. ``decode_route`` accepts every form that servers are known
 to write, and limits the size of the route. The functions that turn a route into queues are pure. They follow
-``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, including the special cases: if the route has an
-``orderTopicConf``, permissions and masters do not count, and static topics have a pseudo broker. Unlike Java, ``publish_queues``
+``MQClientInstance.topicRouteData2TopicPublishInfo`` and ``...SubscribeInfo``, including two special cases: if the route has an
+``orderTopicConf``, permissions and missing masters are ignored; static topics have a pseudo broker. Unlike Java, ``publish_queues``
 leaves out brokers whose master address is malformed.
 """
 

@@ -47,7 +47,7 @@ class _Full(Exception):  # noqa: N818 - a signal inside this module
 
 
 class RecordBlock(ABC):
-    """The input, limits and results of one call.
+    """A block of stored records, with the limits and the results of decoding it.
 
     Each subclass keeps the messages in its own form, and has a faster path for ordinary records.
 
@@ -300,7 +300,7 @@ class RecordBlock(ABC):
         return position == self._end or self._data[position + 4 : position + 8] in _MAGIC_BYTES
 
     def _disagreement(self, position: int, following: int, fields: Fields, body_at: int, body_end: int) -> int:
-        """Report a record whose TOTALSIZE and fields lead to different positions.
+        """Report a record after which the next one would begin at different positions, according to TOTALSIZE and to the fields.
 
         Return the position at which a record begins, or the end if a record begins at neither.
 

@@ -88,7 +88,7 @@ def check_topic(topic: str) -> None:
     """Check that the topic is a str of 1 to 127 ASCII letters, digits and ``% | _ -``.
 
     Raises:
-        InvalidMessageError: If it is not (code -1).
+        InvalidMessageError: If the topic has another form (code -1).
     """
     _check_name("topic", topic, MAX_TOPIC_LENGTH)
 
@@ -97,7 +97,7 @@ def check_group(group: str) -> None:
     """Check that the group is a str of 1 to 120 ASCII letters, digits and ``% | _ -``.
 
     Raises:
-        InvalidMessageError: If it is not (code -1).
+        InvalidMessageError: If the group has another form (code -1).
     """
     _check_name("group", group, MAX_GROUP_LENGTH)
 
