@@ -117,7 +117,7 @@ class Admin(ClientUser):
             ConfigError: For invalid settings. Also if there are several clusters and neither ``cluster`` nor ``broker`` is
                 given.
             BrokerNotFoundError: When there is no such broker or cluster.
-            BrokerError: When a broker refuses.
+            BrokerError: When a broker refuses the request.
             RequestTimeoutError: When the topic was created but no name server shows it in time, or when brokers do not respond
                 in time. The error names the brokers on which the topic was created, and the brokers on which it may have been
                 created.
@@ -137,8 +137,8 @@ class Admin(ClientUser):
             await topic_settings.create(instance, header, cluster, broker, self._deadline())
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete ``topic``, its messages and its route on the brokers of ``cluster`` (default: on all brokers) and on the name
-        servers.
+        """Delete ``topic`` and its messages on the brokers of ``cluster`` (default: on all brokers), and its route to these
+        brokers on the name servers.
 
         Raises:
             TopicNotFoundError: For an unknown topic.
@@ -162,7 +162,7 @@ class Admin(ClientUser):
             dry_run: True changes nothing.
 
         Returns:
-            The change of each topic. Each change may take ``request_timeout``.
+            The result for each topic. Each topic may take ``request_timeout``.
 
         Raises:
             BrokerNotFoundError: For an unknown broker.
@@ -228,12 +228,13 @@ class Admin(ClientUser):
 
         A broker that does not respond causes no error. The result gives the reason (``BrokerOverview.problem``).
 
+        Each broker gets one request for each topic and two requests for each group, 8 at a time. For each group with a lag, up
+        to two messages are read.
+
         Args:
             topics: One case-sensitive pattern or several, such as "orders*".
             groups: One case-sensitive pattern or several.
-            system: True includes system topics and groups, except retry and dead-letter topics. Each broker gets one request
-                for each topic and two requests for each group, 8 at a time. For each group with a lag, up to two messages are
-                read.
+            system: True includes system topics and groups, except retry and dead-letter topics.
 
         Raises:
             NameServerError: When no name server responds.
@@ -383,7 +384,7 @@ class Admin(ClientUser):
             TypeError: For an unknown setting, and for a value that has the wrong type or is out of range.
             ConfigError: If there are several clusters and neither ``cluster`` nor ``broker`` is given.
             BrokerNotFoundError: When there is no such broker or cluster.
-            BrokerError: When a broker refuses.
+            BrokerError: When a broker refuses the request.
         """
         async with self._call() as instance:
             config = group_settings.group_config(self._wire_group(group), settings)
@@ -413,9 +414,10 @@ class Admin(ClientUser):
     async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
         """Return the offsets and the lag of ``group`` in each queue of ``topic`` and of the group's retry topics.
 
-        Without ``topic``, return them for all topics for which the group has offsets; while members are connected, for the
-        topics to which they subscribe. In addition to the queues that ``mqadmin consumerProgress`` shows, the result has the
-        queues of topics that members may not read, and the retry queues that are missing from the retry topic.
+        Without ``topic``, return them for the topics to which the connected members subscribe or, if no member is connected, for
+        all topics in which the group has offsets. In addition to the queues that ``mqadmin consumerProgress`` shows, the result
+        has the queues of topics that members may not read, and retry queues that hold messages although the retry topic no
+        longer has these queues.
 
         Raises:
             SubscriptionGroupNotExistError: For a group that does not exist. Without ``topic``, also for a group without any
@@ -431,15 +433,17 @@ class Admin(ClientUser):
         """Move the offsets of ``group`` in ``topic``, whether the group has members or not. Return the changes, sorted by
         queue.
 
+        Members continue at the new offsets within about 20 s. Until then they may overwrite the new offsets, by commits for
+        messages that they already have. Therefore the admin reads the offsets again, for up to 15 s while there are members; see
+        ``OffsetChange.verified``.
+
         Args:
             to: "earliest", "latest", an aware datetime (the first message stored then or later), an offset for all queues, or a
                 mapping from queue to offset. An offset outside of a queue is replaced by the queue's first or next offset.
-            dry_run: True only returns the changes. After a reset, members continue at the new offsets within about 20 s. Until
-                then they may overwrite the new offsets with commits for messages that they hold. Therefore the admin reads the
-                offsets again, for up to 15 s while there are members; see ``OffsetChange.verified``.
+            dry_run: True changes nothing and only returns the changes that a reset would make.
 
         Raises:
-            ConfigError: For any other value of ``to``, and for an offset below 0.
+            ConfigError: If ``to`` is invalid, for example a negative offset.
             TopicNotFoundError: For an unknown topic.
             SubscriptionGroupNotExistError: When the group does not exist.
             ClientStateError: If ``to`` gives offsets, the group has members, and a broker resets by time only (before 5.2.0, or

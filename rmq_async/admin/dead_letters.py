@@ -82,7 +82,7 @@ async def resend(instance: client.ClientInstance, group: str, limit: int | None,
 
 
 async def forget(instance: client.ClientInstance, group: str, brokers: Collection[str], deadline: float) -> None:
-    """Reset the position on these brokers to the first letter, before the topic is deleted.
+    """Reset the position up to which letters were sent to 0 on ``brokers``, before the dead-letter topic is deleted.
 
     Brokers before 5.0 keep the offsets of a deleted topic. Without the reset, the first letters of a new group with the same
     name would count as sent.

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 Target = int | Literal["earliest", "latest"] | datetime | Mapping[MessageQueue, int]
 
 _BY_SERVER_FROM: Final = 453
-"""``MQVersion.V5_2_0``."""
+"""The lowest version of brokers that can reset offsets themselves (``MQVersion.V5_2_0``)."""
 _BY_SERVER: Final = re.compile(r"^\s*useServerSideResetOffset\s*=\s*true\s*$", re.MULTILINE)
 _NO_OFFSET: Final = "not exist"
 """Part of the remark with which a broker before 5.2 reports that a group has no offset in a queue."""
@@ -258,7 +258,7 @@ async def _target(instance: client.ClientInstance, queue: MessageQueue, to: Targ
 
 
 class _Reset:
-    """One reset.
+    """A reset of a group's offsets in one topic.
 
     Args:
         group: Name of the group on the wire.
@@ -334,9 +334,9 @@ class _Reset:
         return True
 
     async def _look(self, changes: Sequence[OffsetChange]) -> dict[MessageQueue, bool]:
-        """Return, by queue, whether the broker shows the new offset.
+        """Read the group's offsets again, and return, by queue, whether the new offset has taken effect (``_shows``).
 
-        Repeat the read while the group has members, for up to 15 s, because members need up to ten seconds to commit offsets
+        Repeat this while the group has members, for up to 15 s, because members need up to ten seconds to commit the offsets
         that they receive.
         """
         until = machine.monotonic() + _MEMBERS_TIME

@@ -100,7 +100,7 @@ async def by_key(
     return tuple(found[-max_num:])
 
 
-# -- by place
+# -- by offset id
 
 
 async def _broker_at(host: str, info: ClusterInfo, deadline: float) -> tuple[str, str] | None:

@@ -58,7 +58,8 @@ class _Found(msgspec.Struct):
     topics: dict[str, dict[MessageQueue, QueueStats] | None] = {}
     lags: dict[str, dict[MessageQueue, QueueLag] | None] = {}
     members: dict[str, tuple[str, ...] | None] = {}
-    """Keys are topics or groups. A value is None if the broker refused the request."""
+    """The keys of ``topics`` are topics, those of ``lags`` and ``members`` are groups. A value is None if the broker refused the
+    request for it."""
 
 
 async def overview(instance: ClientInstance, wanted: Wanted, timeout: float) -> Overview:
@@ -182,7 +183,7 @@ class _Asked:
         )
 
     async def _facts(self) -> dict[str, str]:
-        """Return the broker's runtime information, and read its clock from it."""
+        """Return the broker's runtime information, and record the broker's clock time, which it contains."""
         sent = machine.monotonic()
         response = await self._get(RequestCode.GET_BROKER_RUNTIME_INFO)
         arrived, facts = machine.monotonic(), decode_body(bodies.KVTable, response.body).table

@@ -1,4 +1,4 @@
-"""Results of an admin's calls."""
+"""The objects that the methods of ``Admin`` return."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class TopicStats(msgspec.Struct, frozen=True):
-    """The queues of a topic and its rate.
+    """The offsets of a topic's queues, and the rate at which brokers store its messages.
 
     Attributes:
         queues: Sorted by broker name, then queue id.
@@ -138,14 +138,12 @@ class GroupLag(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> int:
-        """Number of messages of the topics that are not committed."""
+        """Number of messages in ``queues`` that are not committed."""
         return sum(each.messages for each in self.queues.values())
 
     @property
     def retries(self) -> int:
-        """Number of messages in the retry topics that are not committed. Messages whose delay has not passed are not
-        counted.
-        """
+        """Number of messages in ``retry_queues`` that are not committed. Messages whose delay has not passed are not counted."""
         return sum(each.messages for each in self.retry_queues.values())
 
 

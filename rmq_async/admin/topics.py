@@ -1,4 +1,7 @@
-"""Creates, copies and deletes topics. Brokers hold the settings, and name servers hold the order of ordered topics."""
+"""Creates, copies and deletes topics.
+
+Brokers hold the settings of a topic. For an ordered topic, the name servers hold the number of its queues on each broker.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,7 @@ class _Creation:
         """Create or change the topic, and wait until a name server shows it.
 
         Args:
-            merge: True keeps the entries for other brokers in the order that the name servers hold.
+            merge: True keeps the numbers of queues that the name servers hold for an ordered topic on other brokers.
         """
         await self.create()
         if self.header.order:
@@ -219,7 +222,7 @@ class _Creation:
         """Write the number of queues of each broker to the name servers, as ``updateTopic -o true`` of the official tool does.
 
         Args:
-            merge: True keeps the entries of other brokers.
+            merge: True keeps the numbers of queues on other brokers.
 
         Raises:
             NameServerError, RequestTimeoutError: At ``deadline``. The message says that the topic was created.
