@@ -48,7 +48,8 @@ class Commands(click.Group):
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
-    Print an error as one line on stderr. If the environment variable RMQ_TRACEBACK is set, raise an error that counts as a bug.
+    Print an error as one line on stderr. If the environment variable RMQ_TRACEBACK is set, raise unexpected errors, which are
+    bugs, instead of printing them.
     """
     with _logging_to_stderr():
         return _run(arguments)

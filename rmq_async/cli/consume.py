@@ -77,7 +77,7 @@ LAST_WORDS: Final = 1.0
 
 
 class Commands:
-    """Runs the command for messages, and ends the commands that are still running.
+    """Runs the command of --exec for each message, and can end the commands that are running.
 
     Args:
         stdout_to_stderr: True sends the command's standard output to stderr, since standard output is for JSON objects only.
@@ -263,7 +263,9 @@ async def _started(consumer: Consumer, over: asyncio.Event) -> bool:
 
 
 class _FailedError(RetryLater):
-    """The command has failed, or no process could be started (``code`` is None). It is logged without a traceback."""
+    """The command has failed, or no process could be started (``code`` is None). The consumer logs this error without a
+    traceback.
+    """
 
     def __init__(self, code: int | None) -> None:
         super().__init__()
@@ -281,7 +283,7 @@ class _Work:
     """The handler of messages, and the counts of their outcomes.
 
     Attributes:
-        consumer: Set before the first call.
+        consumer: The consumer, which is set before the handler is called.
     """
 
     consumer: Consumer
@@ -290,9 +292,9 @@ class _Work:
         self.over = asyncio.Event()
         """Set when no further message is to be handled."""
         self.cut = asyncio.Event()
-        """Set when the end must not wait for handlers."""
+        """Set when running handlers must be ended instead of awaited."""
         self.leaving = False
-        """Whether a call waits for the stop to cancel it."""
+        """Whether a call of the handler waits until the consumer, when it stops, cancels it."""
         self.aborted: int | None = None
         """Number of the signal that ended the running calls. None until such a signal arrives."""
         self.failure: Exception | None = None
@@ -320,7 +322,7 @@ class _Work:
             subscription.concurrency = self.concurrency
 
     def interrupt(self, number: int) -> None:
-        """End the work. If the end of the work has already begun, end the running calls too."""
+        """Handle a signal: take no further messages or, if that is already so, end the running calls too."""
         if self.over.is_set() and self.aborted is None:
             self.aborted = number
             self.cut.set()

@@ -148,7 +148,7 @@ def reset(options: _ResetOptions) -> int:
     Members continue at the new offsets within about 20 s. "verified" tells whether the broker showed the new offset afterwards.
     """
     output, config = Output(as_json=options.as_json), client_config(options.namesrv, options.timeout)
-    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # the library logs at WARNING which letters it skips
+    logging.getLogger("rmq_async").setLevel(logging.WARNING)  # show warnings that concern the reset
 
     async def work(admin: Admin, *, dry_run: bool) -> None:
         changes = await admin.reset_offsets(options.name, options.topic, options.target, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""Formats a stored message as a JSON object, as its body, or with all of its fields."""
+"""Formats stored messages for output, and reads the JSON objects that ``rmq pull --json`` printed."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ def read_record(line: bytes) -> tuple[MessageExt, tuple[str, int] | None]:
     ``tags`` and ``keys`` replace the properties that hold them.
 
     Raises:
-        ValueError: For a line that is not such an object.
+        ValueError: If the line is not a JSON object in the format of ``rmq pull --json``.
     """
     try:
         record = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"not an object as rmq pull --json prints it: {error}; give one object per line") from None
+        raise ValueError(f"not a JSON object in the format of rmq pull --json ({error}); give one object per line") from None
     properties = record.properties or {}
     if record.tags is not msgspec.UNSET:
         properties["TAGS"] = record.tags or ""
@@ -158,7 +158,7 @@ def _body(record: _Record) -> bytes:
 
 
 class LeftOut:
-    """Counts the senders' strings that ``Message.from_received`` leaves out because they are not allowed in a message.
+    """Counts the strings of received messages that ``Message.from_received`` leaves out because a Message does not allow them.
 
     Clients in other languages send blank strings, and strings that contain U+0001.
     """

@@ -1,4 +1,4 @@
-"""Reads credentials and TLS from the options of every command that connects to a cluster.
+"""Reads credentials and TLS settings from the options of a command that connects to a cluster.
 
 The secret is read from the environment. It has no option, because other users of a machine can see the arguments of processes.
 """

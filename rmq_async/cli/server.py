@@ -75,7 +75,7 @@ async def _serve(options: _ServerOptions, output: Output) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit code 0.
 
     Raises:
-        UsageError: For broker ports that do not exist.
+        UsageError: If --broker-port leads to invalid ports.
         OSError: If a server cannot listen. The message names the address.
         InvalidMessageError: For an invalid topic.
     """

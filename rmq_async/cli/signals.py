@@ -34,7 +34,7 @@ def signals_handled(first: Callable[[int], object], again: Callable[[int], objec
     """Call ``first`` with the number of the first signal and ``again`` with the number of each later signal, while the body
     runs.
 
-    Like all handlers of ``signal.signal``, both are called in the main thread between any two of its steps, so they must pass
+    Like all handlers of ``signal.signal``, both run in the main thread, between any two of its instructions, so they must pass
     work for a loop to ``call_soon_threadsafe``. Outside of the main thread, no signal is handled.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -25,7 +25,7 @@ from .report import BenchResult, print_result
 SETTLE: Final = 10.0
 """Maximum seconds to wait until brokers have indexed acknowledged messages or have stored one-way messages."""
 QUIET: Final = 1.0
-"""Seconds without a change after which the count is final."""
+"""Seconds without growth after which the number of stored messages counts as final."""
 PROCESSES: Final = 64
 MESSAGE_OVERHEAD: Final = 98
 """Bytes that a message takes in a batch in addition to its body, if its id contains an IPv6 address. With an IPv4 address, it

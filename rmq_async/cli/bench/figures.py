@@ -24,7 +24,7 @@ PERCENTILES: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 
 class Histogram:
-    """Counts latencies by step. ``add`` takes seconds.
+    """A histogram of latencies. ``add`` takes seconds.
 
     Attributes:
         longest: The longest latency, exact, in seconds.
@@ -46,8 +46,11 @@ class Part(msgspec.Struct):
     """The counts of one process.
 
     Attributes:
-        messages: Number of messages that were sent in a window of ``seconds``.
-        cpu: CPU seconds in the window. ``total`` and ``failures`` count the whole run.
+        messages: Number of messages sent in the measured window, which lasts ``seconds``.
+        cpu: CPU seconds in the measured window.
+        total: Number of messages sent in the whole run.
+        failures: Number of failures in the whole run, by error message.
+        latencies: Number of calls by step of the ``Histogram``.
     """
 
     messages: int
@@ -70,7 +73,7 @@ def failed(failures: dict[str, int], error: BaseException, number: int) -> None:
 
 
 def merged(parts: Iterable[Part]) -> Part:
-    """Add up the parts of processes that ran concurrently. The numbers of messages are added, and the longest window counts."""
+    """Add up the counts of processes that ran concurrently. ``seconds`` becomes that of the longest window."""
     whole = Part(0, 0.0, 0.0, 0, {}, {}, 0.0)
     failures: Counter[str] = Counter()
     latencies: Counter[int] = Counter()
@@ -87,7 +90,7 @@ def merged(parts: Iterable[Part]) -> Part:
 
 
 def percentiles(part: Part) -> dict[str, float | None]:
-    """Return milliseconds by name, for ``PERCENTILES`` and the maximum. The values are None if nothing was timed."""
+    """Return the latencies in milliseconds at ``PERCENTILES`` and the maximum, by name. They are None if no call was timed."""
     number = sum(part.latencies.values())
     if not number:
         return {**dict.fromkeys(PERCENTILES), "max": None}

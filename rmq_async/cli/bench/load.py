@@ -22,7 +22,7 @@ from ..signals import end_at_once, signals_handled
 from .figures import Histogram, Part, failed
 
 MODES: Final = {"send": 64, "async": 1024, "batch": 8, "oneway": 1, "adaptive": 1024}
-"""Number of calls in flight, unless an option sets another number."""
+"""The modes, with the number of calls in flight of each unless --in-flight gives another number."""
 GROUP: Final = "rmq_bench"
 _SAMPLED: Final = 8
 _PAUSE: Final = 0.01
@@ -41,7 +41,7 @@ class LoadSettings:
     Attributes:
         messages: Number of messages to send, or None to send for ``seconds``.
         body: Size of a body in bytes.
-        warm_up: Seconds before the window.
+        warm_up: Seconds of sending before the measured window.
     """
 
     topic: str

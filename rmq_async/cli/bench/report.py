@@ -1,4 +1,4 @@
-"""Formats the result of ``rmq bench`` as figures, a JSON object or lines of text, and determines the exit code."""
+"""Formats the result of ``rmq bench`` as a JSON object or as lines of text, and determines the exit code."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SHARE: Final = 10
 async def run_relay(database: str, settings: RelayOptions, client: ClientConfig, output: Output) -> int:
     """Relay messages until SIGTERM or SIGINT or, with --drain, until no message is left that can be sent. Return the exit code.
 
-    Raise the error of a failed write of progress.
+    Raise the error if the progress cannot be written.
     """
     async with AsyncExitStack() as stack:
         ended = stack.enter_context(ended_by_signal())

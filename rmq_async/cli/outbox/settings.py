@@ -11,7 +11,7 @@ from ..options import ClientOptions
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(ClientOptions):
-    """The options.
+    """The options of ``rmq outbox relay``.
 
     Fields that are settings of ``rmq_async.outbox.Outbox`` have the names of its arguments.
 

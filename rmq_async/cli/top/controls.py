@@ -1,6 +1,6 @@
 """The choices of a user of the live view: the table in focus, its order, the filter, the scroll position.
 
-It does no I/O.
+This module does no I/O.
 
 The keys are: Tab selects the next table, s selects the next column to sort by, r reverses the order, / begins a filter, j, k and
 arrows scroll, and q ends the view.

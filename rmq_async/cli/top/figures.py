@@ -69,7 +69,11 @@ class BrokerRow:
     """The figures of one broker.
 
     Attributes:
-        state: "up", or "away" if there is a ``problem``. The rates include only the topics that were requested.
+        state: "up", or "away" if there is a ``problem``.
+        in_rate: Messages of the requested topics that are stored per second. None while the rate is unknown.
+        out_rate: Messages of the requested topics that groups commit per second. None while the rate is unknown.
+        disk_used: The used share of the disk that holds the commit log, from 0 to 1. None if it is unknown.
+        problem: The reason why the broker is away. None if it responds.
     """
 
     broker: str

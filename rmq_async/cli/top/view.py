@@ -28,7 +28,9 @@ _TO_THE_RIGHT: Final = frozenset(
 
 
 def picture(figures: Figures, controls: Controls, height: int) -> RenderableType:
-    """Return the view, cut to ``height`` lines but not below its minimum. Do not scroll past the last row."""
+    """Return the view, cut to ``height`` lines, but with room for at least ``LEAST`` rows per table. Do not scroll past the last
+    row.
+    """
     lines = max(height - BESIDE_ROWS, LEAST * len(TABLES))
     return Group(*_parts(figures, controls, lines), _keys(controls))
 
