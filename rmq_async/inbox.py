@@ -101,7 +101,7 @@ class Inbox:
                 await connection.run_sync(self._table.create, checkfirst=True)
 
     async def first(self, session: Session, message: MessageExt) -> bool:
-        """Add the message to the session's transaction. Return whether the message was new to the group.
+        """Add a row for the message in the session's transaction. Return whether the message is new to the group.
 
         Return False if the key was added before, by a committed transaction or by this one. Two transactions with the same key do
         not run concurrently: in PostgreSQL, the second one waits here for the end of the first one; in SQLite, it waits for its

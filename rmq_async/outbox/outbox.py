@@ -128,9 +128,9 @@ class Outbox(Startable):
         """Add the message to the session's transaction and return the id of its row.
 
         If this outbox is running, it sends a message that was added through an AsyncSession right after the commit. In the
-        following cases, the next query of a relay finds the message: it was added through an AsyncConnection, on another loop,
-        or while the outbox or its producer was not running; or the outbox holds the maximum number of rows or cannot reach the
-        topic.
+        following cases, a relay finds and sends the message at its next query instead: the message was added through an
+        AsyncConnection, on another loop, or while the outbox or its producer was not running; the outbox holds the maximum
+        number of rows; or the last sends to the topic failed.
 
         ``delay`` counts from the call. A message with a sharding key is sent after the earlier messages with the same key and
         topic. All copies of the message have the same ``unique_id``: the message's own ``unique_id``, or a new one.
@@ -166,7 +166,7 @@ class Outbox(Startable):
     # -- life
 
     async def start(self) -> None:
-        """Start the relay.
+        """Start the relay, which sends rows in the background.
 
         The call has no effect if the outbox is running.
 
@@ -201,7 +201,7 @@ class Outbox(Startable):
         Raises:
             ConfigError: For a timeout that is negative, is not a number of seconds, or is 10^9 s or more.
             WrongLoopError: If the outbox runs on another loop.
-            ForkedError: If it was started in the parent process.
+            ForkedError: If the outbox was started in the parent process.
         """
         budget = self._producer.config.stop_timeout if timeout is None else timeout
         check_seconds("timeout", budget, zero=True)
@@ -242,7 +242,7 @@ class Outbox(Startable):
         Raises:
             ClientStateError: If the producer does not run.
             WrongLoopError: If the producer runs on another loop.
-            ForkedError: If it was started in the parent process.
+            ForkedError: If the producer was started in the parent process.
         """
         if self._producer.state is not ProducerState.RUNNING:
             raise ClientStateError(

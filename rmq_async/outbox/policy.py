@@ -14,9 +14,9 @@ from ..errors import MessageIllegalError, SendError
 LONGEST_PAUSE: Final = 15.0
 """Longest pause between two attempts of one message, in seconds."""
 LONGEST_PROBE_PAUSE: Final = 5.0
-"""Longest pause between two trials of a topic that failed, in seconds."""
+"""Longest pause between two trials of a failed topic (``FailedTopics``), in seconds."""
 FORGOTTEN_AFTER: Final = 300.0
-"""Seconds without a failure after which a failed topic is forgotten."""
+"""Seconds without a failure after which a failed topic counts as usable again."""
 _LONGEST_ERROR: Final = 1000
 _TOPICS: Final = 10_000
 """Number of topics above which the times of the last successes are forgotten."""
@@ -31,7 +31,7 @@ def given_up(error: BaseException) -> bool:
 
 
 def pause_before(attempt: int, poll_interval: float, luck: float) -> float:
-    """Return the seconds before attempt number ``attempt`` (2 is the first one after a failure).
+    """Return the pause in seconds before attempt number ``attempt`` (2 is the first one after a failure).
 
     Args:
         luck: A random number, as for ``pause_after``.

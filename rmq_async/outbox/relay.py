@@ -2,8 +2,8 @@
 
 They send committed rows and due rows, write outcomes, and report stuck messages and the status.
 
-Each loop continues after errors. While the database is unavailable, the loops wait. Together they hold about ``window`` rows in
-memory, however many rows the table has.
+Each loop continues after errors. While the database is unavailable, the loops wait. Together they hold about ``Sending.window``
+rows in memory, however many rows the table has.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _STUCK_AT_ONCE: Final = 100
 _LAST_WRITE: Final = 1.0
 """Seconds to write the last outcomes if the sends have used up the time of a stop."""
 _SHARE: Final = 10
-"""The minimum pause after queries that found fewer than ``batch_size`` rows, as a multiple of their duration, unless a trial is
-due.
+"""The minimum pause after queries that found fewer than ``batch_size`` rows, as a multiple of their duration, unless a trial of a
+failed topic is due.
 """
 
 Step = Callable[[], Coroutine[Any, Any, bool]]
@@ -339,7 +339,7 @@ class Relay:
                 return False
 
 
-# -- steps that a single pass takes too
+# -- functions that ``relay_once`` uses too
 
 
 def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending:
@@ -348,12 +348,13 @@ def new_sending(store: Store, producer: Producer, settings: Settings) -> Sending
 
 
 async def send_due(store: Store, sending: Sending, limit: int, topics: list[str], *, only: bool) -> int:
-    """Claim rows and begin to send them; return the number of rows that were in turn.
+    """Claim due rows and begin to send them, except rows that must wait for another row with the same key. Return the number of
+    rows without these exceptions.
 
     Args:
         limit: Maximum number of rows.
-        topics: Topics to which ``only`` refers.
-        only: True sends rows of ``topics``. False sends rows of all other topics.
+        topics: The topics to claim or to leave out.
+        only: True claims rows of ``topics``. False claims rows of all other topics.
     """
     breaks = sending.orders.breaks
     rows, out_of_turn = await store.claim(limit, topics, only=only, in_hand=sending.orders.in_hand())
@@ -374,10 +375,11 @@ async def send_owned(store: Store, sending: Sending, rows: list[Held]) -> None:
 
 
 async def _send_in_turn(store: Store, sending: Sending, rows: list[Held], out_of_turn: list[int], breaks: int) -> None:
-    """Send the rows that are in turn, and release the others.
+    """Begin to send the rows that are not in ``out_of_turn``, and release the others.
 
     Args:
-        breaks: ``KeyOrders.breaks`` before the query for ``out_of_turn``.
+        out_of_turn: Ids of the rows that must wait for another row with the same key.
+        breaks: The value of ``KeyOrders.breaks`` before the query for ``out_of_turn``. If it has changed since, query again.
     """
     while sending.orders.breaks != breaks and any(row.key is not None for row in rows):
         breaks = sending.orders.breaks

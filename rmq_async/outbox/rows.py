@@ -1,4 +1,4 @@
-"""Converts messages to rows and back. It uses no clock, database or event loop."""
+"""Converts messages to rows and back. This module uses no clock, database or event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 class StuckMessage(msgspec.Struct, frozen=True):
-    """A message that has waited for long, has failed often, or cannot be sent at all (``state`` "FAILED").
+    """A message that has waited for a long time, has failed often, or cannot be sent at all (``state`` "FAILED").
 
     Attributes:
         id: Id of the row.
@@ -125,7 +125,7 @@ def _deliver_at(message: Message, now: float) -> datetime | None:
 
 
 def as_added(row: int, message: Message, columns: Mapping[str, Any], until: float) -> Held:
-    """Return the row of a message for the process that has just added it.
+    """Return the row of a message that this process has just added.
 
     Args:
         columns: The result of ``row_of``.

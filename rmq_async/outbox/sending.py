@@ -27,10 +27,10 @@ from .store import DATABASE_ERRORS, Failure, Sent, Store, reason_of
 # Decides which rows may be sent now: rows with the same sharding key are sent one after the other, and small rows without a key
 # are sent in batches.
 #
-# A key order holds the rows of one key that this process has taken. It breaks when a row is not sent: the rows behind that row
-# go back to the table. Rows that are added before the outcomes are written go back too, because after a failure only the table
-# knows which row comes first. A row stays in hand until its outcome is written. ``KeyOrders.breaks`` is the number of breaks.
-# The result of a query is stale if the number has changed since the query began.
+# A row is in hand from the moment when this process takes it until its outcome is written. A key order has the rows of one key
+# that are in hand. It breaks when a row is not sent: the rows behind that row are given back to the table. Rows that are added
+# before the outcomes are written are given back too, because after a failure only the table knows which row comes first.
+# ``KeyOrders.breaks`` is the number of breaks. The result of a query is stale if the number has changed since the query began.
 
 Key = tuple[str, str]
 
@@ -44,8 +44,8 @@ class KeyOrder:
     Attributes:
         waiting: Rows behind the row in flight.
         in_hand: Ids of all rows whose outcome is not written yet.
-        busy: Whether a task is sending its rows.
-        broken: Whether the order has broken and takes no more rows.
+        busy: Whether a task is sending the rows.
+        broken: Whether a row was not sent, so that the order takes no more rows.
     """
 
     def __init__(self, key: Key) -> None:
@@ -61,8 +61,8 @@ class KeyOrders:
         self._orders: dict[Key, KeyOrder] = {}
 
     def in_hand(self, keys: Iterable[Key] | None = None) -> list[int]:
-        """Return the ids of the rows in hand with these keys (None: with any key), without rows of broken orders, which go back
-        to the table.
+        """Return the ids of the rows with these keys (None: with any key) whose outcome is not written yet. Leave out rows of
+        broken orders, because they are given back to the table.
         """
         orders = [self._orders[key] for key in dict.fromkeys(self._orders if keys is None else keys) if key in self._orders]
         return [row for order in orders if not order.broken for row in order.in_hand]
@@ -81,7 +81,7 @@ class KeyOrders:
         return order
 
     def break_off(self, order: KeyOrder) -> list[Held]:
-        """Break the order after a row was not sent, and return the waiting rows."""
+        """Mark the order as broken, because a row was not sent, and return the rows behind that row."""
         order.broken = True
         self.breaks += 1
         back = list(order.waiting)
@@ -145,15 +145,15 @@ _LARGE_AT_ONCE: Final = 4
 connection.
 """
 _WINDOW: Final = 4
-"""Number of batches of ``batch_size`` rows in hand: one is being read, one or two are in flight, and the outcomes of one are
-being written.
+"""Number of batches of ``batch_size`` rows that are held at a time: one is being read, one or two are in flight, and the outcomes
+of one are being written.
 """
 
 T = TypeVar("T")
 
 
 class Outcomes(msgspec.Struct):
-    """Outcomes that are not written to the table yet."""
+    """The outcomes of sends that are not written to the table yet."""
 
     sent: list[Sent] = []
     failed: list[Failure] = []
@@ -176,9 +176,11 @@ class Sending:
         timeout: Seconds that one send may take.
 
     Attributes:
-        window: Number of rows that may be in hand. ``room`` is set while another claim fits into the window.
+        in_hand: Number of rows whose outcome is not written yet.
+        window: Maximum of ``in_hand``.
+        room: Set while another claim fits into the window.
         outcome: Set while outcomes are to be written.
-        nothing_left: Set while no row is in hand.
+        nothing_left: Set while ``in_hand`` is 0.
     """
 
     def __init__(self, store: Store, producer: Producer, *, batch_size: int, timeout: float, poll_interval: float) -> None:
@@ -227,15 +229,15 @@ class Sending:
         self._took()
 
     def release(self, rows: Iterable[Held]) -> None:
-        """Give back to the table rows that this process must not send."""
+        """Give rows that this process must not send back to the table."""
         for row in self._new(rows):
             self._release(row)
         self._took()
 
     def _new(self, rows: Iterable[Held]) -> Iterator[Held]:
-        """Yield the rows that are not in hand yet, and take them in hand.
+        """Yield the rows that are not in hand yet, and count them as in hand.
 
-        After the database was away for longer than a lease, a claim also returns rows that this process is still sending.
+        After the database was unavailable for longer than a lease, a claim also returns rows that this process is still sending.
         """
         for row in rows:
             if row.id not in self._ids:

@@ -1,6 +1,6 @@
 """The queries of an outbox.
 
-Each method runs in separate transactions.
+Each method of ``Store`` uses transactions of its own.
 
 The methods raise the errors of the database (``DATABASE_ERRORS``), but ``probe`` raises ConfigError for a missing table or
 column. The methods that a relay uses raise TimeoutError after ``patience`` seconds.
@@ -175,7 +175,8 @@ class Store:
     ) -> tuple[list[Held], list[int]]:
         """Claim up to ``limit`` due rows.
 
-        Return the rows in the order of their ids, and the ids of the rows that are out of turn and must be released.
+        Return the rows in the order of their ids, and the ids of the rows that must be released because they must wait for
+        another row with the same key.
 
         Args:
             only: True claims rows of ``topics``. False claims rows of all other topics.
