@@ -1,4 +1,4 @@
-"""Sends the requests of a planner to the cluster, for the queues and their first and last offsets.
+"""Requests the queues that a query reads, and their first and last offsets, from the cluster.
 
 A request is repeated for a while if that may help, so that the restart of a broker does not end a stream. Requests for reports
 and dashboards (``store_times``, ``commit``) are not repeated. Offsets come from masters, because a replica may lack
@@ -202,11 +202,10 @@ class Cluster:
 
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
         """Make a request, and repeat it while that may help, at most ``retries`` times. If ``retries`` is None, the options set
-        the limit.
+        the limit. After an AuthenticationError, repeat the request once if credentials can be read again.
 
         Args:
             begun: True also repeats the request for a missing topic, because a topic is missing while its only broker restarts.
-                After an AuthenticationError, the request is repeated once if credentials can be read again.
         """
         options = self._options
 

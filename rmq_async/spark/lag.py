@@ -1,9 +1,9 @@
 """Reports the lag of streaming queries as OpenTelemetry gauges and log lines, from the progress that Spark reports.
 
 All figures come from the progress. Therefore, a listener sends no requests to brokers, and one listener serves all queries of a
-session that read RocketMQ. A planner reports the ends of the queues at the last trigger, and the store time of the oldest
-message that the micro-batch leaves unread. For the store time, at each trigger that leaves messages unread, it requests one
-message from each of up to 64 queues, even without a listener (``StreamReader``).
+session that read RocketMQ. The ``StreamReader`` of a query reports the ends of the queues at the last trigger, and the store time
+of the oldest message that the micro-batch leaves unread. For the store time, at each trigger that leaves messages unread, it
+requests one message from each of up to 64 queues, even without a listener.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METER: Final = "rmq_async.spark"
 
 @dataclass(frozen=True)
 class TopicLag:
-    """One topic of one query after a micro-batch.
+    """The lag of one query in one topic after a micro-batch.
 
     Attributes:
         behind: Number of existing offsets that are not read. None if it is unknown, because the progress contains no end of a
@@ -66,12 +66,12 @@ class TopicLag:
 
 @dataclass(frozen=True)
 class QueryLag:
-    """One query after a micro-batch.
+    """The lag of one query after a micro-batch.
 
     Attributes:
         name: Name of the query, or its id if it has no name.
         duration: Duration of the micro-batch in seconds.
-        at: Monotonic time at which the listener last heard of the query.
+        at: Monotonic time of the last event of the query that the listener received.
     """
 
     name: str
@@ -106,10 +106,10 @@ def _lag_text(topic: TopicLag, now: float) -> str:
 
 
 def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None:
-    """Return the lag in a progress. Return None if no source in the progress has an end offset of RocketMQ queues.
+    """Return the lag that Spark's progress of a query shows. Return None if no source in it has an end offset of RocketMQ queues.
 
     Args:
-        at: Monotonic time at which the listener last heard of the query.
+        at: Monotonic time of the progress.
     """
     found: dict[str, TopicLag] = {}
     for source in progress.sources:
@@ -127,9 +127,12 @@ def lag_of(progress: StreamingQueryProgress, at: float = 0.0) -> QueryLag | None
 
 
 class _Offsets(NamedTuple):
-    """The content of an offset. ``queues`` holds the offsets by queue.
+    """The content of an offset in a progress (``EndOffset.to_json``).
 
-    ``init`` holds the starts by queue. ``oldest`` holds, by topic, the store time of the oldest unread message in epoch ms.
+    Attributes:
+        queues: The offsets, by queue.
+        init: The starts, by queue.
+        oldest: Store time of the oldest unread message in epoch ms, by topic.
     """
 
     queues: Mapping[str, int]

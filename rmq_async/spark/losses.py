@@ -1,4 +1,4 @@
-"""Finds and reports the losses that a task meets: the offsets missing from responses because their messages were deleted.
+"""Finds and reports losses in a task: offsets that are missing from responses because their messages were deleted.
 
 A response shows only a part of a long loss, because a broker skips about 800 deleted messages at a time, or only one if another
 record is in the place of the first message of its log. The report covers the whole loss, up to the first existing message.
@@ -31,8 +31,8 @@ class Losses:
     """Finds and reports the losses of one task.
 
     Args:
-        group: The group of its pulls.
-        calls: The calls of its pulls.
+        group: The group in whose name the task pulls.
+        calls: The pending requests of the task.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class Losses:
         that was last logged for the queue.
 
         Args:
+            wanted: First offset and end of the range to read.
+            there: First offset and end of the range that can be read.
             lost: The lost offsets, if they are known.
         """
         if lost:

@@ -531,8 +531,8 @@ def _topics(given: OptionTexts) -> Subject:
 
 
 def _bound(given: OptionTexts, side: str, default: Literal["earliest", "latest"]) -> Start:
-    """Return the bound of one side. It comes from the first of the side's three options that is given, in the order that
-    Spark's Kafka source uses.
+    """Return the start of a read (``side`` is "starting") or its end ("ending"). It comes from the first of the three options
+    that is given, in the order that Spark's Kafka source uses.
     """
     moment = given.number(f"{side}Timestamp", None, 0, LAST_MOMENT)
     if moment is not None:
@@ -558,7 +558,7 @@ def _bound_by_queue(given: OptionTexts, side: str, default: Literal["earliest", 
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """Return the columns that the option names, or all columns without the option.
+    """Return the columns that the option ``columns`` names, or all columns without the option.
 
     Raises:
         ConfigError: For a column that does not exist or that is named twice.
@@ -572,7 +572,7 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
         if name is None:
             raise ConfigError(f"option columns: there is no column {part.strip()!r}{column_hint(part.strip())}")
         if name in columns:
-            raise ConfigError(f"option columns names {name} twice; name it once")
+            raise ConfigError(f"option columns: {name} is given twice; give it once")
         columns.append(name)
     return tuple(columns)
 

@@ -143,7 +143,7 @@ def find_odd(begin: EndOffset, latest: Offsets) -> list[MessageQueue]:
 
 
 def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | None, *, keep_init: bool = False) -> Step:
-    """Move ends forward from ``begin`` as far as ``latest`` and ``limit`` allow.
+    """Return the end of the micro-batch that begins at ``begin`` and reads as far as ``latest`` and ``limit`` allow.
 
     Queues that do not exist now keep their offsets.
 
@@ -350,10 +350,10 @@ def _resolve(
     latest: Offsets,
     default: Offsets,
 ) -> dict[MessageQueue, int]:
-    """Return offsets by queue.
+    """Return the offset that ``bound``, the start or the end of a read, stands for in each queue.
 
     Args:
-        default: The bound of the queues that a bound by queue does not name.
+        default: The offsets for queues that a bound by queue does not name.
     """
     if bound == "earliest":
         return dict(earliest)

@@ -5,11 +5,12 @@ mostly wait. A range is cut into chunks of the size of one pull. Several chunks,
 in their order. Pulling by offset needs no state on the broker, so a chunk can be pulled again. With a tag filter, the broker
 skips offsets itself. A chunk then takes many pulls, and its responses are delivered as they arrive.
 
-A broker leaves deleted messages out of a response without an error. Therefore, without a tag filter, Spark's thread counts the
-messages of a response and looks for missing offsets if there are too few messages. The loop checks the offsets before the first
-message, and the offsets that the tag filter skipped (``reading.skipped_offsets``).
+Pulls run on the worker's event loop, which decodes no messages. Meanwhile, Spark's thread reads the records directly into columns.
 
-Pulls run on the worker's loop, which decodes no messages. Meanwhile, Spark's thread reads the records directly into columns.
+A broker leaves deleted messages out of a response without an error. Therefore, without a tag filter, Spark's thread counts the
+messages of a response and looks for missing offsets if there are too few messages. The event loop checks the offsets before the
+first message, and the offsets that the tag filter skipped (``reading.skipped_offsets``).
+
 The memory for waiting responses is bounded: from ``WAITING_BYTES`` on, only the first chunk pulls, and only if none of its own
 responses is waiting.
 """
@@ -99,7 +100,7 @@ PORTION_BYTES: Final = 512 * 1024
 FILTERED_CHUNK: Final = 2048
 """Number of offsets of a chunk with a tag filter."""
 FULL_ANSWERS: Final = 32
-"""Number of full responses after which more messages are requested at a time."""
+"""Number of pulls that returned all requested messages after which a pull requests more messages."""
 ILLEGAL_PATIENCE: Final = 2.0
 """Seconds to wait at an offset that the broker does not know yet, because a stored message becomes readable a moment later."""
 
@@ -380,9 +381,8 @@ class Puller:
         return True
 
     async def _jump(self, chunk: _Chunk, pulled: PulledBody) -> bool:
-        """Move a chunk below the queue's first offset to that offset, and report the offsets before it as lost.
-
-        Return whether the chunk moved.
+        """If the next offset of the chunk is below the queue's first offset, move the chunk there and report the offsets in
+        between as lost. Return whether the chunk moved.
         """
         start, whole = chunk.offset, chunk.whole
         if start >= pulled.min_offset:
@@ -408,7 +408,7 @@ class Puller:
         skipped.clear()
 
     async def _report_missing(self, answer: _Answer, missing: tuple[range, ...]) -> None:
-        """Report the missing offsets of a response whose messages are lost. Wait for a broker in the same way as pulls do."""
+        """Report those of the missing offsets of a response whose messages were deleted. Wait for a broker as pulls do."""
         whole, pulled = answer.whole, answer.pulled
         patience = Patience(self._options.pull_timeout)
         while True:

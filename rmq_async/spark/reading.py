@@ -2,7 +2,7 @@
 
 Spark runs a reader in three kinds of processes: a planner that runs as long as the query, a short-lived process that only
 creates the reader to pickle it, and the tasks. Therefore, the constructor opens no connection, and a task gets only its
-``Slice`` from the planner.
+``Slice``, which is a list of ranges of offsets, from the planner.
 
 The ranges of a stream come from the offsets in its checkpoint, so a new planner continues where the previous planner ended. A
 queue without a route keeps its offset.

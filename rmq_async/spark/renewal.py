@@ -46,6 +46,7 @@ class _Kept:
     """The last valid credentials.
 
     Attributes:
+        at: Time at which the credentials were read.
         warned: Time of the last warning that these credentials are still in use.
     """
 

@@ -31,7 +31,7 @@ ID_PROPERTY: Final = "RMQ_SPARK_ID"
 """
 
 _STANDS_FOR: Final = {"TAGS": "tags", "KEYS": "keys", "__SHARDINGKEY": "shardingKey"}
-"""Properties that replace a column in rows in which the column is missing or NULL."""
+"""Properties that replace a column if the column is missing, and in rows in which it is NULL."""
 DROPPED_PROPERTIES: Final = RESERVED_NAMES | {
     ID_PROPERTY,
     PropertyName.SHARDING_KEY.value,
@@ -392,7 +392,7 @@ class _Reading:
         return values
 
     def _check_text(self, values: Sequence[str | None], what: str, column: Any = None) -> None:
-        """Raise InvalidMessageError for values that contain the characters 0, 1 or 2.
+        """Raise InvalidMessageError for values that contain one of the control characters 0, 1 and 2.
 
         Args:
             column: The column of maps from which the values come, or None.

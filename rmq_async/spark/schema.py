@@ -62,7 +62,9 @@ _IN_ANY_SESSION: Final = {"timestamp": "timestamp_ltz"}
 
 
 def source_schema(columns: tuple[str, ...]) -> StructType:
-    """Return the schema of a read, built from types, because the parser of a session reads DDL by its own settings."""
+    """Return the schema of a read. It is built from type objects and not parsed from DDL, because the settings of a Spark session
+    change how DDL is parsed.
+    """
     from pyspark.sql import types
 
     made = {

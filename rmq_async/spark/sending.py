@@ -89,10 +89,10 @@ class Sending:
     """Sends the rows of one partition.
 
     Args:
-        topic_known: Whether the topic existed before. A send then waits for it while no name server knows it, because name
-            servers forget the topics of brokers that are down.
-        queues_known: Whether the brokers of the queues that rows name existed before. A send then waits for them in the same
-            way.
+        topic_known: Whether the topic existed when the write was planned, or earlier tasks may have sent to it. If true, a send
+            waits for the topic while no name server knows it, because name servers forget the topics of brokers that are down.
+        queues_known: Whether earlier tasks may have sent to the queues that the rows name. If true, a send waits for the brokers
+            of these queues in the same way.
 
     Attributes:
         rows: Number of acknowledged rows.
@@ -135,8 +135,8 @@ class Sending:
         self._worker.run(self._dispatch(block))
 
     def finish(self) -> None:
-        """Wait until all sends have ended. Raise the first failure, or RocketMQError if fewer rows were acknowledged than
-        passed.
+        """Wait until all sends have ended. Raise the first failure, or RocketMQError if fewer rows were acknowledged than were
+        passed to ``send``.
         """
         self._worker.run(self._drain())
 

@@ -65,7 +65,7 @@ Client: TypeAlias = "SparkReader | Producer"
 
 @dataclass(eq=False)
 class _Kept:
-    """A client.
+    """A client of this process, and its use by tasks.
 
     Attributes:
         users: Number of tasks that are using the client.
@@ -117,7 +117,10 @@ class Worker:
         return self._client(("read", access, group), lambda: SparkReader(group, client=client_config(access)), fresh)
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
-        """Return the producer of a group and cluster, which has separate connections. Timeouts are arguments of each send."""
+        """Return the producer for the group and the cluster of ``options``, which shares its connections with no other producer.
+
+        Timeouts are arguments of each send.
+        """
         from ..producer import Producer
 
         if fresh:

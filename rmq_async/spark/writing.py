@@ -100,7 +100,7 @@ def _check_type(field: StructField, options: WriteOptions) -> None:
 
 
 def _find_missing(names: Sequence[str], options: WriteOptions, found: Mistakes) -> None:
-    """Find a missing body, topic, id or half of a queue, and an invalid topic of the options."""
+    """Find a missing body, topic or id, a queue without brokerName or queueId, and an invalid topic of the options."""
     stand_ins = {name.lower() for name in names}
     # other columns that are named like these already have an error with the right name
     if "body" not in names and stand_ins.isdisjoint(("body", "value")):

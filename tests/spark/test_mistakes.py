@@ -88,7 +88,7 @@ def text_of(mistake: Callable[[], object]) -> str:
         ({"topic": ""}, "option topic is empty"),
         ({"topic": "T", "tags": " "}, "option tags is empty"),
         ({"topic": "T", "columns": "body,bodi"}, f"option columns: there is no column 'bodi', only {COLUMNS}"),
-        ({"topic": "T", "columns": "body,body"}, "option columns names body twice"),
+        ({"topic": "T", "columns": "body,body"}, "option columns: body is given twice"),
         ({"topic": "T", "startingOffsets": "first"},
          "option startingOffsets must be earliest, latest or JSON by queue, not 'first'"),
         ({"topic": "T", "startingOffsets": '{"T/a/0": 1'}, "option startingOffsets must be JSON (Expecting ',' delimiter"),

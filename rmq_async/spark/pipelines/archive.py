@@ -89,8 +89,8 @@ def archive(
     """Add the messages of ``topics`` that the archive lacks, with all columns, partitioned by topic and date (UTC, of the store
     time).
 
-    Raise PipelineError, also after the run, if the rewritten files hold a different number of rows. Also raise the errors of
-    Spark, whose text names the cause, such as an invalid option.
+    With ``compacting``, raise PipelineError after the run if the rewritten files hold a different number of rows than the small
+    files. Also raise the errors of Spark, whose text names the cause, such as an invalid option.
 
     Args:
         pattern: A regular expression for whole names of topics. It requires () as ``topics``.
@@ -248,7 +248,7 @@ def _before(files: Files, path: str, checkpoint: str, topics: Sequence[str], pat
     """Return the offsets by queue at which earlier runs ended.
 
     Raises:
-        ConfigError: If this run cannot follow them.
+        ConfigError: If path, checkpoint and topics do not belong together, so that this run cannot continue the earlier ones.
     """
     read, done = _numbers(files.names(f"{checkpoint}/offsets")), _numbers(files.names(f"{checkpoint}/commits"))
     content = files.names(path)

@@ -229,7 +229,7 @@ def _done(spark: SparkSession, options: Mapping[str, str], source: str, targets:
 
 
 def _judged(letters: DataFrame, done: DataFrame | None, missing: Collection[str], max_replays: int) -> DataFrame:
-    """Add the column ``verdict``, which holds the name of a count of ``Replayed``."""
+    """Add the column ``verdict``: the name of the field of ``Replayed`` that counts the dead letter."""
     if done is None:
         joined = letters.withColumn("done", sql.lit(None).cast("string"))
     else:

@@ -72,7 +72,7 @@ def publish(
     ``order_by`` is an SQL expression. The other strings that refer to the frame are names of columns.
 
     Args:
-        body: None sends the whole row as JSON.
+        body: Column for the body. None sends the whole row as JSON.
         id: Column with the identity of a row, which becomes its ``RMQ_SPARK_ID``.
         keys: Columns that become keys. A value that is NULL or blank is left out.
         properties: Columns that become properties with the same name. A value that is NULL or blank is left out.

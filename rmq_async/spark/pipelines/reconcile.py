@@ -51,7 +51,7 @@ class Reconciled:
         messages: Number of messages of the topics in the window; by key, a message counts for each of its keys.
         matched: Number of acknowledged rows that have a message. Except by key, rows with one identity count as one. The next
             four fields count the findings of each kind.
-        copies: Number of surplus messages.
+        copies: Number of surplus messages: those beyond one message per identity or, by key, beyond the number of its rows.
         without_id: Number of acknowledged rows in the window that have no identity.
         messages_without_id: Number of messages in the window that have no id.
         deleted: Number of offsets before the first messages of the topics' queues. Missing messages may have been at these

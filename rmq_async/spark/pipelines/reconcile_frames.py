@@ -24,10 +24,12 @@ class SentTable:
     """The columns of the table of sent messages, and the states that stand for acknowledged messages.
 
     Attributes:
-        id: Column of message ids, or of the values that ``by`` names. ``key`` and ``state`` are None if the table has no such
-            column. Without a state column, every row counts as acknowledged, as with the state "*".
+        id: Column of message ids or, for a comparison by "spark-id" or "property:NAME", of the values of that property.
+        key: Column of keys. None if the table has none.
+        state: Column of states. None if the table has none; every row then counts as acknowledged, as with the state "*".
         time: Column of send times.
         topic: Column of target topics. Rows of topics that are not compared are left out.
+        acknowledged: States of acknowledged rows. "*" stands for all states.
     """
 
     id: str | None = "msgId"
@@ -48,8 +50,8 @@ OUTBOX: Final = SentTable(id="unique_id", key="keys", state="state", time="updat
 def table_rows(
     sent: DataFrame, by: str, table: SentTable, since: datetime | None, until: datetime | None, slack: timedelta
 ) -> DataFrame:
-    """Return the rows by ``identity`` (NULL if there is none), with ``id``, ``key``, ``state``, ``rows``, ``acked`` and
-    ``due``. ``due`` is the number of acknowledged rows in the window.
+    """Return the rows grouped by ``identity`` (NULL if there is none), with the columns ``id``, ``key``, ``state``, ``rows``
+    (number of rows), ``acked`` (number of acknowledged rows) and ``due`` (number of acknowledged rows in the window).
     """
     state = _state(sent, table)
     acknowledged = sql.lit(True)
@@ -130,7 +132,7 @@ def no_state(sent: DataFrame, table: SentTable) -> str:
 
 
 def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Return the messages by ``identity`` (NULL if there is none).
+    """Return the messages grouped by ``identity`` (NULL if there is none).
 
     ``present`` is their number, ``within`` is the number of messages stored in the window, and ``first`` and ``last`` hold the
     place and the store time of the first and the last message.

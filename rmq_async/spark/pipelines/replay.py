@@ -228,7 +228,7 @@ def routes(
     *,
     exact: bool,
 ) -> list[Route]:
-    """Assign every source to one queue of the target and to a task.
+    """Assign every archived queue, the source, to one queue of the target and to a task.
 
     The queue has the same broker and number as the source. If there is none, the source's name and the target's queues
     determine the queue. The task is the one with the fewest messages so far; the largest sources are assigned first.
