@@ -161,8 +161,8 @@ class Relay:
     def takes(self, topic: str, session: AsyncSession) -> bool:
         """Return whether this process sends a message of the session right after the commit.
 
-        The rows that the transaction has already added count as held, because a transaction may add more rows than fit into
-        memory.
+        The limit for rows in memory includes the rows that the transaction has already added, because a transaction may add more
+        rows than fit into memory.
         """
         sending, added = self.sending, Additions.waiting(session.sync_session)
         return (

@@ -268,7 +268,7 @@ class Sending:
         return taken
 
     def recorded(self, outcomes: Outcomes) -> None:
-        """Remove the rows of outcomes that were written from the rows in hand."""
+        """Count the rows of ``outcomes``, which were written to the table, as no longer in hand."""
         for row in outcomes.rows:
             if (key := row.key) is not None:
                 self.orders.recorded(key, row.id)

@@ -272,7 +272,9 @@ class Statements:
         return sa.and_(self._table.c.owner == _ME, self._table.c.state == SENDING)
 
     def _is_behind(self, first: sa.FromClause, condition: sa.ColumnElement[bool]) -> sa.Exists:
-        """Return the condition that ``first``, an earlier row of the same key and topic, is not SENT and meets ``condition``."""
+        """Return the condition that there is an earlier row (``first``) with the same key and topic that is not SENT and meets
+        ``condition``.
+        """
         table = self._table
         before = (
             first.c.sharding_key == table.c.sharding_key,

@@ -1,8 +1,8 @@
-"""Builds Arrow columns of messages.
+"""Builds the Arrow columns of a read.
 
-Rows are the fields of stored records (``rmq_protocol.columns``). Only the wanted columns are built, each for all rows together.
-Arrow splits the properties. If it cannot split one of a batch's strings (``_split``), the strings of that batch are decoded one
-by one.
+They are built from the fields of stored records (``rmq_protocol.columns``). Only the requested columns are built, each for all rows
+of a batch at once. Arrow splits the encoded properties. If it cannot split the properties of one row (``_split``), the properties of
+all rows of the batch are decoded one by one.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _maps(joined: bytes, sizes: Sequence[int]) -> Any:
 
 
 def _split(raw: Any, joined: bytes) -> Any:
-    """Return the maps for the strings. Return None if one of the strings needs the decoder.
+    """Return a column of maps for the encoded properties. Return None if one of the strings needs ``decode_properties``.
 
     The decoder is needed for a string that is empty or is not UTF-8, that has an empty name, an empty value or the same name
     twice, or that does not consist of a name, byte 1, a value and byte 2 for each property (the last byte 2 may be missing).

@@ -35,13 +35,13 @@ Offsets = dict[MessageQueue, int]
 
 
 class Find(Protocol):
-    """A request about one queue; see ``rmq_async.client.offsets``."""
+    """A function that requests an offset of one queue, such as ``rmq_async.client.max_offset``."""
 
     def __call__(self, instance: client.ClientInstance, queue: MessageQueue, *, any_replica: bool) -> Awaitable[int]: ...
 
 
 class Extents(NamedTuple):
-    """The first offsets of queues and their exclusive ends (``latest``).
+    """The first offsets of queues (``earliest``) and their exclusive ends (``latest``).
 
     Attributes:
         proven: Queues whose offsets came from a master. The offsets of other queues may have come from a replica.
@@ -66,8 +66,8 @@ class Cluster:
         Args:
             begun: Whether the stream is already running. If so, queues of ``assign`` may be missing, and a pattern may match
                 nothing.
-            wanted: Queues to wait for as long as requests are repeated. A broker that restarts is missing from routes for a
-                while.
+            wanted: Queues to wait for. While one of them is missing, the request is repeated, as often as the options allow,
+                because a broker that restarts is missing from routes for a while.
 
         Raises:
             TopicNotFoundError: If a topic does not exist.

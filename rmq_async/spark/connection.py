@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SeveralMistakesError(ConfigError):
-    """More than one mistake.
+    """There are several mistakes in the options of a query.
 
     Args:
         texts: The texts of all mistakes.
@@ -32,7 +32,7 @@ class SeveralMistakesError(ConfigError):
 
 
 class Mistakes:
-    """The mistakes that were found so far, in the order in which they were found."""
+    """Collects the mistakes in the options of a query, in the order in which they are found, so that one error reports all."""
 
     def __init__(self) -> None:
         self._found: dict[str, ConfigError] = {}
@@ -147,8 +147,8 @@ def _credentials(options: Access) -> tuple[str | None, str | None, str | None]:
 
 
 def _check_renewed(options: Access) -> None:
-    """Check the options of renewed credentials without importing a module or opening a file, because tasks run on other
-    machines.
+    """Check ``credentialsFile`` and ``credentialsProvider`` without opening the file or importing the module, because tasks run on
+    other machines.
     """
     if any((options.access_key, options.secret_key, options.security_token)):
         raise ConfigError(

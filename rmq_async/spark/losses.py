@@ -62,9 +62,11 @@ class Losses:
         """Report a loss: ``lost`` and the lost offsets after it, up to the first existing message.
 
         Args:
+            whole: The range that the task reads.
+            wanted: First offset and end of the part that was to be read.
             stored: The minimum offset in the response (0 if it is unknown) and the maximum offset.
-            there: The offset of the first existing message, if the response showed it. Every chunk in a long loss needs this
-                offset, so the first chunk searches for it, and the other chunks find it in the report.
+            there: The offset of the first existing message, if the response showed it. Otherwise, the first call for a long loss
+                searches for it, and later calls for the same loss take it from the last report.
 
         Returns:
             The offset of the first existing message, or the end of ``whole`` if it has no such message.

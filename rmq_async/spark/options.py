@@ -144,7 +144,7 @@ BY_NAME: Final = {name.lower(): option for option in OPTIONS for name in (option
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "triggerinterval"})
 """Options that Spark itself reads."""
 STREAM_ONLY: Final = frozenset(option.name.lower() for option in OPTIONS if option.uses == _STREAM) | _SPARKS_OWN
-"""Options, in lower case, of a streaming read that a batch read does not have."""
+"""Names, in lower case, of the options that a streaming read has and a batch read does not have."""
 
 
 class OptionTexts:

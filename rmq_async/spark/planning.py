@@ -174,9 +174,10 @@ def advance(begin: EndOffset, latest: Offsets, earliest: Offsets, limit: int | N
 def starts_of(first: EndOffset, last: EndOffset) -> dict[MessageQueue, int]:
     """Return the start of a micro-batch in each queue of its end ``last``.
 
-    If Spark has not written ``first``, it is the current result of ``initialOffset``, which after a restart before the first
-    commit may be later than the end that was written. Therefore, the end contains the original start, also for queues that
-    ``first`` lacks, and for queues that were created again and whose offsets decreased.
+    Spark does not store the result of ``initialOffset``. After a restart before the first commit, it calls that method again, and
+    the new result may be later than the stored ``last``. Therefore, if ``first`` is such a result, the starts come from
+    ``last.init``. They also come from there for queues that ``first`` lacks, and for queues that were created again and whose
+    offsets decreased.
     """
     init = last.init if last.init is not None else {}
     if first.init is None and last.init is not None:

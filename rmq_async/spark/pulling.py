@@ -87,7 +87,7 @@ class Patience:
 
 CHUNKS_AHEAD: Final = (4, 32)
 """Number of chunks in progress at once: the minimum, which also applies before the first response, and the maximum. In between,
-there are as many chunks as have responses of about ``AHEAD_BYTES``.
+the number is chosen so that the responses take about ``AHEAD_BYTES`` together.
 """
 AHEAD_BYTES: Final = 2 * 1024 * 1024
 WAITING_BYTES: Final = 8 * 1024 * 1024
@@ -106,7 +106,7 @@ ILLEGAL_PATIENCE: Final = 2.0
 
 
 class _Answer(NamedTuple):
-    """One response.
+    """One response to a pull.
 
     Attributes:
         first: The first wanted offset of the response.
@@ -211,7 +211,9 @@ class Puller:
             yield from answers
 
     def _read(self, answer: _Answer, position: int, rows: Rows) -> int | None:
-        """Add the records of a response from a byte position on. Return the position for the next call, or None at the end."""
+        """Add the records of a response from byte ``position`` on to ``rows``. Return the position for the next call, or None if
+        all records are read.
+        """
         found = self._columns(answer, position, rows.stored, self._options.tags)
         rows.came(answer.queue)
         for error in found.corrupt:
@@ -272,8 +274,9 @@ class Puller:
             await self._news.wait()
 
     def _collect(self, found: list[_Answer]) -> bool:
-        """Take complete responses, and return whether a failure is next. Raise the failure if there is no response to deliver
-        before it.
+        """Move the responses that can be delivered to ``found``: those of the complete chunks, and of the first incomplete one.
+
+        Return whether a failed chunk comes next. Raise its error if there is no response to deliver before it.
         """
         while self._ahead:
             chunk = self._ahead[0]

@@ -26,7 +26,7 @@ SLACK_MS: Final = 60_000
 
 @dataclass(frozen=True)
 class PushedFilters:
-    """The filters that a read carries out itself.
+    """The conditions by which a read selects the messages that it pulls.
 
     Attributes:
         tags: The wanted tags. None stands for any tags.

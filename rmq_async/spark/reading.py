@@ -141,7 +141,7 @@ class BatchReader(_Reader, DataSourceReader):
 
 
 class PushingReader(BatchReader):
-    """A batch read with option ``filterPushdown``."""
+    """The reader of a batch with the option ``filterPushdown``."""
 
     @short_errors
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -150,7 +150,7 @@ class PushingReader(BatchReader):
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Its offsets are dicts of ``EndOffset``."""
+    """The reader of a stream. Its offsets are dicts as ``EndOffset.to_json`` returns them."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -325,7 +325,7 @@ class _Watch:
 
 
 def _losses(starts: planning.Offsets, ends: planning.Offsets, there: Extents) -> list[planning.Loss]:
-    """Return the losses. Offsets from a replica do not prove a loss."""
+    """Return the losses, without those of queues for which only a replica responded, because its offsets do not prove a loss."""
     judged = {queue: end for queue, end in ends.items() if queue in there.proven or queue not in there.latest}
     return planning.find_losses(starts, judged, there.earliest, there.latest)
 

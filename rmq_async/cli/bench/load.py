@@ -85,7 +85,7 @@ def _ignore(_: int) -> None:
 @dataclass
 class _State:
     left: int | None
-    """Number of messages whose send may still begin. None if there is no limit."""
+    """Number of messages that may still be sent. None if there is no limit."""
     count: int = 0
     failed: int = 0
     stop: bool = False

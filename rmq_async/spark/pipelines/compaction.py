@@ -116,13 +116,13 @@ def check_store(path: str, scheme: str) -> None:
 
 
 def newest_list(names: Iterable[str]) -> str | None:
-    """Return the name of the newest list of all files. Return None if no micro-batch has written a list yet."""
+    """Return the name of the newest ``.compact`` file in the log. Return None if there is none yet."""
     lists = [name for name in names if re.fullmatch(r"[0-9]+\.compact", name)]
     return max(lists, key=_number, default=None)
 
 
 def names_after(names: Iterable[str], newest: str) -> list[str]:
-    """Return the names of the micro-batches that the newest list does not contain yet."""
+    """Return the names of the log files of micro-batches after ``newest``, the newest ``.compact`` file."""
     return [name for name in names if re.fullmatch(r"[0-9]+", name) and int(name) > _number(newest)]
 
 

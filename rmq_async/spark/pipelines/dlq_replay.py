@@ -45,7 +45,7 @@ ORIGIN_PROPERTY: Final = "RMQ_DLQ_ORIGIN_ID"
 MOST_TOPICS: Final = 1000
 """Maximum number of target topics, because each topic is looked up and reported."""
 CLOCKS: Final = timedelta(minutes=5)
-"""Difference between two brokers' clocks that is tolerated."""
+"""Tolerated difference between the clocks of two brokers."""
 
 _COLUMNS: Final = "topic,brokerName,queueId,offset,msgId,tags,keys,body,properties,storeTimestamp,flag"
 

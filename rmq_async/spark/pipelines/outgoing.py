@@ -88,8 +88,8 @@ def target_queues(access: Access, topics: Iterable[str]) -> dict[str, tuple[Mess
 
 
 class Arrivals:
-    """The growth of topics since this object was created. It uses the offsets of masters, because a replica may lack
-    acknowledged messages.
+    """Counts the messages that were added to topics since this object was created. It uses the offsets of masters, because a
+    replica may lack acknowledged messages.
     """
 
     def __init__(self, access: Access, topics: Iterable[str]) -> None:

@@ -67,7 +67,7 @@ class Route(NamedTuple):
     """The target of an archived queue.
 
     Attributes:
-        slot: The task that sends the queue.
+        slot: Number of the task that sends the queue.
     """
 
     source: ArchivedQueue

@@ -34,7 +34,7 @@ def activate(spark: SparkSession) -> None:
 def parallelism(spark: SparkSession) -> int:
     """Return the number of tasks that Spark runs at a time, as ``spark.default.parallelism`` says.
 
-    With Spark Connect, it counts the partitions of a DataFrame, which requires a job.
+    With Spark Connect, this function counts the partitions of a DataFrame, which requires a job.
     """
     try:
         return int(spark.sparkContext.defaultParallelism)
