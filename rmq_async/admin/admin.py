@@ -207,7 +207,7 @@ class Admin(ClientUser):
             return (await instance.routes.fetch(self._wire(topic), instance.config.request_timeout)).data
 
     async def topic_stats(self, topic: str) -> TopicStats:
-        """Return the offsets of every queue of ``topic``, and its messages stored per second.
+        """Return the offsets of every queue of ``topic``, and the rate at which brokers store its messages.
 
         Raises:
             TopicNotFoundError: For an unknown topic.
@@ -414,10 +414,9 @@ class Admin(ClientUser):
     async def group_lag(self, group: str, topic: str | None = None) -> GroupLag:
         """Return the offsets and the lag of ``group`` in each queue of ``topic`` and of the group's retry topics.
 
-        Without ``topic``, return them for the topics to which the connected members subscribe or, if no member is connected, for
-        all topics in which the group has offsets. In addition to the queues that ``mqadmin consumerProgress`` shows, the result
-        has the queues of topics that members may not read, and retry queues that hold messages although the retry topic no
-        longer has these queues.
+        Without ``topic``, return them for all topics in which the group has offsets, but, while members are connected, only for
+        those to which they subscribe. In addition to the queues that ``mqadmin consumerProgress`` shows, the result has the
+        queues of topics that members may not read, and retry queues that hold messages but are missing from the retry topic.
 
         Raises:
             SubscriptionGroupNotExistError: For a group that does not exist. Without ``topic``, also for a group without any

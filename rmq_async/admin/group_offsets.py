@@ -1,8 +1,8 @@
 """Offsets of consumer groups: their values, and resets by time, by offset, or to the offsets of another group.
 
-A broker resets offsets in one of two ways. A broker from 5.2.0 on, unless ``useServerSideResetOffset`` is off, keeps the new
-offsets until a member pulls. An older broker resets by time only, and sends the new offsets to the connected members. If no
-member is connected, it responds with code 206, and the admin commits the new offsets, as mqadmin does.
+A broker resets offsets in one of two ways. A broker of 5.2.0 or later, unless ``useServerSideResetOffset`` is off, stores the new
+offsets and returns them to the members' next pulls. An older broker resets by time only, and sends the new offsets to the connected
+members. If no member is connected, it responds with code 206, and the admin commits the new offsets, as mqadmin does.
 """
 
 from __future__ import annotations

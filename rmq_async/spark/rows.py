@@ -3,7 +3,7 @@ become messages.
 
 A row costs about a microsecond here, so no Message and no dictionary is created per row. Each column that becomes properties is
 converted to a list of strings, one per row: the column's part of the row's properties in wire format. The parts are joined. They
-are a row's properties except for the unique id and ``WAIT``, which are added when the row is encoded (``sink_requests``). Most
+are a row's properties except for the unique id and ``WAIT``, which are added when the row is encoded (``sink_request``). Most
 checks run over whole columns. Only if a check fails, the module searches for the row, to name it in the error.
 """
 
