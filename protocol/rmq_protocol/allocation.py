@@ -99,7 +99,7 @@ def allocate_nearby_rooms(
     room_of_client: Callable[[str], str],
     allocate: Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]],
 ) -> tuple[MessageQueue, ...]:
-    """Return the share of ``client_id``, with queues of its own machine room first (``AllocateMachineRoomNearby``).
+    """Return the share of ``client_id``, with members and queues grouped by machine room (``AllocateMachineRoomNearby``).
 
     The members in each room share the queues of the brokers in that room. All members share the queues of rooms without a
     member, room by room. A client that is not in ``client_ids`` gets ``()``.

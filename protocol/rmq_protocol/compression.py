@@ -125,8 +125,9 @@ def compression_type(sys_flag: int) -> CompressionType:
 
 
 class _ZstdContexts(threading.local):
-    """The contexts of one thread, by level and by window size. Making a context takes 20 us, and threads must not share
-    contexts.
+    """The zstd contexts of one thread: compressors by level, and decompressors by window size.
+
+    Making a context takes 20 us, and threads must not share contexts.
     """
 
     def __init__(self) -> None:

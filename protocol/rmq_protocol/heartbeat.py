@@ -15,12 +15,12 @@ from .json_body import decode_body, encode_body
 _T = TypeVar("_T")
 
 IS_SUPPORT_HEART_BEAT_V2: Final = "IS_SUPPORT_HEART_BEAT_V2"
-"""extField of the response. It is "true" if the broker compares fingerprints. The client may then leave the subscriptions out of
-further heartbeats until they change."""
+"""extField of the response to a heartbeat. It is "true" if the broker compares fingerprints. The client may then leave the
+subscriptions out of further heartbeats until they change."""
 
 IS_SUB_CHANGE: Final = "IS_SUB_CHANGE"
-"""extField of the response. It is "true" if the broker needs the subscriptions because the previous heartbeat of a group had
-another fingerprint, or if the heartbeat has no fingerprint (``ClientManageProcessor``)."""
+"""extField of the response to a heartbeat. It is "true" if the broker needs the subscriptions because the previous heartbeat of a
+group had another fingerprint, or if the heartbeat has no fingerprint (``ClientManageProcessor``)."""
 
 
 class ConsumeType(StrEnum):

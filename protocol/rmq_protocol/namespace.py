@@ -1,7 +1,7 @@
-"""Namespaces of the first kind (``NamespaceUtil``), which are a prefix ``namespace%`` of topics and groups.
+"""Namespaces that are a prefix ``namespace%`` of the names of topics and groups (``NamespaceUtil``).
 
 The prefix comes after ``%RETRY%`` and ``%DLQ%``. System topics, and groups whose names begin with CID_RMQ_SYS_, have none.
-Namespaces of the second kind do not change names: requests have them in the extFields ``ns`` and ``nsd``.
+The other kind of namespaces (``namespace_v2``) does not change names: requests have them in the extFields ``ns`` and ``nsd``.
 """
 
 from __future__ import annotations

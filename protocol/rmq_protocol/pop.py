@@ -106,7 +106,7 @@ def real_topic(retry: str, topic: str, group: str) -> str:
 
 
 def info_key(topic: str, queue_id: int) -> str:
-    """Return the key of a queue in the dicts of the parsers.
+    """Return the key of a queue in the dicts that ``parse_start_offset_info`` and the other parsers return.
 
     Args:
         topic: The topic in which the messages are stored.

@@ -205,7 +205,7 @@ def master_address(route: TopicRouteData, broker_name: str) -> str | None:
 
 
 def master_addresses(route: TopicRouteData) -> dict[str, str]:
-    """Return broker name -> address of every master with a valid address.
+    """Return the address of every master with a valid address, by broker name.
 
     Brokers without queues of the topic are included, because a producer also sends heartbeats to them.
     """

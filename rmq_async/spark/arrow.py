@@ -1,8 +1,8 @@
 """Builds the Arrow columns of a read.
 
 They are built from the fields of stored records (``rmq_protocol.columns``). Only the requested columns are built, each for all rows
-of a batch at once. Arrow splits the encoded properties. If it cannot split those of one row (``_split``), the properties of all rows
-of the batch are decoded one by one.
+of a batch at once. Arrow splits the encoded properties. If it cannot split those of one row (``_split``), the properties of all
+rows of the batch are decoded one by one.
 """
 
 from __future__ import annotations
