@@ -134,4 +134,4 @@ def ranges_text(ranges: Iterable[range], most: int = 5) -> str:
     """
     texts = [str(each.start) if each.stop - each.start == 1 else f"{each.start} to {each.stop - 1}" for each in ranges]
     more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more} ranges more" if more > 0 else "")
+    return ", ".join(texts[:most]) + (f" and {more} more ranges" if more > 0 else "")

@@ -251,6 +251,7 @@ async def _decode(instance: ClientInstance, body: bytes, broker: str, deadline: 
         return await instance.threads.run(decode, deadline)
     except TimeoutError:
         text = (
-            f"the {len(body)} bytes of an answer of {broker} were not decoded in time; ask for less, or raise request_timeout"
+            f"a response of {len(body)} bytes from {broker} was not decoded in time; "
+            "request fewer messages, or raise request_timeout"
         )
         raise RequestTimeoutError(text, broker=broker) from None

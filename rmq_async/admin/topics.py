@@ -232,8 +232,8 @@ class _Creation:
         except NameServerError as error:
             kind = RequestTimeoutError if self.deadline - machine.monotonic() < SHOWN_EVERY else NameServerError
             topic, where = self.instance.names.display_name(self.header.topic), printable(", ".join(sorted(self.masters)))
-            text = f"topic {topic} was created or changed on {where}, but whether all name servers have the order of its queues"
-            raise kind(f"{text} is not known; repeat the call: {error}") from error
+            text = f"topic {topic} was created or changed on {where}, but some name servers may lack the order of its queues"
+            raise kind(f"{text}; repeat the call: {error}") from error
 
     async def _put_order(self, *, merge: bool) -> None:
         counts: dict[str, str] = {}

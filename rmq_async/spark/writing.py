@@ -81,7 +81,7 @@ def sink_columns(schema: StructType, options: WriteOptions, mistakes: Mistakes |
         if field.name not in unknown:
             found.result(lambda field=field: _check_type(field, options), None)  # type: ignore[misc]
         if names.count(field.name) > 1:
-            found.add(f"column {field.name} occurs {names.count(field.name)} times; .select() the right one")
+            found.add(f"column {field.name} occurs {names.count(field.name)} times; keep one of them with .select()")
     _find_missing(names, options, found)
     if mistakes is None:
         found.check()
@@ -93,7 +93,7 @@ def _check_type(field: StructField, options: WriteOptions) -> None:
     given = re.sub(r" collate \w+", "", field.dataType.simpleString())
     if given in types:
         return
-    hint = "; cast it, or to_json() what has parts" if field.name == "body" else ""
+    hint = "; cast it, or use to_json() if it has parts" if field.name == "body" else ""
     if given == "timestamp_ntz" and "timestamp" in types:
         hint = "; cast it to timestamp_ltz (spark.sql.timestampType)"
     raise ConfigError(f"column {field.name} must be {' or '.join(types)}, not {given}{hint}")
@@ -142,7 +142,7 @@ def _without_counterpart(unknown: list[str], names: list[str]) -> str:
             " (and brokerName and queueId, to send each message to the queue that it came from)" if "queueId" in names else ""
         )
         return f"{what} {', '.join(unknown)} to write, because brokers set them: .select({', '.join(kept)}){queue}"
-    return f"{what} {', '.join(unknown)} to write, only {', '.join(SINK_COLUMNS)}; .select() what is meant"
+    return f"{what} {', '.join(unknown)} to write, only {', '.join(SINK_COLUMNS)}; keep only these with .select()"
 
 
 _WORTH_KEEPING: Final = ("topic", "body", "tags", "keys", "properties", "flag")

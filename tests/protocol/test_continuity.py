@@ -57,7 +57,7 @@ def test_huge_ranges_cost_nothing() -> None:
     huge = missing_offsets(0, 2**63 - 1, [5])
     assert huge == (range(5), range(6, 2**63 - 1))
     assert ranges_text(without_ranges(huge, [range(3, 2**62)])) == f"0 to 2, {2**62} to {2**63 - 2}"
-    assert ranges_text([range(number, number + 1) for number in range(0, 14, 2)]) == "0, 2, 4, 6, 8 and 2 ranges more"
+    assert ranges_text([range(number, number + 1) for number in range(0, 14, 2)]) == "0, 2, 4, 6, 8 and 2 more ranges"
 
 
 def test_many_gaps_cost_little() -> None:

@@ -128,7 +128,8 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
     [
         ({"topic": "T"}, "body binary", True, "a topic cannot be overwritten: use .mode('append')"),
         ({"topic": "T"}, "text binary", False,
-         f"2 mistakes: (1) there is no column text to write, only {SINK_COLUMNS}; .select() what is meant; (2) column body is"),
+         f"2 mistakes: (1) there is no column text to write, only {SINK_COLUMNS}; keep only these with .select(); "
+         "(2) column body is"),
         ({"topic": "T"}, "value binary", False, "there is no column value to write, it is called body"),
         ({"topic": "T"}, "body binary, key string", False,
          "there is no column key to write, it is called keys; shardingKey sends rows with the same one to the same queue"),
@@ -137,7 +138,7 @@ def test_without_a_name_server_the_option_is_named(monkeypatch: pytest.MonkeyPat
         ({"topic": "T"}, "key string, Body binary, timestamp timestamp", False,
          f"3 mistakes: (1) there is no column key to write, it is called keys; shardingKey sends rows with the same one to the "
          f"same queue; (2) there is no column Body to write, it is spelt body; (3) there is no column timestamp to write, only "
-         f"{SINK_COLUMNS}; .select() what is meant"),
+         f"{SINK_COLUMNS}; keep only these with .select()"),
         ({"topic": "T"}, "keys string, tags string", False,
          "column body is missing: a write needs it, as binary or string; there are keys, tags"),
         ({"topic": "T"}, "body integer", False, "column body must be binary or string, not int"),

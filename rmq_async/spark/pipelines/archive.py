@@ -275,7 +275,7 @@ def check_pair(
         known = f"knows {max(read) + 1}" if read else "is missing or empty"
         raise ConfigError(
             f"{path} holds an archive of {max(written) + 1} micro-batches, but its checkpoint {checkpoint} {known}: "
-            "to continue would leave messages out; give the checkpoint that it was written with, or another path"
+            "continuing would leave messages out; give the checkpoint that it was written with, or another path"
         )
     if done and (not written or max(written) < max(done)):
         there = f"holds {max(written) + 1}" if written else "holds none of them"

@@ -211,7 +211,7 @@ def _targets(letters: DataFrame, max_replays: int) -> dict[str, datetime]:
         .collect()
     )
     if len(found) > MOST_TOPICS:
-        raise ConfigError(f"the dead letters come from more than {MOST_TOPICS} topics; choose some with where")
+        raise ConfigError(f"the dead letters come from more than {MOST_TOPICS} topics; give where to select fewer")
     return {row.target: datetime.fromtimestamp(row.oldest / 1000, UTC) for row in found}
 
 
