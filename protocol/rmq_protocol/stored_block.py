@@ -212,7 +212,7 @@ class RecordBlock(ABC):
             # If MessageDecoder encodes a message that it decoded before, it leaves the CRC of the plain body.
             sound = sound or crc32(body) == crc
         if not sound:
-            return f"the CRC of the body is not {crc}, the one in the record"
+            return f"the CRC of the body differs from the CRC in the record, {crc}"
         if (fields[10] | fields[13]) & ~MAX_PORT:
             return f"the hosts have the ports {fields[10]} and {fields[13]}, which must be from 0 to 65535"
         if sys_flag & _INNER_BATCH == _INNER_BATCH and self._unwrap and body:

@@ -56,8 +56,8 @@ def encode_stored(
 
     Args:
         body: The body, which is written as given. The caller compresses it if ``sys_flag`` has a compression bit.
-        version: 1 or 2. None for 2 if the topic has more than 127 bytes, else 1.
-        body_crc: The CRC32 in the record. None for the CRC32 of ``body``.
+        version: 1 or 2. None selects 2 if the topic has more than 127 bytes, and 1 otherwise.
+        body_crc: The CRC32 in the record. None stands for the CRC32 of ``body``.
 
     Raises:
         LocalProtocolError: If a value does not fit its field.

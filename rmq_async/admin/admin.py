@@ -541,7 +541,7 @@ class Admin(ClientUser):
             deadline = machine.monotonic() + max(self.config.request_timeout, _MEMBER_TIME)
             return await group_settings.running_info(instance, self._wire_group(group), client_id, deadline)
 
-    # -- inside
+    # -- helpers
 
     def _wire_group(self, group: str) -> str:
         """Return the group's name on the wire.

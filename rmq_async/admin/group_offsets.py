@@ -87,8 +87,8 @@ async def _warn_above_end(instance: client.ClientInstance, group: str, found: Ma
             if each.committed > end:
                 logger.warning(
                     "%s ends at offset %d, below the offset %d of group %s: its broker's store was replaced by an older one, or a "
-                    "replica that was behind has become the master; a member that starts skips the messages that are stored there "
-                    "until then, unless the group's offsets are reset to a time before the loss",
+                    "replica that was behind has become the master; a member that starts skips the messages that were stored "
+                    "after the loss and before its start; to read them, reset the group's offsets to a time before the loss",
                     instance.names.shown_queue(queue), end, each.committed, printable(instance.names.display_name(group)),
                 )  # fmt: skip
 
@@ -122,7 +122,7 @@ async def _members(instance: client.ClientInstance, group: str, deadline: float)
 async def _unreadable_topics(instance: client.ClientInstance, members: ConsumerConnections, deadline: float) -> list[str]:
     """Return the topics to which members subscribe, but which they may not read on at least one broker.
 
-    A group may have no offsets there, and brokers leave such a topic out unless they are asked for it.
+    They must be requested by name: a response for all topics lacks those for which the group has no offsets.
     """
     found: list[str] = []
     for shown_topic in members.subscriptions:

@@ -183,7 +183,7 @@ class _Asked:
         )
 
     async def _facts(self) -> dict[str, str]:
-        """Return the broker's runtime information, and record the broker's clock time, which it contains."""
+        """Return the broker's runtime information, and record the broker's clock time from it."""
         sent = machine.monotonic()
         response = await self._get(RequestCode.GET_BROKER_RUNTIME_INFO)
         arrived, facts = machine.monotonic(), decode_body(bodies.KVTable, response.body).table

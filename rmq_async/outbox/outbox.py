@@ -163,7 +163,7 @@ class Outbox(Startable):
         Additions.of(sync).add(sync, as_added(row, message, values, until), relay.hand_over)
         return row
 
-    # -- life
+    # -- start and stop
 
     async def start(self) -> None:
         """Start the relay, which sends rows in the background.
@@ -224,7 +224,7 @@ class Outbox(Startable):
             self._relay.is_here()
         return self._changing.here()
 
-    # -- the rest
+    # -- status and maintenance
 
     @property
     def sent_here(self) -> int:

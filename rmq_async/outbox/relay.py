@@ -89,7 +89,7 @@ class Relay:
         self._starter: list[asyncio.Task[None]] = []
         self._recorder: list[asyncio.Task[None]] = []
 
-    # -- life
+    # -- start and stop
 
     def is_here(self) -> bool:
         """Return True on the loop on which the relay was started. Return False if that loop was closed.
@@ -156,7 +156,7 @@ class Relay:
             if not _owners[self._producer]:
                 await self._producer.stop(max(0.0, deadline - machine.monotonic()))
 
-    # -- in
+    # -- new rows
 
     def takes(self, topic: str, session: AsyncSession) -> bool:
         """Return whether this process sends a message of the session right after the commit.

@@ -210,7 +210,7 @@ class Sending:
     def in_hand(self) -> int:
         return len(self._ids)
 
-    # -- in
+    # -- rows to send
 
     def send(self, rows: Iterable[Held]) -> None:
         """Begin to send the rows. Rows with the same key are sent in their order."""
@@ -259,7 +259,7 @@ class Sending:
         """Prevent further sends. Rows whose send has not begun are released."""
         self._closed = True
 
-    # -- out
+    # -- outcomes
 
     def take(self) -> Outcomes:
         """Return the outcomes since the last call."""
@@ -325,7 +325,7 @@ class Sending:
             row.message.topic, " and is FAILED until it is retried or purged" if hopeless else "", printable(error, 1000),
         )  # fmt: skip
 
-    # -- on the way
+    # -- sends
 
     async def _send_in_order(self, order: KeyOrder) -> None:
         stored = True

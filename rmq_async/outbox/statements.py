@@ -86,7 +86,7 @@ class Statements:
         self.purge_failed = self._purge(FAILED)
         self.probe: sa.Select[Any] = sa.select(table.c.id, table.c.alerted, table.c.queue_offset).limit(1)
 
-    # -- rows come
+    # -- adding rows
 
     def _add(self, state: str) -> sa.Insert:
         table = self._table
@@ -102,7 +102,7 @@ class Statements:
             updated=_now(),
         )
 
-    # -- rows are taken
+    # -- claiming rows
 
     def claim(self, *, only: bool) -> sa.Update:
         """Return the statement that claims up to ``limit`` due rows. With ``only``, it claims rows of the topics in ``topics``;

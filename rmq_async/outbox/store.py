@@ -168,7 +168,7 @@ class Store:
                 text = f"there is no table {name} ({reason}); await outbox.create_table() creates it"
             raise ConfigError(text) from error
 
-    # -- rows are taken
+    # -- claiming rows
 
     async def claim(
         self, limit: int, topics: Collection[str], *, only: bool, in_hand: Collection[int]

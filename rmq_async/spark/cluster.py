@@ -198,7 +198,7 @@ class Cluster:
             )
         return not failed
 
-    # -- inside
+    # -- helpers
 
     def _ask(self, question: Callable[[SparkReader], Awaitable[T]], retries: int | None = None, *, begun: bool = False) -> T:
         """Make a request, and repeat it while that may help, at most ``retries`` times. If ``retries`` is None, the options set

@@ -185,7 +185,7 @@ class OptionTexts:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """Return the value. Return None if the option is not given, or if its value is empty, which is a mistake."""
+        """Return the value. Return None if the option is not given or has an empty value, which is recorded as a mistake."""
         value = self._values.get(name)
         if value is not None and not value.strip():
             self.mistakes.add(f"option {name} is empty; give a value, or leave it out")
@@ -453,7 +453,7 @@ def _write_options(given: OptionTexts) -> WriteOptions:
     )
 
 
-# -- inside
+# -- helpers
 
 
 def _named(given: OptionTexts, name: str, check: Callable[[str], object], value: str) -> None:

@@ -206,7 +206,7 @@ class Sending:
             self._pending -= request.held
 
     async def _confirmed(self, request: PreparedSend) -> bool:
-        """Send a request until a broker has it with the status of ``requireStatus``.
+        """Send a request, and repeat it until a broker answers with a status that ``requireStatus`` accepts.
 
         Return whether the send took more than one attempt.
         """

@@ -117,9 +117,9 @@ class Worker:
         return self._client(("read", access, group), lambda: SparkReader(group, client=client_config(access)), fresh)
 
     def producer(self, options: WriteOptions, *, fresh: bool = False) -> Producer:
-        """Return the producer for the group and the cluster of ``options``, which shares its connections with no other producer.
+        """Return the producer for the group and the cluster of ``options``.
 
-        Timeouts are arguments of each send.
+        It shares its connections with no other producer. Timeouts are arguments of each send.
         """
         from ..producer import Producer
 

@@ -43,5 +43,5 @@ def test_what_a_jvm_says_is_bounded(capfd: pytest.CaptureFixture[str]) -> None:
         raise OSError("no Java")
     said = capfd.readouterr().err
     assert said.startswith("xxx")
-    assert said.endswith(f"\n... and {63 * 65536} bytes more\n")
+    assert said.endswith(f"\n... and {63 * 65536} more bytes\n")
     assert len(said) < 66_000

@@ -1,4 +1,4 @@
-"""Runs several sending processes at the same time, each with its own producer. If there is only one, this process sends.
+"""Runs several sending processes at the same time, each with its own producer. A single one is not forked: this process sends.
 
 The processes are forked, while no loop runs, so that certificates and credentials need not pass through arguments. Through a pipe,
 each process reports its progress and, at the end or after a signal, its counts. All processes have ended when ``run_processes``

@@ -189,7 +189,7 @@ def _kept(spark: SparkSession, findings: DataFrame, out: str | PathLike[str] | N
 
 def _check_options(options: Mapping[str, str]) -> None:
     refuse_topics(options)
-    refuse_replicas(options, "acknowledged ones would be called missing")
+    refuse_replicas(options, "acknowledged messages would be reported as missing")
 
 
 def _check_by(by: str, fail_on: Collection[str]) -> None:

@@ -167,7 +167,7 @@ def topic_messages(topic: DataFrame, by: str, since: datetime | None, until: dat
     )
 
 
-# -- both
+# -- findings
 
 
 def findings_of(joined: DataFrame, seen: Observation, by: str) -> DataFrame:

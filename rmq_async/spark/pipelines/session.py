@@ -86,9 +86,9 @@ class Said:
         self._thread = start_thread(self._read_all, "rmq_async stderr")
 
     def text(self) -> str:
-        """Return the first 64 KiB, and the number of bytes after them, when the children have ended or after a second."""
+        """Wait up to a second for the children to end. Return the kept output and, if bytes were left out, their number."""
         self._thread.join(LAST_WORDS)
-        more = f"\n... and {self._left_out} bytes more\n" if self._left_out else ""
+        more = f"\n... and {self._left_out} more bytes\n" if self._left_out else ""
         return self._kept.decode(errors="replace") + more
 
     def _read_all(self) -> None:
