@@ -1,13 +1,13 @@
-"""The addresses of a host: one look-up of its name, then staggered connects (RFC 8305, "happy eyeballs").
+"""Looks up the addresses of a host and connects to them in overlapping attempts (RFC 8305, "happy eyeballs").
 
-Packets to the address of a removed machine are dropped, and that address alone would use up the whole timeout. Therefore the
-next address is tried after a head start, or immediately when an attempt fails, while the earlier attempts continue; the first
-connection is used. asyncio tries addresses one by one by default, and uvloop ignores ``happy_eyeballs_delay``.
+Packets to the address of a removed machine are dropped, so an attempt to connect to it would take the whole timeout. Therefore the
+next address is tried a short time (HEAD_START) later, or immediately when an attempt fails, while the earlier attempts continue;
+the first connection is used. asyncio tries addresses one by one by default, and uvloop ignores ``happy_eyeballs_delay``.
 
-A server that accepts connections but stays silent would also use up the timeout. Therefore, if a name has several addresses, a
-connection counts only when the server has responded on it, and its address is tried first from then on.
+A server that accepts connections but never responds would also take the whole timeout. Therefore, if a name has several addresses,
+a connection is used only after the server has responded on it. Later attempts to connect to the name try that address first.
 
-At most one look-up of a name runs at a time; later connects join it.
+At most one lookup of a name runs at a time; callers that need the same name share it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..config import canonical_host
 from ..tracebacks import own_copy
 
 HEAD_START: Final = 0.25
-"""Seconds before the next address is tried; shorter if the timeout would not allow all addresses to be tried."""
+"""Seconds from one attempt to the next; shorter if the timeout would not allow all addresses to be tried."""
 MAX_ADDRESSES: Final = 16
-"""Maximum number of addresses that are tried for one name: a resolver outside this process decides how many it returns."""
+"""Maximum number of addresses that are tried for one name. The name's resolver may return any number."""
 
 MAX_NAMES: Final = 1024
 """Maximum number of names whose addresses are kept."""
@@ -38,26 +38,27 @@ T = TypeVar("T")
 
 
 class Resolver:
-    """Looks up host names on the running loop, with at most one look-up of each name at a time."""
+    """Looks up host names on the running event loop, with at most one lookup of each name at a time."""
 
     def __init__(self) -> None:
         self._looking: SingleFlight[list[str] | OSError | ValueError] = SingleFlight("look-up of")
         self._known: dict[str, tuple[str, ...]] = {}
-        """The addresses that the newest look-up of each name found; the oldest look-up comes first."""
+        """The addresses from the newest lookup of each name, in the order of these lookups (oldest first)."""
         self._looked: dict[str, float] = {}
-        """Times (monotonic) of the newest look-ups."""
+        """Times (monotonic) of the newest lookups, by name."""
         self._preferred: dict[str, str] = {}
-        """For names with several addresses, the address that responded last."""
+        """For names with several addresses, the address at which the server responded last, by name."""
 
     async def addresses(self, host: str, deadline: float) -> list[str]:
         """Return at most MAX_ADDRESSES IP addresses of ``host`` in the order in which to try them.
 
-        The preferred address comes first. The others follow in the system's order, with IPv4 and IPv6 addresses alternating.
+        The address passed to ``prefer`` comes first. The others follow in the system's order, with IPv4 and IPv6 addresses
+        alternating.
 
         Raises:
-            OSError: If the look-up fails, usually as socket.gaierror.
+            OSError: If the lookup fails, usually as socket.gaierror.
             ValueError: If the name is invalid.
-            TimeoutError: If the look-up has not ended at ``deadline`` (``time.monotonic``).
+            TimeoutError: If the lookup has not ended at ``deadline`` (``time.monotonic``).
             ClientStateError: If ``close`` was called.
         """
         if is_ip(host):
@@ -74,11 +75,11 @@ class Resolver:
         return found if preferred not in found else [preferred, *(each for each in found if each != preferred)]
 
     def known(self, host: str) -> tuple[str, ...]:
-        """Return the addresses that the newest look-up of a name found. Return () for an IP address or an unknown name."""
+        """Return the addresses from the newest lookup of ``host``. Return () for an IP address or an unknown name."""
         return self._known.get(host, ())
 
     def age(self, host: str) -> float:
-        """Return the seconds since the newest look-up of a name. Return infinity for an IP address or an unknown name."""
+        """Return the seconds since the newest lookup of ``host``. Return infinity for an IP address or an unknown name."""
         return machine.monotonic() - self._looked.get(host, -inf)
 
     def prefer(self, host: str, address: str) -> None:
@@ -91,12 +92,12 @@ class Resolver:
         self._preferred.pop(host, None)
 
     def close(self) -> list[asyncio.Task[Any]]:
-        """Cancel the look-ups and return their tasks, which need one more iteration of the loop to end."""
+        """Cancel the lookups and return their tasks, which need one more iteration of the loop to end."""
         return [*self._looking.close()]
 
     async def _look_up(self, host: str) -> list[str] | OSError | ValueError:
-        """Return the addresses, or the error. The error is not raised, because the event loop would report it if no caller waits
-        for the look-up any longer.
+        """Return the addresses of ``host``, or the error of the lookup. The error is not raised, because the event loop would
+        report it if no caller waits for the lookup any longer.
         """
         try:
             infos = await look_up(host)
@@ -117,19 +118,19 @@ async def first_of(
     drop: Callable[[T], None],
     time: float,
 ) -> T:
-    """Return the result of ``connect(address)`` for the first address that connects and passes ``prove(result)``.
+    """Return the result of ``connect(address)`` for the first address that connects and passes the check ``prove(result)``.
 
-    ``prove`` raises OSError for a connection that does not pass. A single address, and the last address that is left, need not
-    pass. ``drop`` is called with the results for the other addresses.
+    ``prove`` raises OSError for a connection that does not pass. The check is omitted for a single address, and for the last
+    address if all other attempts have failed. The other results are passed to ``drop``.
 
     Args:
         addresses: One or more addresses.
-        time: The caller's timeout in seconds, from which the head start is derived.
+        time: The caller's timeout in seconds, which limits the seconds between two attempts.
 
     Raises:
         OSError: If no address connects; the text joins the distinct messages of all failures.
-        BaseException: Any other exception of ``connect`` or ``prove`` is raised unchanged, unless another address has passed in
-            the same iteration of the loop.
+        BaseException: Any other exception of ``connect`` or ``prove`` is raised unchanged, unless another address has passed in the
+            same iteration of the loop.
     """
     if len(addresses) == 1:
         return await connect(addresses[0])
@@ -149,11 +150,11 @@ async def first_of(
 
 
 class _Race(Generic[T]):
-    """The attempts of ``first_of``.
+    """The running attempts of ``first_of``.
 
     Attributes:
-        trying: The running attempts, each with its result while ``prove`` checks that result, and None before.
-        winner: The first result that passed.
+        trying: The task of each running attempt, with the result of ``connect`` while ``prove`` checks it, and None before.
+        winner: The first result that passed the check.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class _Race(Generic[T]):
         self.trying[asyncio.ensure_future(self._attempt(address))] = None
 
     async def next(self, timeout: float | None) -> list[OSError]:
-        """Wait at most ``timeout`` seconds for an attempt to end, and return the errors of the attempts that failed."""
+        """Wait at most ``timeout`` seconds for an attempt to end. Return the errors of the attempts that have failed."""
         done, _ = await asyncio.wait(self.trying, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         failures: list[OSError] = []
         other: BaseException | None = None
@@ -200,7 +201,7 @@ class _Race(Generic[T]):
         return failures
 
     async def end(self) -> None:
-        """Cancel the remaining attempts, and drop the results that they have produced or still produce."""
+        """Cancel the remaining attempts, and pass to ``drop`` the results that they have produced or still produce."""
         self._is_over = True
         for task, made in self.trying.items():
             if made is None:
@@ -236,7 +237,9 @@ def _together(failures: Sequence[OSError]) -> OSError:
 
 
 def _address(place: Any) -> str:
-    """Return the host of a socket address from getaddrinfo, including the scope id (network interface) of an IPv6 address."""
+    """Return the host of a socket address from ``getaddrinfo``. For an IPv6 address, append its scope id (network interface), if
+    any.
+    """
     host = str(place[0])
     return f"{host}%{place[3]}" if len(place) == 4 and place[3] and "%" not in host else host
 
@@ -244,8 +247,8 @@ def _address(place: Any) -> str:
 # Limits the hosts to which a client may connect, except its name servers.
 #
 # A malicious name server can return any address as a broker's address, and the client would connect to it and, with credentials,
-# send it signed requests. Hosts are compared without a look-up: an allowed name may resolve to any address, and allowing an
-# address does not allow a name that resolves to it.
+# send it signed requests. Hosts are compared without a lookup: an allowed name may resolve to any address, and allowing an address
+# does not allow a name that resolves to it.
 
 
 class AllowedHosts:

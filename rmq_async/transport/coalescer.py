@@ -1,13 +1,13 @@
-"""Gathers frames and decides when to write them, so that one system call writes many frames.
+"""Gathers the frames of a connection and decides when to write them, so that one system call writes many frames.
 
-The frame of the only pending request, or of a pull, may be written immediately if no frame is gathered. Other frames are gathered
-and written together at the end of the loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop and
-asyncio write immediately, so without a coalescer each frame would be a system call (measured: 1.2 us per frame when written one by
-one, 0.04 us in a joined write of 64).
+If no frames are gathered, the frame of the only pending request, or of a pull, may be written immediately. Other frames are
+gathered and written together at the end of the loop iteration, or as soon as there are 64 of them or 64 KiB of large ones. uvloop
+and asyncio write immediately, so without a coalescer each frame would be a system call (measured: 1.2 us per frame when written one
+by one, 0.04 us in a joined write of 64).
 
 With many sends in flight, responses arrive one by one, and each would cause a write. Therefore, while at least 32 sends are
-unanswered, fewer than 8 frames wait for the next responses unless one of the frames is urgent. If no response arrives, a timer
-writes them after 20 ms; a busy connection sets this timer at most fifty times a second.
+unanswered and fewer than 8 frames are gathered, these frames wait for the next responses, unless one of the frames is urgent. If no
+response arrives, a timer writes them after 20 ms; a busy connection sets this timer at most fifty times a second.
 
 The transport's high-water mark is 0 (1 with TLS), so that it pauses writing when the kernel does not take every byte. With TLS, up
 to 64 KiB of encrypted data may wait in the underlying transport without a pause.
@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Final
 
 BROKEN_WRITELINES: Final = (((3, 12), (3, 12, 9)), ((3, 13), (3, 13, 2)))
-"""Python versions whose asyncio never calls pause_writing after writelines (gh-127655). In these versions, parts are joined."""
+"""Python versions whose asyncio never calls ``pause_writing`` after ``writelines`` (gh-127655). In these versions, the parts of a
+frame are joined."""
 WRITELINES_PAUSES: Final = not any(first <= tuple(sys.version_info) < fixed for first, fixed in BROKEN_WRITELINES)
 FLUSH_FRAMES: Final = 64
 FLUSH_AT: Final = 64 * 1024
@@ -34,11 +35,13 @@ GATHER_SECONDS: Final = 0.02
 
 
 class WriteCoalescer:
-    """The frames that wait to be written together.
+    """The gathered frames of one connection, which wait to be written together.
 
-    ``before_write`` is called before each write; ``sends_in_flight()`` returns the number of unanswered sends.
+    The code that sends messages reads ``room``, and appends a frame to ``frames`` directly if ``queue`` would do nothing else.
 
-    The send path reads ``room``, and appends a frame to ``frames`` directly if ``queue`` would do nothing else.
+    Args:
+        before_write: Called before each write.
+        sends_in_flight: Returns the number of unanswered sends.
     """
 
     __slots__ = (
@@ -59,7 +62,7 @@ class WriteCoalescer:
         self._timer: asyncio.TimerHandle | None = None
         self._written: list[tuple[Callable[[int], None], int]] = []
         self.frames: list[bytes] = []
-        """Gathered frames. A small frame is one item; a large frame is one item for each of its parts."""
+        """The gathered frames. A small frame is one item; a large frame is one item for each of its parts."""
         self.room = 0
         """While ``frames`` has fewer items than this, small frames may be appended to it directly, because a later write is certain
         unless the connection closes."""
@@ -103,7 +106,7 @@ class WriteCoalescer:
             self.flush()
 
     def write(self, parts: bytes | list[bytes]) -> None:
-        """Write a frame to the transport directly. Use it for a frame that would be written alone."""
+        """Write a frame to the transport immediately. Use this for a frame that would be written alone."""
         self.writes += 1
         self._before_write()
         if isinstance(parts, bytes):
@@ -112,7 +115,7 @@ class WriteCoalescer:
             self._write_parts(parts)
 
     def flush(self) -> None:
-        """Write the gathered frames, unless the peer does not read."""
+        """Write the gathered frames, unless the transport has paused writing."""
         if not self.paused:
             self.push()
 
@@ -158,7 +161,7 @@ class WriteCoalescer:
         self.flush()
 
     def close(self) -> None:
-        """Drop the gathered frames, and run the callbacks of writes."""
+        """Drop the gathered frames, and call the callbacks of ``when_written``."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""One TCP connection as an asyncio.Protocol: its socket, its reading and its life cycle.
+"""One TCP connection as an ``asyncio.Protocol``: its socket, reading from it, and its life cycle.
 
 The connection's RequestTable holds the requests. Responses are decoded, and their futures resolved, inside ``data_received``; no
 task waits for bytes.
@@ -35,7 +35,7 @@ from .server_requests import Answering, discard, failed, not_supported, response
 from .states import CloseReason, ConnectionState, close_text, lost_error, next_state
 from .tls import silent_end
 
-# The receive queue of a connection's socket.
+# The receive queue of a connection's socket in the kernel.
 
 try:
     from fcntl import ioctl
@@ -74,7 +74,7 @@ SOON: Final = 2.0
 causes."""
 MAX_UNREAD_ANSWERS: Final = 1024 * 1024
 DROP_UP_TO: Final = 256 * 1024 * 1024
-"""Maximum bytes of a frame above ``max_frame_size`` that is dropped while the connection stays open: it delays the frames behind it
+"""Maximum bytes of a frame above ``max_frame_size`` that is dropped while the connection stays open: it delays the frames after it
 by seconds at most. The value is below 352,518,400, which the first bytes of a TLS record give as their "length"."""
 
 
@@ -82,9 +82,9 @@ class ConnectionSettings(NamedTuple):
     """The settings of a connection.
 
     Attributes:
-        max_frame_size: Maximum bytes of a received frame. A larger one, up to DROP_UP_TO bytes, fails its request only.
-        dead_after: Seconds of silence after which the connection is closed as dead. Silence begins with the first request that is
-            written after the last received byte; long polls do not count.
+        max_frame_size: Maximum bytes of a received frame. A larger frame, up to DROP_UP_TO bytes, only makes its request fail.
+        dead_after: Seconds without a received byte after which the connection is closed as dead, counted from the first request
+            that was written after the last received byte; long polls do not count.
     """
 
     max_frame_size: int
@@ -95,15 +95,15 @@ class ConnectionSettings(NamedTuple):
 class Connection(asyncio.Protocol):
     """A connection to a server, made by ConnectionPool.
 
-    ``on_request`` answers the requests of the server. Without it, the server gets REQUEST_CODE_NOT_SUPPORTED.
-
     Args:
         address: The "host:port" with which the connection was requested.
+        on_request: Answers the requests of the server. Without it, the server gets REQUEST_CODE_NOT_SUPPORTED.
+        on_closed: Called with the connection when it closes.
         on_retired: Called when the server responds with GO_AWAY. The connection takes no new requests from then on, and the
             callback must close it after the pending requests have ended.
     """
 
-    # Instances share the layout of their dictionaries only up to 30 attributes, and this class has more; slots avoid the look-up.
+    # Instances share the layout of their dictionaries only up to 30 attributes, and this class has more; slots avoid the lookup.
     __slots__ = (
         "__weakref__", "_answering", "_decoder", "_ended_at", "_loop", "_made_at", "_max_frame_size", "_on_closed", "_on_request",
         "_on_retired", "_state", "_transport", "_unread_answers", "address", "attributes", "close_cause", "close_reason", "closed",
@@ -127,16 +127,17 @@ class Connection(asyncio.Protocol):
         self.close_reason: CloseReason | None = None
         self.close_cause: BaseException | None = None
         self.ip = ""
-        """The IP address of the server, from the look-up of its name."""
+        """The IP address of the server, from the lookup of its name."""
         self.local_ip = self.local_address = ""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the socket is closed."""
         self.attributes: dict[type, Any] = {}
-        """State that other packages keep for the lifetime of the connection, keyed by the class that uses it."""
+        """State that other packages keep for the lifetime of the connection, by the class that uses it."""
         self.retired = False
         """Whether the server has responded with GO_AWAY."""
         self.stored_at = -inf
-        """Time (monotonic) of a recent read in which a response confirmed a stored message; -infinity if there is none."""
+        """Time (monotonic) of a recent read of the socket that contained the confirmation of a stored message; -infinity if there
+        is none."""
         self.strays = 0
         """Number of responses without a matching request."""
         self._loop = asyncio.get_running_loop()
@@ -150,7 +151,7 @@ class Connection(asyncio.Protocol):
         self._unread_answers = 0
         self._answering: Answering | None = None
         self._made_at = self._ended_at = 0.0
-        """Times (monotonic) at which the connection was made and closed."""
+        """Times (monotonic) at which the connection was made, and at which it was closed."""
 
     # -- state
 
@@ -160,7 +161,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection takes requests."""
+        """Whether the connection accepts requests."""
         return self.requests.is_open
 
     @property
@@ -210,11 +211,11 @@ class Connection(asyncio.Protocol):
         """Send ``command`` with an opaque of this connection and return the response, with any code.
 
         Args:
-            calls: Holds the future of the response while this method waits, so that other code can end the wait.
+            calls: A set that contains the future of the response while this method waits, so that other code can end the wait.
 
         Raises:
             RequestTimeoutError: If no response arrives within ``timeout`` seconds.
-            ConnectionLostError: If the connection takes no requests, or closes before the response.
+            ConnectionLostError: If the connection accepts no requests, or closes before the response.
             LocalProtocolError: If the command cannot be encoded or signed.
         """
         hooked = None
@@ -362,7 +363,7 @@ class Connection(asyncio.Protocol):
             pending.receiver.set_exception(error)
 
     def _refused(self, pending: Pending, code: int, remark: str | None) -> None:
-        """Act on a response that is not "success" before its receiver gets it.
+        """Handle the effects of an error response on the connection, before the sender gets the response.
 
         A sender that retries immediately must not get a connection on which the server has answered GO_AWAY.
         """
@@ -499,7 +500,7 @@ class Connection(asyncio.Protocol):
         return error
 
     def close_text(self) -> str:
-        """Return why the connection takes no more requests, as text for error messages."""
+        """Return why the connection accepts no more requests, as text for error messages."""
         why = self.close_reason or (CloseReason.AWAY if self.retired else None)
         text = close_text(why, self.close_cause)
         if why not in (CloseReason.PEER, CloseReason.RESET):

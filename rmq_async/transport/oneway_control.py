@@ -18,10 +18,10 @@ MAX_UNREAD: Final = 1024 * 1024
 
 
 def send_control(connection: Connection, command: RemotingCommand) -> bool:
-    """Send ``command`` one-way and return True. It passes through all hooks and is signed like any other request.
+    """Send ``command`` one-way and return True. Hooks are called and the request is signed, as for any other request.
 
-    Send nothing and return False if the connection takes no requests, if more than MAX_UNREAD bytes wait to be written, or if a
-    step raises an error. Such an error is reported to the loop's exception handler.
+    Send nothing and return False if the connection accepts no requests, if more than MAX_UNREAD bytes wait to be written, or if
+    preparing the request raises an error, which is reported to the loop's exception handler.
     """
     if not connection.is_open or connection.buffered_bytes > MAX_UNREAD:
         return False

@@ -1,10 +1,10 @@
 """Pending requests, a pure function that finds late requests, and the timer of a connection's deadlines.
 
-Each entry has two deadlines. At the first deadline the *attempt* has failed and its receiver gets the error. Until the second
-deadline, the end of the *call*, the entry stays if its frame was written, because a late response may still say "stored". In most
-entries both deadlines are equal.
+Each pending request has two deadlines. At the first one, the *attempt* has failed, and the receiver gets the error. If the frame
+was written, the request stays in the table until the second one, the end of the *call*, because a late response may still say
+"stored". For most requests, both deadlines are equal.
 
-The table is scanned when the earliest deadline is due, not for each message: a scan of 1024 entries costs 20 us.
+The table is scanned when the earliest deadline is due, not for each message: a scan of 1024 requests costs 20 us.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Pending(msgspec.Struct):
         deadline: Monotonic time at which the attempt ends.
         call_deadline: Monotonic time at which the call ends.
         typed: True if the request is a send, whose receiver gets a SendReply instead of a RemotingCommand.
-        long_poll: True if the peer may hold the request, so that silence of the peer does not mean that it is dead.
+        long_poll: True if the peer may hold the request, so a missing response does not mean that the peer is dead.
         owner: The object that can end all its requests together (``RequestTable.abandon``).
         sequence: Position in the order of writing. 0 while the frame is held back; -1 while it is held back and its deadline was
-            extended after a blocked loop.
-        opaque: Number of the request; set for sends only.
+            extended because the event loop was blocked.
+        opaque: The number that identifies the request and its response; set for sends only.
         pull: True if the request is a pull. Its receiver gets a PullReply if ``decode_pull_reply`` can read the response, else a
             RemotingCommand.
     """
@@ -101,10 +101,10 @@ def request_name(code: int) -> str:
 
 # The deadline timer of a connection: one timer, set for the earliest deadline in the request table.
 #
-# The same timer detects a dead peer: no byte arrived for ``dead_after`` seconds, counted from the first request that was written
-# after the last received byte; long polls do not count. After the loop was blocked, requests get a grace period before they time
-# out, because their responses may be in the socket: the loop first reads the bytes that are there. The number and the length of
-# consecutive grace periods are limited.
+# The same timer detects a dead peer, from which no byte has arrived for ``dead_after`` seconds. These seconds are counted from the
+# first request that was written after the last received byte; long polls do not count. After the loop was blocked, requests get a
+# grace period before they time out, because their responses may be in the socket: the loop first reads the bytes that are there.
+# The number and the length of consecutive grace periods are limited.
 
 SCAN_GRAIN: Final = 0.02
 """Minimum seconds between a scan and the next scan that it schedules, so that one scan ends several late requests."""
@@ -131,13 +131,13 @@ GRACE_AFTER_WRITE: Final = 0.1
 class Deadlines:
     """The timer of a connection's deadlines.
 
-    ``flush`` writes the gathered frames; ``die`` closes the connection as dead.
-
-    ``expire(now)`` ends the late requests and returns the earliest deadline of the other requests (infinity if there are none).
-
     Code that runs for each message or each read uses the public attributes directly, to save calls.
 
     Args:
+        flush: Writes the gathered frames.
+        expire: Ends the requests whose deadlines are at or before the given time. Returns the earliest deadline of the other
+            requests (infinity if there are none).
+        die: Closes the connection as dead.
         unread: Returns the number of unread bytes in the socket.
     """
 
@@ -155,13 +155,13 @@ class Deadlines:
         unread: Callable[[], int],
     ) -> None:
         self.dead_after = dead_after
-        """Seconds of silence after ``silent_since`` after which the peer counts as dead."""
+        """Seconds after ``silent_since`` after which the peer is considered dead, if no byte arrives."""
         self.at = inf
         """The time for which the timer is set. The caller must call ``arm`` for a request with an earlier deadline. -infinity after
         ``stop``."""
         self.silent_since = inf
-        """Time at which a request was first written since data was last received; long polls do not count. Infinity if there was
-        no such write."""
+        """Time of the first write of a request since data was last received; long polls do not count. Infinity if there was no such
+        write."""
         self.received = 0
         """Number of bytes received."""
         self._flush = flush
@@ -171,11 +171,11 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._grace: tuple[float, float, int] | None = None
-        """The current grace period: its start, the value of ``received`` that ends it, and that value at its last step."""
+        """The current grace period: its start, the value of ``received`` that ends it, and that value at the last check."""
         self._graces = (0, inf)
         """Number of grace periods since the last scan that ended late requests, and the start of the first of them."""
         self._next_step = inf
-        """Time of the next step of the grace period."""
+        """Time of the next check of the grace period."""
 
     def arm(self, at: float) -> None:
         if self._timer is not None:
@@ -186,7 +186,7 @@ class Deadlines:
         self._timer = self._loop.call_later(self.at - now, self._scan, context=Context())
 
     def stop(self) -> None:
-        """Cancel the timer for good."""
+        """Cancel the timer and start it no more."""
         self.at = -inf
         if self._timer is not None:
             self._timer.cancel()
@@ -212,9 +212,9 @@ class Deadlines:
             self.arm(max(earliest, now + SCAN_GRAIN))
 
     def _more_to_read(self, now: float) -> bool:
-        """Return whether bytes that were in the socket when the loop stopped being blocked may still be unread.
+        """Return whether bytes may still be unread that were in the socket when the loop was blocked.
 
-        Return False at the limits of grace periods.
+        Return False if the limits of grace periods are reached.
         """
         if self._grace is None or now - self._next_step > BLOCKED_AFTER:  # blocked, or blocked again
             self._flush()

@@ -1,10 +1,10 @@
 """One connection per address, made at first use and shared by all callers.
 
-All callers share one connect, which continues if a caller is cancelled; each caller waits until its own deadline. After a failed
-connect the address backs off (``Backoff``, a pure class) for at most one second, so that a dead broker causes no storm of SYNs and
-does not use up the whole time of a send. One timer for the whole pool closes connections that were idle for ``idle_timeout``, and
-looks up the host names of the other connections again. If a name now resolves to other addresses, its connection takes no more
-requests, and is closed when its pending requests are answered.
+All callers for an address share one connection attempt, which continues if a caller is cancelled; each caller waits until its own
+deadline. After a failed attempt, the pool waits up to one second before the next attempt (``Backoff``), so that a dead broker
+causes no storm of SYNs and does not use up the whole time of a send. One timer for the whole pool closes connections that were idle
+for ``idle_timeout``, and looks up the host names of the other connections again. If a name now resolves to other addresses, its
+connection accepts no more requests, and is closed when its pending requests are answered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger("rmq_async.transport")
 FIRST_BACKOFF: Final = 0.05
 MAX_BACKOFF: Final = 1.0
 MAX_BACKOFFS: Final = 256
-"""With at least this many failed addresses, addresses whose back-off ended more than MAX_BACKOFF ago are dropped."""
+"""Number of addresses with a back-off from which the pool drops the back-offs that ended more than MAX_BACKOFF seconds ago."""
 MAX_LOST: Final = 1024
 """Maximum number of addresses for which the reason of the last lost connection is kept."""
 MIN_DEAD_AFTER: Final = 10.0
@@ -48,15 +48,16 @@ MAX_RETIRED: Final = 30.0
 deadlines."""
 RETIRED_CHECK: Final = 0.1
 REPEATED_GO_AWAY: Final = 10.0
-"""If a second GO_AWAY arrives within this many seconds of the first, the address backs off."""
+"""If a second GO_AWAY arrives within this many seconds of the first, the pool waits before it connects to the address again."""
 
 
 LOOK_EVERY: Final = 600.0
 """Seconds after which the host name of an open connection is looked up again."""
 LOOK_SPACING: Final = 3.0
-"""Minimum seconds between two look-ups of a name after failed requests."""
+"""Minimum seconds between two lookups of a name after failed requests."""
 LOOK_WITHIN: Final = 1.0
-"""Maximum seconds that calls wait for such a look-up, counted from its start: the failure may be in the resolver."""
+"""Maximum seconds that callers wait for a lookup after a failed request, counted from its start. The lookup may be slow because the
+resolver itself fails."""
 PROOF_SHARE: Final = 0.9
 """The share of the connect timeout within which a server must respond if its name has several addresses."""
 MAX_SIBLINGS: Final = 1024
@@ -71,7 +72,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Backoff:
-    """Decides when an address is retried.
+    """Decides when a new attempt to connect to an address is allowed.
 
     The delay is 50 ms after the first failure and doubles with each further failure, up to one second.
 
@@ -100,7 +101,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Return the host and the port of "host:port" or "[IPv6]:port".
 
     Raises:
-        ConnectError: If the string has another form; the error is permanent. Addresses come from routes and may be anything.
+        ConnectError: If the string has another form; ``permanent`` is True. Addresses come from routes and may be anything.
     """
     found = host_and_port(address)
     if found is None:
@@ -110,13 +111,13 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class ConnectionPool:
-    """The connections of one client instance. A pool belongs to the loop that is running when it is made.
-
-    ``on_connected`` and ``on_closed`` are plain functions that are called with the connection. ``on_closed`` is called when the
-    connection takes no more requests, because it is closed, or retired and still open for responses. ``on_request`` answers the
-    servers' requests.
+    """The connections of one client instance. A pool belongs to the event loop that is running when it is made.
 
     Args:
+        on_request: Answers the requests of the servers.
+        on_connected: A plain function that is called with each new connection.
+        on_closed: A plain function that is called with a connection when it accepts no more requests: because it is closed, or
+            because it is retired and stays open only for pending responses.
         tls: The result of ``client_context``.
     """
 
@@ -145,7 +146,8 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self.open: dict[str, Connection] = {}
-        """The open connections by address. Callers must not change it. It is a plain dict because it is read for every message."""
+        """The open connections, by address. Callers must not change this dict. It is a plain dict because it is read for every
+        message."""
         self._all: OrderedSet[Connection] = OrderedSet()
         self._answering: OrderedSet[asyncio.Task[None]] = OrderedSet()
         """Tasks of closed connections that were answering requests of the server and have not ended yet."""
@@ -153,20 +155,20 @@ class ConnectionPool:
         self._resolver = Resolver()
         self._looking: SingleFlight[bool] = SingleFlight("new look-up of")
         self._looks: dict[str, float] = {}
-        """Address -> start (monotonic) of the newest look-up of its name by ``look_again``."""
+        """The start (monotonic) of the newest lookup by ``look_again``, by address."""
         self._siblings: dict[str, str] = {}
-        """Address that the name of a name server resolves to -> the name server, as "host:port"."""
+        """The name server as "host:port", by each address to which its name resolves."""
         self._backoffs: dict[str, Backoff] = {}
         self._max_backoffs = MAX_BACKOFFS
         self._lost: dict[str, str] = {}
-        """Address -> why its last connection was lost. An address is included only if the server had sent a byte, and this client
-        did not close the connection."""
+        """The reason why the last connection to an address was lost, by address. An address is included only if the server had sent
+        a byte, and this client did not close the connection."""
         self._stored_at = -inf
         """The newest ``stored_at`` of connections that are closed or retired."""
         self._retired: dict[Connection, asyncio.TimerHandle] = {}
-        """Retired connection -> the timer of the next check whether it can be closed."""
+        """The timer of the next check whether a retired connection can be closed, by connection."""
         self._sent_away: dict[str, float] = {}
-        """Address -> time (monotonic) of its last GO_AWAY."""
+        """The time (monotonic) of the last GO_AWAY, by address."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -183,23 +185,24 @@ class ConnectionPool:
         return self.open.get(address)
 
     def connecting(self, address: str) -> bool:
-        """Return whether a connect to ``address`` is under way."""
+        """Return whether an attempt to connect to ``address`` is in progress."""
         return address in self._connecting
 
     def backing_off(self, address: str) -> bool:
-        """Return whether a new connect to ``address`` would wait for the end of a back-off."""
+        """Return whether a new attempt to connect to ``address`` would first wait, because earlier attempts failed."""
         backoff = self._backoffs.get(address)
         return backoff is not None and backoff.remaining(machine.monotonic()) > 0
 
     def is_down(self, address: str) -> bool:
-        """Return whether ``address`` has no open connection, and either its last connect failed or a connect is under way."""
+        """Return whether ``address`` has no open connection, and either the last attempt failed or an attempt is in progress."""
         return address not in self.open and (address in self._backoffs or address in self._connecting)
 
     def refusal(self, address: str) -> ConnectError | None:
-        """Return the error for callers that do not wait until the back-off ends. Return None if the address does not back off."""
+        """Return the error for callers that do not wait for the next connection attempt. Return None if an attempt is allowed now.
+        """
         if not self.backing_off(address):
             return None
-        text = f"no new connect to {address} for up to {MAX_BACKOFF:.3g} s after a failure: {self._backoffs[address].reason}"
+        text = f"no connection attempt to {address} for up to {MAX_BACKOFF:.3g} s after a failure: {self._backoffs[address].reason}"
         return ConnectError(text, address=address)
 
     def trouble(self, address: str) -> str | None:
@@ -214,27 +217,28 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Return the time (monotonic) of a recent read in which a server confirmed a stored message, or None if there is none."""
+        """Return the time (monotonic) of a recent read in which a server confirmed a stored message. Return None if there is none.
+        """
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 
     async def connect(self, address: str, timeout: float, wait: WaitFor[Connection] = Flight.wait) -> Connection:
-        """Return the connection to ``address``; connect if it does not exist. Several callers share one connect.
+        """Return the connection to ``address``. Connect if there is none; concurrent callers share one connection attempt.
 
         Args:
-            wait: The function that waits for the connect.
+            wait: The function that waits for the connection attempt.
 
         Raises:
-            ConnectError: If the connect, the look-up or the TLS handshake fails or takes longer than ``connect_timeout``, or if
-                the address is malformed or not allowed.
+            ConnectError: If the connection attempt fails or takes longer than ``connect_timeout``, including the lookup of the name
+                and the TLS handshake, or if the address is malformed or not allowed.
             ConnectionLostError: If the new connection is lost immediately.
-            RequestTimeoutError: If there is no connection after ``timeout`` seconds, which include a back-off.
-            ClientStateError: If the client stops.
+            RequestTimeoutError: If there is no connection after ``timeout`` seconds, which include the wait after earlier failures.
+            ClientStateError: If the client is stopping or stopped.
             ForkedError: If the process is a fork of the process that made the pool.
         """
         deadline = machine.monotonic() + timeout
         check_not_forked(self._generation)
-        while True:  # each round waits for a connect, until the caller's deadline at most
+        while True:  # each pass waits for one connection attempt, at most until the deadline
             connection = self.open.get(address)
             if connection is not None:
                 return connection
@@ -255,10 +259,10 @@ class ConnectionPool:
         return RequestTimeoutError(text, maybe_stored=False, address=address)
 
     def start_connecting(self, address: str) -> Flight[Connection]:
-        """Return the connect to ``address`` that is under way, or a new one.
+        """Return the connection attempt to ``address`` that is in progress, or start one.
 
         Raises:
-            ClientStateError: If the client stops.
+            ClientStateError: If the client is stopping or stopped.
             ConnectError: If the address is malformed or not allowed.
         """
         if self._closing:
@@ -282,11 +286,11 @@ class ConnectionPool:
         """Connect if necessary, send one request and return the response, with any code, within ``timeout`` seconds.
 
         A server that responds with GO_AWAY has not processed the request, so the request is sent once more over a new connection.
-        If that connect fails with ConnectError or RequestTimeoutError, the GO_AWAY response is returned. The method raises the
-        errors of ``connect`` and ``Connection.request``.
+        If that connection cannot be made (ConnectError or RequestTimeoutError), the GO_AWAY response is returned. Errors of
+        ``connect`` and ``Connection.request`` propagate.
 
         Args:
-            sent_away: The GO_AWAY response to an earlier attempt. If given, only one more attempt is made.
+            sent_away: The GO_AWAY response to an earlier attempt of the caller. If it is given, the request is sent only once.
         """
         deadline = machine.monotonic() + timeout
         response = sent_away
@@ -310,10 +314,10 @@ class ConnectionPool:
     # -- names
 
     async def look_again(self, address: str, timeout: float) -> bool:
-        """Look up the host name of an open connection again, unless it was looked up a moment ago.
+        """Look up the host name of an open connection again, unless it was looked up less than LOOK_SPACING seconds ago.
 
         If the name no longer resolves to the connection's address, retire the connection and return True. Return False otherwise,
-        also if ``address`` is an IP address or has no connection, or if the look-up fails or takes too long.
+        also if ``address`` is an IP address or has no connection, or if the lookup fails or takes too long.
         """
         connection, host, now = self.open.get(address), _host_of(address), machine.monotonic()
         if connection is None or self._resolver.age(host) < LOOK_SPACING or is_ip(host):
@@ -333,7 +337,7 @@ class ConnectionPool:
         try:
             found = await self._resolver.addresses(host, machine.monotonic() + self._config.connect_timeout)
         except (OSError, ValueError) as error:
-            logger.debug("%s: a repeated look-up of the host name failed: %s", connection.address, error)
+            logger.debug("%s: a repeated lookup of the host name failed: %s", connection.address, error)
             return False
         if connection.ip in found or self.open.get(connection.address) is not connection:
             return False
@@ -341,7 +345,11 @@ class ConnectionPool:
         return True
 
     def siblings(self, address: str) -> list[str]:
-        """Return the IP addresses that the host name of a name server resolves to, except the connected one, each with the port."""
+        """Return the other addresses of a name server whose name resolves to several, as "ip:port". The connected address is left
+        out.
+
+        Return an empty list if there is no connection.
+        """
         host, connection = _host_of(address), self.open.get(address)
         known = self._resolver.known(host)
         if len(known) < 2 or connection is None:
@@ -354,9 +362,10 @@ class ConnectionPool:
         return found
 
     def lead(self, sibling: str) -> str:
-        """Prefer ``sibling``, one of the ``siblings`` of a name server's address, and retire the connection to another sibling.
+        """Connect to ``sibling`` from now on, one of the ``siblings`` of a name server's address, and retire the present
+        connection.
 
-        Return the name server's address. If ``sibling`` belongs to no name server, change nothing and return it.
+        Return the name server's address. If ``sibling`` belongs to no name server, change nothing and return ``sibling``.
         """
         address = self._siblings.get(sibling)
         if address is None:
@@ -395,7 +404,7 @@ class ConnectionPool:
     # -- inside
 
     async def _connect(self, address: str) -> Connection:
-        """Connect on behalf of all callers. After a failure the address backs off."""
+        """Make one connection attempt, which all callers share. If it fails, delay the next attempt."""
         try:
             backoff = self._backoffs.get(address)
             if backoff is not None:
@@ -407,10 +416,10 @@ class ConnectionPool:
             raise
 
     async def _open(self, address: str) -> Connection:
-        """Connect to the first address of the host that accepts, within ``connect_timeout``.
+        """Connect to the first address of the host that accepts the connection, within ``connect_timeout``.
 
         Raises:
-            ConnectError: If the look-up or all connects fail, or take too long.
+            ConnectError: If the lookup or all attempts fail, or take too long.
         """
         host, port = split_address(address)
         timeout = self._config.connect_timeout
@@ -437,7 +446,7 @@ class ConnectionPool:
             raise ConnectError(f"cannot connect to {address}: {why}", address=address) from error
 
     async def _open_at(self, address: str, ip: str, host: str, port: int) -> Connection:
-        """Connect to ``ip``, an address of ``host``.
+        """Connect to ``ip``, one of the addresses of the host name ``host``.
 
         The server's certificate must match ``server_hostname``. The default is the host name that was configured or looked up.
         """
@@ -465,10 +474,10 @@ class ConnectionPool:
         return connection
 
     async def _prove(self, connection: Connection, timeout: float) -> None:
-        """Wait for any response of the server.
+        """Check that the server responds to a request on the new connection.
 
         Raises:
-            OSError: If no response arrives.
+            OSError: If no response arrives within ``timeout`` seconds.
         """
         try:
             await connection.request(_question(connection.address in self._name_servers), timeout)
@@ -504,7 +513,8 @@ class ConnectionPool:
     def _retire(self, connection: Connection) -> None:
         """Retire a connection after GO_AWAY.
 
-        A new connection may reach another server at the same address. After a repeated GO_AWAY the address backs off.
+        A new connection may reach another server at the same address. After a repeated GO_AWAY, the next connection attempt is
+        delayed.
         """
         address = connection.address
         if self.open.get(address) is not connection:
@@ -524,7 +534,7 @@ class ConnectionPool:
             self._on_closed(connection)
 
     def _give_up(self, connection: Connection, why: str) -> None:
-        """Retire a connection, because its host name resolves to other addresses now or another address is preferred."""
+        """Retire a connection, because its host name now resolves to other addresses or another address is preferred."""
         text = "giving up the connection of %s to %s; %d requests still wait for responses: %s"
         logger.info(text, connection.address, connection.ip, connection.pending, why)
         connection.drain()
@@ -534,7 +544,7 @@ class ConnectionPool:
             self._on_closed(connection)
 
     def _part_with(self, connection: Connection, reason: CloseReason) -> None:
-        """Take a connection out of use. It is closed when its pending requests are answered, or after MAX_RETIRED seconds."""
+        """Remove a connection from ``open``. It is closed when its pending requests are answered, or after MAX_RETIRED seconds."""
         del self.open[connection.address]
         self._stored_at = max(self._stored_at, connection.stored_at)
         self._schedule_check(connection, reason, machine.monotonic() + MAX_RETIRED)
@@ -596,7 +606,7 @@ class ConnectionPool:
         self._idle_timer = self._loop.call_later(min(self._config.idle_timeout, LOOK_EVERY) / 4, self._close_idle)
 
     def _look_if_due(self, connection: Connection) -> None:
-        """Start a look-up of a connection's host name in the background if the last look-up is too old."""
+        """Start a background lookup of a connection's host name if the last lookup is at least LOOK_EVERY seconds old."""
         host = _host_of(connection.address)
         if inf > self._resolver.age(host) >= LOOK_EVERY:
             self._looking.start(connection.address, lambda: self._look_again(connection, host))
@@ -608,7 +618,9 @@ def _host_of(address: str) -> str:
 
 
 def _question(name_server: bool) -> RemotingCommand:
-    """Return a request that changes nothing: a request for a route to a name server, or a heartbeat without groups to a broker."""
+    """Return a request that changes nothing on the server: a route request for a name server, or a heartbeat without groups for a
+    broker.
+    """
     if name_server:
         return request_of(GetRouteInfoRequestHeader(topic=AUTO_CREATE_TOPIC_KEY, acceptStandardJsonOnly=True))
     return RemotingCommand(code=RequestCode.HEART_BEAT, body=encode_heartbeat(HeartbeatData("rmq_async")))

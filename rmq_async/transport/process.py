@@ -1,7 +1,7 @@
 """Detects forks, because a child process must not use its parent's sockets.
 
-``generation()`` returns a number that changes in a forked child. A comparison of this number costs only the read of a global
-variable; ``os.getpid()`` would cost a system call for each message.
+``generation()`` returns a number that changes in a forked child. Comparing this number costs only a read of a global variable;
+``os.getpid()`` would cost a system call for each message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The steps of a request that is not made from a template, before it is written: namespace, users' hooks, signature.
+"""Prepares a request before it is written: adds the namespace, calls users' hooks, and signs it.
 
-A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Templates are used only without
-hooks and namespace (``only_sign``); send templates sign their own frames. Functions in ``on_change`` are called when a hook is
-added or removed.
+A signature covers all extFields and the body, so nothing may be added after it (``AclSigner``). Pre-encoded templates of frames are
+used only without hooks and namespace (``only_sign``); the templates of sends sign their own frames.
 """
 
 from __future__ import annotations
@@ -22,11 +21,14 @@ from .pending import Receiver
 
 
 class RequestHooks:
-    """The hooks of one connection pool.
+    """The hooks, credentials and namespace of one connection pool.
 
     Args:
-        namespace: The value of the extField ``ns``, which is added to each request as in Java's ``NamespaceRpcHook``. None adds
-            no field.
+        namespace: The value of the extField ``ns``, which is added to each request as in Java's ``NamespaceRpcHook``. None adds no
+            field.
+
+    Attributes:
+        on_change: Functions that are called when a hook is added or removed.
     """
 
     __slots__ = ("_credentials", "_hooks", "_namespace", "_uses", "active", "on_change", "only_sign")
@@ -38,9 +40,9 @@ class RequestHooks:
         self._uses: dict[RequestHook, int] = {}
         """Number of ``add`` calls for each hook. Producers of one client may share a hook; it is called once for each request."""
         self.active = credentials is not None or namespace is not None
-        """Whether requests need ``hooked``. It is a plain attribute because it is read for every request."""
+        """Whether requests must be passed through ``hooked``. It is a plain attribute because it is read for every request."""
         self.only_sign = namespace is None
-        """Whether requests need at most a signature, which send templates can make."""
+        """Whether requests need no change other than a signature, which the templates of sends can add."""
         self.on_change: list[Callable[[], None]] = []
 
     def add(self, hook: RequestHook) -> None:
@@ -48,14 +50,15 @@ class RequestHooks:
         self._change()
 
     def remove(self, hook: RequestHook) -> None:
-        """Undo one ``add``. The ``after`` of the hook is still called for pending requests."""
+        """Undo one call of ``add``. The ``after`` method of the hook is still called for pending requests."""
         self._uses[hook] -= 1
         if not self._uses[hook]:
             del self._uses[hook]
         self._change()
 
     def hooked(self, address: str, command: RemotingCommand) -> HookedRequest:
-        """Return the request in the form in which it must be written. ``command`` itself is not changed.
+        """Return the request as it must be written: with the namespace, the changes of hooks, and a signature. ``command`` is not
+        changed.
 
         Raises:
             LocalProtocolError: If a field cannot be signed.
@@ -84,7 +87,7 @@ class RequestHooks:
 
 
 class HookedRequest(msgspec.Struct):
-    """A request whose hooks have been called with ``before``. ``finish`` calls ``after`` of each hook once."""
+    """A request for which the ``before`` methods of the hooks were called. ``finish`` calls their ``after`` methods once."""
 
     address: str
     command: RemotingCommand
@@ -98,16 +101,18 @@ class HookedRequest(msgspec.Struct):
                 call_hook(hook.after, self.address, self.command, response, error)
 
     def receiver(self, receiver: Receiver, read: Callable[[Any], RemotingCommand]) -> Receiver:
-        """Return a receiver that calls the hooks before it passes the response on. Return ``receiver`` itself without hooks.
+        """Return a receiver that calls the hooks before it passes the response to ``receiver``. Return ``receiver`` itself if there
+        are no hooks.
 
-        ``read`` converts the response to a RemotingCommand for the hooks.
+        Args:
+            read: Converts the response to a RemotingCommand for the hooks.
         """
         return _HookedReceiver(self, receiver, read) if self.hooks else receiver
 
 
 class _HookedReceiver:
-    """A receiver that is not ``done`` until its hooks have been called, so that the hooks get the response even if the caller was
-    cancelled.
+    """A receiver whose ``done`` returns False until its hooks have been called, so that the hooks get the response even if the
+    caller was cancelled.
     """
 
     __slots__ = ("_read", "_receiver", "_request")
@@ -142,7 +147,7 @@ def cancel_hooked(receiver: Receiver) -> None:
 
 
 def _undo(command: RemotingCommand, kept: RemotingCommand) -> str | None:
-    """Revert the changes that a hook may not make. Return a text about the last of these changes, or None if there are none."""
+    """Revert the changes that a hook may not make. Return a description of the last of these changes, or None if there are none."""
     fault = None
     for name in command.__struct_fields__:
         if name != "ext_fields" and getattr(command, name) is not getattr(kept, name):

@@ -1,11 +1,11 @@
-"""The sending half of a connection: requests by opaque, frames that are held back, and the deadline of each request.
+"""The requests of a connection by opaque, the frames that are held back, and the deadline of each request.
 
 To be cheap, a request has one future and one table entry, but no task, no timer and no ``wait_for``. One timer per connection is
 set for the earliest deadline. This module has no socket: frames go to the write coalescer.
 
-The number of sends on the wire is limited by the connection's ``SendWindow`` and the producer's ``broker_window``; further sends
-are held in their order. While the transport has paused writing because the peer does not read, every request is held. If a held
-request times out or is cancelled, its frame is dropped.
+The number of unanswered sends is limited by the connection's ``SendWindow`` and the producer's ``broker_window``; further sends are
+held in their order. While the transport has paused writing because the peer does not read, every request is held. If a held request
+times out or is cancelled, its frame is dropped.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ _OPAQUES: Final = range(FIRST_OPAQUE, LAST_OPAQUE + 1)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 LEAST_WRITTEN: Final = 0.2
-"""Minimum seconds for the response to a send that was held back, if the call has as much time left."""
+"""Minimum seconds for the response to a send that was held back, if the call has that much time left."""
 MOST_MADE_UP: Final = 1.0
 FEW: Final = 16
-"""Number of the oldest entries that are searched for a send; without a limit the search could pass thousands of long polls."""
+"""Number of the oldest entries among which the oldest send is searched; without a limit, the search could visit thousands of long
+polls."""
 
 
 class Remainder(NamedTuple):
@@ -66,10 +67,10 @@ def _oldest_of(owner: object, table: Mapping[int, Pending | HeldFrame], since: i
 
 
 def _make_up(pending: Pending, now: float) -> None:
-    """Extend the deadline of a held request, once, by the time for which the loop was blocked past that deadline, at most by
-    MOST_MADE_UP seconds.
+    """Extend the deadline of a held request because the event loop was blocked, so that no frames could be released. Do this once
+    per request.
 
-    The window could not open for the request during that time.
+    The extension is the time since the deadline passed, at most MOST_MADE_UP seconds.
     """
     if pending.sequence == 0:
         pending.sequence = -1
@@ -80,18 +81,17 @@ def _make_up(pending: Pending, now: float) -> None:
 class RequestTable:
     """The requests of one connection.
 
-    A request leaves the table when its response arrives, at the deadline of its call (or of its attempt, if its frame was not
-    written), when its caller or its owner gives it up, or when the connection closes.
-
-    ``lost(written, code)`` returns the error of a request on a connection that is not open; ``code`` is None for a request that
-    did not enter the table.
+    A request leaves the table when its response arrives, when the deadline of its call has passed (or of its attempt, if its frame
+    was not written), when its caller or its owner gives it up, or when the connection closes.
 
     The connection uses ``entries``, ``writer``, ``deadlines``, ``is_open`` and ``last_used`` directly, for each read or for each
     response, to save calls.
 
     Args:
-        die: Called after ``dead_after`` seconds of silence. Silence begins with the first request that is written after the last
-            received byte; long polls do not count.
+        lost: ``lost(written, code)`` returns the error of a request on a connection that is not open. ``code`` is None for a
+            request that did not enter the table.
+        die: Called after ``dead_after`` seconds without a received byte, counted from the first request that was written after the
+            last received byte; long polls do not count.
         unread: Returns the number of bytes that the kernel has received and the loop has not read.
     """
 
@@ -112,12 +112,12 @@ class RequestTable:
     ) -> None:
         self.address = address
         self.is_open = False
-        """Whether the table takes requests. It is a plain attribute because it is read for every message."""
+        """Whether the table accepts requests. It is a plain attribute because it is read for every message."""
         self.last_used = machine.monotonic()
         self.entries: dict[int, Pending] = {}
-        """Requests whose frames are written or gathered, by opaque."""
+        """Requests whose frames are written or gathered for a write, by opaque."""
         self.opaques: Iterator[int] = iter(_OPAQUES[1:])
-        """The remaining opaques before the numbers start again. ``next(opaques, 0)`` takes half the time of ``next_opaque``, which
+        """The unused opaques before the numbers start again. ``next(opaques, 0)`` takes half the time of ``next_opaque``, which
         replaces an exhausted iterator."""
         self.untyped = 0
         """Number of ``entries`` that are not sends."""
@@ -135,15 +135,15 @@ class RequestTable:
         self._others = 0  # number of requests so far that are not sends
         self._unanswered = 0  # number of sends that left ``entries`` without a response
         self._held_control: OrderedDict[int, HeldFrame] = OrderedDict()
-        """Control requests that are held back; they are released before the frames in ``held``."""
+        """Requests other than sends that are held back; they are released before the frames in ``held``."""
         self._held_oneways = 0
         self._held_oneway_bytes = 0
         self._window = 1 << 30
 
     def require_open(self) -> None:
-        """Raise ConnectionLostError unless the table takes requests.
+        """Raise ConnectionLostError unless the table accepts requests.
 
-        Call it before a frame is signed, because a traceback that shows variables would show the signature.
+        Call this before a frame is signed, because a traceback that shows variables would show the signature.
         """
         if not self.is_open:
             raise self._lost(False, None)
@@ -152,12 +152,12 @@ class RequestTable:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests whose frames are written or gathered."""
+        """Number of requests whose frames are written or gathered for a write."""
         return len(self.entries)
 
     @property
     def sends_in_flight(self) -> int:
-        """Number of sends whose frames are written or gathered."""
+        """Number of sends whose frames are written or gathered for a write."""
         return self._count_sends()
 
     @property
@@ -167,7 +167,7 @@ class RequestTable:
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes of gathered frames and of held one-way frames.
+        """Number of bytes of frames that are gathered for a write, and of held one-way frames.
 
         Held requests do not count here, because their senders count them.
         """
@@ -196,12 +196,12 @@ class RequestTable:
         return opaque
 
     def start_request(self, opaque: int, parts: bytes | list[bytes], pending: Pending, *, alone: bool = False) -> None:
-        """Enter a request that is not a send.
+        """Add a request that is not a send.
 
-        The request is held only while the peer does not read, never for a window.
+        The request is held while the peer does not read, but does not count towards the window of sends.
 
         Args:
-            alone: True writes the frame immediately unless other frames are gathered.
+            alone: Whether to write the frame immediately if no other frames are gathered for a write.
         """
         if not self.is_open:
             self.require_open()
@@ -228,13 +228,13 @@ class RequestTable:
     ) -> int:
         """Start a pull from a template and return its opaque.
 
-        The receiver gets a PullReply for a response with a JSON header and messages, else a RemotingCommand.
+        For a response with a JSON header and messages, the receiver gets a PullReply; for any other response, a RemotingCommand.
 
-        The frame is written immediately unless other frames are gathered or the peer does not read: the caller is about to decode
-        the previous response, and the peer should work meanwhile.
+        By default, the frame is written immediately unless other frames are gathered for a write or the peer does not read: the
+        caller is about to decode the previous response, and the peer should work meanwhile.
 
         Args:
-            gather: True writes the frame at the end of the iteration, together with others. Use it to start several pulls.
+            gather: Whether to write the frame at the end of the iteration, together with others. Use this to start several pulls.
         """
         opaque = self.next_opaque()
         pending = Pending(receiver, deadline, deadline, _PULL, typed=False, long_poll=template.held, pull=True)
@@ -251,7 +251,7 @@ class RequestTable:
         owner: object,
         window: int,
     ) -> Pending:
-        """Enter the send of one message and return the entry.
+        """Add the send of one message and return its entry.
 
         This method does the work of ``start_send`` with fewer calls, because it runs for each message. The caller must have called
         ``require_open``, or read ``is_open``, before it made the frame.
@@ -280,7 +280,7 @@ class RequestTable:
         return pending
 
     def start_send(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Enter a send of any kind.
+        """Add a send of one message or of a batch.
 
         Args:
             opaque: An opaque of this table.
@@ -306,9 +306,11 @@ class RequestTable:
     def submit_oneway(self, parts: bytes | list[bytes], written: Callable[[int], None], cost: int) -> None:
         """Queue a one-way frame.
 
-        ``written(cost)`` is called when the frame is written and the transport is not paused, or when the frame is dropped.
-
         The frame keeps its position in the order of the sends, so it is held while sends are held.
+
+        Args:
+            written: ``written(cost)`` is called when the frame is written and the transport is not paused, or when the frame is
+                dropped.
         """
         self.require_open()
         if self.writer.paused or self.held:
@@ -322,7 +324,7 @@ class RequestTable:
         self.writer.queue(parts)
 
     def takes_oneways(self) -> bool:
-        """Return whether a one-way frame would not be held."""
+        """Return whether a one-way frame would be queued now and not held."""
         return self.is_open and not self.writer.paused and not self.held
 
     def when_written(self, written: Callable[[int], None]) -> None:
@@ -351,14 +353,14 @@ class RequestTable:
             self._expects_answer = True
 
     def _hold(self, opaque: int, parts: bytes | list[bytes], pending: Pending, window: int) -> None:
-        """Hold the frame of a send until the peer reads and has answered enough sends for the window."""
+        """Hold the frame of a send until the peer reads and few enough sends are unanswered."""
         if not self.held:
             self._begin_holding()
         self._window = window
         self.held[opaque] = HeldFrame(parts, pending)
 
     def _begin_holding(self) -> None:
-        """Let the window count and time the responses from now on."""
+        """Let the window count and time responses from now on."""
         entries = self.entries
         if self.window.timed not in entries:
             self.window.timed = 0  # this send was answered while no sends were held
@@ -382,11 +384,11 @@ class RequestTable:
             cancel_hooked(pending.receiver)
 
     def knows(self, opaque: int) -> bool:
-        """Return whether the request is still in the table, with its frame written, gathered or held."""
+        """Return whether the request is still in the table, whether its frame was written or not."""
         return opaque in self.entries or opaque in self.held or opaque in self._held_control
 
     def abandon(self, owner: object, error: Callable[[bool], BaseException]) -> None:
-        """End every request of ``owner`` with an error of its own, the result of ``error(written)``."""
+        """End every request of ``owner``, each with its own error from ``error(written)``."""
         self.writer.push()  # gathered frames will be written in any case, so their requests count as written
         ended = [item for item in self.entries.items() if item[1].owner is owner]
         for held in (self.held, self._held_control):
@@ -403,7 +405,7 @@ class RequestTable:
         return 0 < pending.sequence <= self._flushed
 
     def take_all(self) -> Remainder:
-        """Empty the table when its connection closes, and return its entries for ``end``."""
+        """Empty the table when its connection closes, and return its entries, which must be passed to ``end``."""
         frames = [*self.held.values(), *self._held_control.values()]
         held = [frame.pending for frame in frames if frame.pending is not None]
         unfinished = Remainder([*self.entries.values(), *held], [frame.oneway for frame in frames if frame.oneway is not None])
@@ -414,7 +416,7 @@ class RequestTable:
         return unfinished
 
     def end(self, unfinished: Remainder) -> None:
-        """Give each request that ``take_all`` returned an error of its own, and call the callbacks of the one-way frames."""
+        """End each request that ``take_all`` returned with its own error, and call the callbacks of the one-way frames."""
         for pending in unfinished.requests:
             if not pending.receiver.done():
                 pending.receiver.set_exception(self._lost(self.was_written(pending), pending.code))
@@ -425,19 +427,24 @@ class RequestTable:
     # -- held frames
 
     def answers_came(self) -> None:
-        """Adjust the window to the responses of one read and queue held frames. Call it while sends are held."""
+        """Adjust the window to the responses of one read of the socket, and queue held frames. Call this while sends are held."""
         self.window.came(self._count_answers(), self.last_used, self.entries)
         self.limit = self.window.size
         self.release_held()
 
     def adjust(self, answers: int, seconds: float) -> None:
-        """Adjust the window to one response that arrived after ``seconds`` and counts as ``answers`` responses."""
+        """Adjust the window to one response.
+
+        Args:
+            answers: The number of responses by which the window may grow.
+            seconds: The time from the write of the request to its response.
+        """
         self.window.measured(seconds)
         self.window.answered(answers)
         self.limit = self.window.size
 
     def busy(self, pending: Pending) -> None:
-        """Narrow the window because the broker answered "busy" to ``pending``, which has left the table."""
+        """Narrow the window because the broker responded "busy" to ``pending``, which has left the table."""
         self.window.busy(pending.sequence, self._sequence, self._count_sends() + 1)
         self.limit = self.window.size
 
@@ -468,7 +475,7 @@ class RequestTable:
         self.writer.queue(frame.parts)
 
     def _remove(self, opaque: int) -> Pending | None:
-        """Remove and return a request that gets no response. If its frame is held, it is dropped."""
+        """Remove and return a request that gets no response. If its frame is held, drop the frame."""
         pending = self.take(opaque)
         if pending is not None:
             self._unanswered += pending.typed
@@ -479,7 +486,7 @@ class RequestTable:
         return frame.pending if frame is not None else None
 
     def _count_answers(self) -> int:
-        """Return the number of sends that were answered so far."""
+        """Return the number of sends that have been answered so far."""
         return self._sequence - self._others - self._count_sends() - self._unanswered
 
     def _why_held(self) -> str:
@@ -514,11 +521,11 @@ class RequestTable:
     # -- deadlines
 
     def _extend(self, before: int, until: float) -> None:
-        """Extend the deadlines of the requests that are written now, after the loop was blocked, to at least ``until``.
+        """Extend the deadlines of the requests in the present write to at least ``until``, because the loop was blocked.
 
         Args:
-            before: The sequence of the newest request that was already written. Any of several delayed timers may have caused the
-                present write.
+            before: The ``sequence`` of the newest request that was written earlier. The present write includes all later requests,
+                because any of several delayed timers may have caused it.
         """
         leaving = self._flushed - before
         for pending in reversed(self.entries.values()):  # newest first: there may be thousands of older pulls
@@ -548,9 +555,9 @@ class RequestTable:
         return earliest
 
     def _expire(self, opaque: int, pending: Pending, now: float, why_held: str) -> float:
-        """Set a RequestTimeoutError on the receiver, unless the receiver is done.
+        """End a request whose deadline has passed: give the receiver a RequestTimeoutError, unless the receiver is done.
 
-        Return the entry's next deadline. Return infinity if the entry has left the table.
+        Return the request's next deadline. Return infinity if the request has left the table.
         """
         written = self.was_written(pending)
         call_over = pending.call_deadline <= now or not written  # an unwritten frame gets no late response; drop it

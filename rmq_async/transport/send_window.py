@@ -1,10 +1,10 @@
-"""The window of one connection limits how many sends may be unanswered at a time. It adapts to the broker's responses.
+"""Limits how many sends on one connection may be unanswered at a time. This limit, the window, adapts to the broker's responses.
 
-A broker keeps the requests that it has read in a queue, and answers "busy" to a send that has waited there for 200 ms
+A broker keeps the requests that it has read in a queue, and responds "busy" to a send that has waited there for 200 ms
 (``waitTimeMillsInSendQueue``). The number of sends that it handles in that time is unknown: a JVM that has just started handles a
 tenth of the sends that it handles a minute later. Therefore the window begins small. While sends wait for the window and responses
 arrive soon, it grows by one with each response, like the window of TCP. It stops growing when responses take longer, and it is
-halved when the broker's queue is long or a response says "busy".
+halved when the wait in the broker's queue is long or a response says "busy".
 
 One send at a time is timed, from its write to its response. The window changes only while sends are held back; sends that need not
 wait for it cost nothing.
@@ -25,16 +25,16 @@ the window may have grown to four times its size, and the wait must still stay b
 LONG: Final = 0.1
 """The window is halved if sends wait at least this many seconds in the broker's queue."""
 PAUSE: Final = 0.03
-"""Seconds. A longer pause between two reads of responses is not caused by the broker's queue."""
+"""A pause of more than this many seconds between two reads of responses is not caused by the broker's queue."""
 
 
 class SendWindow:
-    """The size of the window.
+    """The size of the window of one connection.
 
     This class has no clock and no requests: the caller reports events with times in seconds (monotonic).
 
     Attributes:
-        size: Number of sends that may be unanswered.
+        size: Maximum number of unanswered sends.
         timed: Opaque of the send whose response is timed; 0 if there is none.
     """
 
@@ -57,22 +57,22 @@ class SendWindow:
         """Report that sends are held back from now on.
 
         Args:
-            answers: Number of sends that were answered so far.
-            written: Opaques of some sends on the wire; the oldest comes first.
+            answers: Number of sends that have been answered so far.
+            written: Opaques of some unanswered sends; the oldest comes first.
         """
         self._answers, self._read_at = answers, now
         if self._nearest == inf and (oldest := next(iter(written), 0)):
             self.time(oldest, now)  # the oldest send has waited least in the broker's queue
 
     def time(self, opaque: int, now: float) -> None:
-        """Time a send that is written now."""
+        """Start timing the send ``opaque``, which is written now."""
         self.timed, self._began, self._paused = opaque, now, 0.0
 
     def came(self, answers: int, now: float, unanswered: Container[int]) -> None:
-        """Report a read of responses from the connection.
+        """Report that responses were read from the connection.
 
         Args:
-            answers: Number of sends that were answered so far.
+            answers: Number of sends that have been answered so far.
             unanswered: Opaques of the requests that are not answered yet.
         """
         pause = now - self._read_at
@@ -109,12 +109,12 @@ class SendWindow:
             self._nearest = seconds
 
     def busy(self, sequence: int, newest: int, unanswered: int) -> None:
-        """Report that the broker answered "busy" to the send ``sequence``.
+        """Report that the broker responded "busy" to the send with the position ``sequence`` in the order of writing.
 
         Args:
-            newest: The sequence of the send that was written last. "Busy" for a send up to this one does not halve the window
-                again, because it was written before the present response arrived.
-            unanswered: Number of sends on the wire before the response arrived.
+            newest: The position of the last send that was written. The window is not halved again for any send up to this one,
+                because it was written before this response arrived.
+            unanswered: Number of unanswered sends before the response arrived.
         """
         if sequence > self._narrowed_at:
             self._narrowed_at = newest

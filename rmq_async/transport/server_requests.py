@@ -1,7 +1,7 @@
 """Requests that a server sends to this client, and the responses to them.
 
-A handler returns a response or an awaitable of a response. A response needs no task. An awaitable is awaited by a task of its own,
-which is cancelled when the connection closes.
+A handler returns a response or an awaitable of a response. A response is written without a task. An awaitable is awaited in a task
+of its own, which is cancelled when the connection closes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MAX_ANSWERING: Final = 32
 class Answering:
     """The requests of one server whose handlers returned awaitables.
 
-    ``respond`` writes a response if the connection is open.
+    Args:
+        respond: Writes a response if the connection is open.
     """
 
     def __init__(self, address: str, respond: Callable[[RemotingCommand, RemotingCommand], None]) -> None:
@@ -88,7 +89,7 @@ def discard(awaitable: Awaitable[object]) -> None:
 def response_frame(
     command: RemotingCommand, response: RemotingCommand, address: str, serialize_type: SerializeType
 ) -> list[bytes]:
-    """Return the frame of a handler's response.
+    """Return the frame of the response that a handler returned.
 
     If the response cannot be encoded, report the error and return the frame of a SYSTEM_ERROR response.
     """

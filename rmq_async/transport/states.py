@@ -1,4 +1,4 @@
-"""States of a connection, and reasons for its close."""
+"""States of a connection, reasons for closing it, and the errors of its requests."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LEGAL = {
 
 
 def next_state(now: ConnectionState, then: ConnectionState) -> ConnectionState:
-    """Return ``then``.
+    """Return ``then``, the new state.
 
     Raises:
-        RuntimeError: If that state cannot follow ``now``, which is a bug of this library.
+        RuntimeError: If ``then`` cannot follow the state ``now``, which is a bug of this library.
     """
     if then not in _LEGAL[now]:
         raise RuntimeError(f"a connection cannot change from {now.value} to {then.value}; please report this bug of rmq_async")
@@ -53,10 +53,10 @@ class CloseReason(Enum):
 
 
 def close_text(reason: CloseReason | None, cause: BaseException | None) -> str:
-    """Return why a connection takes no more requests.
+    """Return why a connection accepts no more requests.
 
     Args:
-        reason: None while the connection waits for its last responses.
+        reason: Why it was closed; None while it waits for its last responses.
     """
     text = reason.value if reason is not None else "it is closing"
     return f"{text} ({tls_reason(cause)})" if cause is not None and str(cause) else text

@@ -1,10 +1,10 @@
-"""Threads for work that would block the loop: compressing and decompressing large bodies, reading the system's certificates.
+"""Threads for work that would block the event loop: compressing and decompressing large bodies, reading the system's certificates.
 
-The library has threads of its own, because the blocking calls of a service in the loop's default executor would delay this work
-for seconds. All clients of a process share these threads, at most ``MAX_THREADS`` and at most one for each processor. They are
-started at first use and ended when the last client stops. Callers wait until a deadline: work that has not started by then never
-starts, and the result of work that has started is dropped. If no thread exists and none can be started, the loop itself does the
-work: this blocks it for milliseconds, but otherwise neither a large message nor the messages behind it would make progress.
+The library has its own threads, because the blocking calls of a service in the loop's default executor would delay this work for
+seconds. All clients of a process share these threads, at most ``MAX_THREADS`` and at most one for each processor. They are started
+at first use and ended when the last client stops. Callers wait until a deadline: work that has not started by then never starts,
+and the result of work that has started is dropped. If there is no thread and none can be started, the loop itself does the work:
+this blocks it for milliseconds, but otherwise neither a large message nor the messages behind it would make progress.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Threads:
         """Run ``work()`` in a thread; return its result or raise its error.
 
         Args:
-            calls: Holds a future while this method waits, so that other code can end the wait with an exception.
+            calls: A set that contains a future while this method waits, so that other code can end the wait with an exception.
 
         Raises:
             TimeoutError: If the work has not ended at ``deadline`` (monotonic).

@@ -1,7 +1,7 @@
 """TLS: one context for all connections of a client, and messages for the causes of failed handshakes.
 
-Certificates are verified unless ``tls_verify`` is False, and TLS 1.2 is the lowest version. An SSLContext given as ``tls`` has its
-own settings for both. A client with TLS never connects without TLS.
+Certificates are verified unless ``tls_verify`` is False, and TLS 1.2 is the lowest version. If ``tls`` is an SSLContext, its own
+settings apply for both. A client with TLS never connects without TLS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .threads import Threads
 logger = logging.getLogger("rmq_async.transport")
 
 SHUTDOWN_TIMEOUT: Final = 0.5
-"""Maximum seconds that a connection which this client closes waits for the peer's close_notify."""
+"""Maximum seconds that this client waits for the peer's close_notify when it closes a connection."""
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _ENDED: Final = (
@@ -36,7 +36,7 @@ _ENDED: Final = (
 
 
 async def client_context(config: ClientConfig, threads: Threads) -> ssl.SSLContext | None:
-    """Return the context for ``config``. Return None without TLS.
+    """Return the SSLContext for ``config``. Return None if the client uses no TLS.
 
     A thread reads the system's certificate authorities, which takes 30 ms.
 
@@ -68,10 +68,10 @@ def _make_context(verify: bool) -> ssl.SSLContext:
 
 
 def system_text(error: BaseException) -> str:
-    """Return the error's text.
+    """Return the text of an error.
 
-    For an OSError with an errno, return the system's text, because event loops use different texts. Errors of TLS and of look-ups
-    keep their own text.
+    For an OSError with an errno, return the system's text, because event loops use different texts. Errors of TLS and of name
+    lookups keep their own text.
     """
     if not isinstance(error, OSError) or isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
         return str(error)
@@ -79,7 +79,7 @@ def system_text(error: BaseException) -> str:
 
 
 def tls_reason(error: BaseException) -> str:
-    """Return the cause of a TLS error as text for a user. Return the text of any other error."""
+    """Return a user-readable reason for a TLS error. Return the text of any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not accepted: {error.verify_message}"
     if not isinstance(error, ssl.SSLError):
@@ -97,19 +97,19 @@ def tls_reason(error: BaseException) -> str:
 
 
 def handshake_reason(error: BaseException) -> str:
-    """Return the cause of a failed connect with TLS as text for a user."""
+    """Return a user-readable reason for a failed TLS connection attempt."""
     if isinstance(error, _ENDED):
         return "the server closed the connection during the TLS handshake; it may not speak TLS, or require another certificate"
     return tls_reason(error)
 
 
 def silent_end(transport: asyncio.BaseTransport | None, *, soon: bool) -> str:
-    """Return a possible reason why the peer closed the connection before it had sent a byte.
+    """Return a possible reason why the peer closed the connection before it had sent a byte, as the end of an error message.
 
-    With TLS 1.3 the peer may reject the client's certificate after the handshake. Without TLS the peer may require TLS.
+    With TLS 1.3, the peer may reject the client's certificate after the handshake. Without TLS, the peer may require TLS.
 
     Args:
-        soon: Whether the peer closed the connection soon after it was made. If not, and without TLS, return an empty string.
+        soon: Whether the peer closed the connection within SOON seconds. If not, and without TLS, return an empty string.
     """
     if transport is None:
         return ""

@@ -68,7 +68,7 @@ async def test_a_refused_connect_is_reported_to_each_caller() -> None:
             assert error.retriable
             assert not error.maybe_stored
         assert pool.backing_off(address)
-        text = f"no new connect to {address} for up to 1 s after a failure: cannot connect to {address}: "
+        text = f"no connection attempt to {address} for up to 1 s after a failure: cannot connect to {address}: "
         assert str(pool.refusal(address)).startswith(text)
         assert pool.get(address) is None
 

@@ -107,7 +107,7 @@ async def test_a_server_that_sends_its_clients_away_is_left_alone_from_the_secon
 
         assert [await sent_away(peer), await sent_away(other)] == [False, False]
         assert await sent_away(peer)
-        text = f"no new connect to {peer.address} for up to 1 s after a failure: the server is shutting down (GO_AWAY)"
+        text = f"no connection attempt to {peer.address} for up to 1 s after a failure: the server is shutting down (GO_AWAY)"
         assert str(pool.refusal(peer.address)) == text
         monkeypatch.setattr(pool_module, "REPEATED_GO_AWAY", 0.0)
         assert not await sent_away(peer), "it has been a while, and the next connect may find another server"
