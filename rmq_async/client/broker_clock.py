@@ -1,10 +1,10 @@
 """The clocks of brokers, derived from their responses, and the ages of messages by these clocks. This module does no I/O."""
 
-# A broker holds a pop until its own clock shows the request's born time plus the poll time, and it ends a lease by its own clock,
-# too. If the clock of the client differs, the broker holds the pop too long or answers it immediately each time, and the client
-# considers messages expired that are not. Therefore this module never compares a broker's time with the time of this machine.
-# Each response to a pop contains the broker's time of the pop, which lies between the request and the response by the monotonic
-# clock of this process.
+# A broker holds a pop until its own clock shows the request's born time plus the poll time, and it ends the invisible time of a
+# message by its own clock, too. If the clock of the client differs, the broker holds the pop too long or responds immediately each
+# time, and the client considers messages expired that are not. Therefore this module never compares a broker's time with the time
+# of this machine. Each response to a pop contains the broker's time of the pop, which lies between the request and the response by
+# the monotonic clock of this process.
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from typing import Final
 from .. import machine
 
 WINDOW: Final = 60.0
-"""Length of a window in seconds. Only responses of the current and the previous window count: clocks drift and are adjusted."""
+"""Length of a window in seconds. Only responses of the current window and the previous window are used, because clocks drift and
+are adjusted."""
 SET_BACK: Final = 50.0
-"""Milliseconds by which a broker's time may lie before the earliest time that earlier responses allow. If it is earlier than that,
-the broker's clock was set back."""
+"""Milliseconds by which a broker's time may be earlier than earlier responses allow. If it is even earlier, the broker's clock was
+set back."""
 AGREE: Final = 1.0
-"""The broker's clock is not read if the store time of a message and this machine's time differ by at most this many seconds."""
+"""The broker is not asked for its time if the store time of a message and this machine's time differ by at most this many
+seconds."""
 LOOK_AGAIN: Final = 600.0
-"""Seconds after which a broker is asked for its time again, even if it did not respond before."""
+"""Minimum seconds between two requests for a broker's time, even if the broker did not respond to the first one."""
 _RUNTIME: Final = re.compile(r"\[ (\d{1,6}|\d,\d{3}) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]", re.ASCII)
 
 
@@ -34,8 +36,8 @@ class BrokerClock:
 
     def __init__(self) -> None:
         self._offset = self._older = inf
-        """The smallest difference in ms between this process's time when a response arrived and the broker's time in that response:
-        in the current window, and in the previous window."""
+        """The smallest difference in ms between the arrival of a response, by this process's monotonic clock, and the broker's time
+        in that response: in the current window, and in the previous window."""
         self._at = 0.0
         """The time at which the current window began."""
 
@@ -44,10 +46,12 @@ class BrokerClock:
         return min(self._offset, self._older) < inf
 
     def note(self, broker_ms: int, sent: float, arrived: float) -> None:
-        """Record the broker's time in a response.
+        """Record the broker's time from a response.
 
         Args:
             broker_ms: The broker's time at some moment between the request and the response.
+            sent: The time at which the request was sent.
+            arrived: The time at which the response arrived.
         """
         if broker_ms <= 0:
             return
@@ -60,21 +64,24 @@ class BrokerClock:
             self._offset = min(self._offset, offset)
 
     def forget(self) -> None:
-        """Discard the readings. The clock is unknown until the next response."""
+        """Discard all recorded times. The clock is unknown until the next response."""
         self._offset = self._older = inf
 
     def broker_ms(self, now: float) -> int | None:
         """Return the broker's time at ``now``, or None if it is unknown.
 
-        The result may be too early by the time that a response takes to arrive.
+        The result may be too early, by at most the time that a response takes to arrive.
         """
         offset = min(self._offset, self._older)
         return None if offset == inf else round(now * 1000 - offset)
 
     def ends(self, broker_ms: int, duration_ms: int, sent: float, arrived: float) -> float:
-        """Return this process's time at the end of a period that began at ``broker_ms`` and lasts ``duration_ms``.
+        """Return this process's time at the end of a period that began at ``broker_ms`` by the broker's clock and lasts
+        ``duration_ms``.
 
-        The period must have begun between ``sent`` and ``arrived``.
+        Args:
+            sent: A time before the period began, such as the time of the request.
+            arrived: A time after the period began, such as the arrival of the response.
         """
         duration = duration_ms / 1000
         offset = min(self._offset, self._older)
@@ -85,7 +92,8 @@ class BrokerClock:
 def broker_time_in(facts: Mapping[str, str]) -> int | None:
     """Return the broker's time, accurate to half a second, from its runtime information (GET_BROKER_RUNTIME_INFO).
 
-    The runtime information contains the time of the broker's start and the seconds since then. Return None if either is missing.
+    The runtime information contains the time at which the broker started and the seconds since then. Return None if either is
+    missing.
     """
     started, runtime = facts.get("bootTimestamp", ""), _RUNTIME.fullmatch(facts.get("runtime", ""))
     if runtime is None or not re.fullmatch(r"\d{1,15}", started, re.ASCII):
@@ -95,7 +103,9 @@ def broker_time_in(facts: Mapping[str, str]) -> int | None:
 
 
 class BrokerClocks:
-    """The clocks of brokers, by the broker name of a queue. For a static topic this is a logical name, not the name of a broker."""
+    """The clocks of brokers, by the broker name of a queue. For a static topic, this is a logical name, not the name of a
+    broker.
+    """
 
     def __init__(self) -> None:
         self._clocks: dict[str, BrokerClock] = {}
@@ -108,7 +118,8 @@ class BrokerClocks:
         return found
 
     def age(self, broker: str, stored_ms: int) -> float:
-        """Return the seconds since a message was stored, by the broker's clock. If that is unknown, use the clock of this machine.
+        """Return the seconds since a message was stored, by the broker's clock. If that clock is unknown, use the clock of this
+        machine.
 
         May be called from any thread.
         """
@@ -117,10 +128,10 @@ class BrokerClocks:
         return max((machine.time() * 1000 if now_ms is None else now_ms) - stored_ms, 0.0) / 1000
 
     def wants_look(self, broker: str, stored_ms: int) -> bool:
-        """Return whether the broker should be asked for its time now, to determine the age of a message.
+        """Return whether the broker should be asked for its time, to determine the age of a message.
 
-        Return True if the message is old or from the future by this machine's clock, and the broker was not asked in the last
-        LOOK_AGAIN seconds.
+        Return True if the message is old or from the future by this machine's clock, and this method has not returned True for the
+        broker in the last LOOK_AGAIN seconds.
         """
         if abs(machine.time() - stored_ms / 1000) <= AGREE:
             return False

@@ -1,9 +1,9 @@
 """The ids by which servers distinguish the clients of this process.
 
-Clients that do not share connections, because they run on two event loops or with two configs, may have the same instance name:
-by default all clients of a process have one name. If two members of a group had the same id, each would take the queues of both
-and hold the locks of the other, and a broker would push the replies for both to the client that registered last. Therefore the
-second client gets the instance name ``name#2``.
+Clients that do not share connections, because they run on two event loops or with two configs, may have the same instance name: by
+default, all clients of a process have one name. If two members of a group had the same id, each would take the queues of both and
+hold the locks of the other, and a broker would push the replies for both to the client that registered last. Therefore the second
+client gets the instance name ``name#2``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class _Taken:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all ids.
+        """Remove all ids.
 
-        This is also called in a forked child, because the child has no clients yet and a thread that held the lock does not run
+        This is also called in a forked child, because the child has no clients yet, and a thread that held the lock does not run
         there.
         """
         self.lock = Lock()
@@ -52,7 +52,7 @@ def take(ip: str, instance_name: str, unit_name: str | None) -> str:
 
 
 def give_back(client_id: str) -> None:
-    """Release an id. The call has an effect only on the loop that took the id."""
+    """Release an id. Do nothing if the id was taken on another event loop."""
     with _taken.lock:
         key = _key(client_id)
         if _taken.loops.get(key) is asyncio.get_running_loop():
@@ -60,7 +60,9 @@ def give_back(client_id: str) -> None:
 
 
 def _key(client_id: str) -> Hashable:
-    """Return the key for an id of this process. The key names the process, because a simulation runs several machines in one."""
+    """Return the key under which an id of this process is stored. It contains the process id, because a simulation runs several
+    machines in one process.
+    """
     return machine.process_id, machine.process_id(), client_id
 
 

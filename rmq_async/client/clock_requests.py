@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 async def look_at_clock(instance: ClientInstance, queue: MessageQueue) -> None:
-    """Read the clock of a queue's broker from its runtime information. Do nothing if the broker does not return it.
+    """Determine the clock of a queue's broker from the broker's runtime information. Do nothing if the broker does not return it.
 
     Args:
-        queue: A queue whose topic has its namespace, as on the wire.
+        queue: The queue, with the name of its topic on the wire.
     """
     command = RemotingCommand(code=RequestCode.GET_BROKER_RUNTIME_INFO)
     broker, sent = instance.routes.broker_of(queue), machine.monotonic()

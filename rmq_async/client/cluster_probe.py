@@ -1,12 +1,12 @@
-"""Looks for the cluster: at the start and, for a client that may start without a cluster, until the cluster is found.
+"""Searches for the cluster: at the start and, for a client that may start without a cluster, until the cluster is found.
 
-A cluster counts as found when the response of a name server names a broker, has an error code or cannot be read. A name server
-that was just started knows no broker for some seconds, and answers "no such topic" for every topic. Calls of a client that started
-without a cluster wait until the cluster is found. If there are several name servers, the client stays with the name server that
-lists the most brokers: servers that list fewer may have been restarted, and brokers register again within 30 s.
+The cluster is found when the response of a name server lists a broker, has an error code or cannot be read. A name server that was
+just started knows no broker for some seconds, and responds "no such topic" for every topic. Calls of a client that started without
+a cluster wait until the cluster is found. If there are several name servers, the client uses the one that lists the most brokers:
+servers that list fewer may have been restarted, and brokers register again within 30 s.
 
-A server that refuses the request for the cluster (3, request type not supported) is either a proxy, which knows routes, or a
-broker, which does not. A second request, for a route, distinguishes them.
+A server that refuses the request for the list of brokers (3, request type not supported) is either a proxy, which knows routes, or
+a broker, which does not. A second request, for a route, distinguishes them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ MAX_PAUSE: Final = 1.0
 """Seconds between two attempts. The first pause is FIRST_PAUSE; each later one is twice as long, up to MAX_PAUSE."""
 
 WAIT_SHARE: Final = 0.8
-"""The share of a call's timeout that the call waits for a cluster; the rest is for its request."""
+"""The share of a call's timeout in which the call waits for a cluster; the rest is for its request."""
 
 LOCAL_ADDRESS_TIMEOUT: Final = 1.0
-"""Maximum seconds to resolve the host name of a name server when there is no connection to it."""
+"""Maximum seconds to resolve the host name of a name server to which there is no connection."""
 
 
 class ClusterProbe:
-    """Waits for the first response of a cluster.
+    """Searches for the cluster, and lets calls wait until it is found.
 
     Args:
         timeout: Seconds for one attempt.
@@ -56,12 +56,12 @@ class ClusterProbe:
         self._name_servers = name_servers
         self._timeout = timeout
         self.cluster_found = asyncio.Event()
-        """Set by the first response that names a broker, has an error code or cannot be read. It is never cleared."""
+        """Set by the first response that lists a broker, has an error code or cannot be read. It is never cleared."""
 
     async def run_once(self) -> str:
-        """Ask the name servers for the cluster and return the address of the name server that lists the most brokers.
+        """Request the list of brokers, and return the address of the name server that lists the most brokers.
 
-        One name server is asked first, with a second request if it may be a broker, then each of the others.
+        One name server is asked first, with a second request if it may be a broker, and then all others.
 
         Raises:
             NameServerError: If no name server responds. The error is permanent if all addresses belong to brokers.
@@ -76,7 +76,7 @@ class ClusterProbe:
         return await self._fullest(address, _brokers_named(response), deadline)
 
     async def run_until_found(self) -> None:
-        """Send requests until a cluster is found, with pauses that grow to one second."""
+        """Repeat the request until a cluster is found, with pauses that grow to one second. Stop after a permanent error."""
         began, backoff = machine.monotonic(), Backoff(FIRST_PAUSE, MAX_PAUSE)
         while not self.cluster_found.is_set():
             await asyncio.sleep(backoff.next())
@@ -102,7 +102,7 @@ class ClusterProbe:
             return
 
     async def _fullest(self, address: str, named: int, deadline: float) -> str:
-        """Ask the other name servers, then prefer the name server that names the most brokers, and return its address."""
+        """Ask the other name servers. Use the name server that lists the most brokers from now on, and return its address."""
         servers = self._name_servers
         patience = min(_left(deadline), COMPARED_WITHIN) if named else _left(deadline)
         enough = None if named else bool
@@ -130,7 +130,7 @@ def _cluster_request() -> RemotingCommand:
 
 
 def _check_for_broker(response: RemotingCommand, address: str) -> RemotingCommand:
-    """Return the response to a request for a route.
+    """Return the response to a route request.
 
     Raises:
         BrokerError: If the response comes from a broker.
@@ -142,9 +142,10 @@ def _check_for_broker(response: RemotingCommand, address: str) -> RemotingComman
 
 
 def _brokers_named(response: RemotingCommand) -> int:
-    """Return the number of brokers that the response names.
+    """Return the number of brokers that the response lists.
 
-    Return 1 for an error code or a body that cannot be read, because another response would hardly be better.
+    Return 1 for an error code or a body that cannot be read, because the search is then over: another response would hardly be
+    better.
     """
     if response.code != ResponseCode.SUCCESS:
         return 1
@@ -155,7 +156,7 @@ def _brokers_named(response: RemotingCommand) -> int:
 
 
 async def local_address(name_servers: Iterable[str]) -> str:
-    """Return this machine's address on the network route to the first reachable name server. Return "" if there is no such route.
+    """Return the address with which this machine reaches the first reachable name server. Return "" if none is reachable.
 
     The function connects a datagram socket, which sends nothing.
     """

@@ -1,4 +1,4 @@
-"""The condition of a client instance's loop, name servers and brokers, determined without a request.
+"""The condition of a client instance: whether its event loop runs and its name servers and brokers respond. No request is sent.
 
 ``health()`` may call these functions from any thread, so they iterate over copies of dictionaries: no other thread can run while a
 dictionary is copied.
@@ -29,7 +29,7 @@ def loop_problem(instance: ClientInstance) -> Problem | None:
 
 
 def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]:
-    """Return whether a cluster has responded since the start, and the current problem with the name servers or None."""
+    """Return whether the cluster has been found since the start, and the current problem with the name servers (or None)."""
     names, waits = instance.name_servers, instance.config.start_without_cluster
     failure = names.failure
     reason = f": {printable(failure, _TEXT_LIMIT)}" if failure is not None else ""
@@ -45,7 +45,7 @@ def name_server_problem(instance: ClientInstance) -> tuple[bool, Problem | None]
 
 
 def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[Problem]]:
-    """Return the masters of the routes in use, by broker name, and their problems."""
+    """Return the state of each broker's master in the routes in use, by broker name, and the problems with them."""
     found: dict[str, BrokerHealth] = {}
     problems: list[Problem] = []
     for name, address in sorted(instance.routes.masters().items()):
@@ -62,9 +62,9 @@ def brokers_of(instance: ClientInstance) -> tuple[dict[str, BrokerHealth], list[
 
 
 def is_silent(instance: ClientInstance, broker_name: str) -> bool:
-    """Return whether a broker's master is silent, as if it were frozen.
+    """Return whether a broker's master does not respond although a connection to it is open, as if it were frozen.
 
-    Requests to a silent master are unanswered, and no byte has arrived for ``request_timeout`` seconds.
+    This is the case if requests to it are unanswered, and no byte has arrived for ``request_timeout`` seconds.
     """
     connection = instance.open_connection(broker_name)
     return connection is not None and connection.silent_for(machine.monotonic()) >= instance.config.request_timeout
@@ -77,7 +77,7 @@ def last_success_age(instance: ClientInstance) -> float | None:
 
 
 def _trouble(instance: ClientInstance, address: str) -> tuple[ProblemCode, str] | None:
-    """Return the code and the text of the problem with a broker, or None."""
+    """Return the code and the text of the problem with the broker at ``address``, or None."""
     reason = instance.pool.trouble(address)
     if reason is not None:
         return ProblemCode.BROKER_UNREACHABLE, printable(reason, _TEXT_LIMIT)

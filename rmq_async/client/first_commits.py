@@ -1,7 +1,7 @@
 """The order of a group's concurrent commits: the first commit is sent alone, and the others are sent after its response.
 
 A broker keeps the offsets of a group and topic in one table, which the first commit creates. If two commits find no table, each
-creates one, and one table replaces the other together with its offset, although both commits are answered with success
+creates one, and one table replaces the other together with its offset, although the broker responds to both commits with success
 (``ConsumerOffsetManager.commitOffset`` of 4.9 to 5.5). In a test with 300 new groups and eight concurrent commits each, 3 groups
 lost offsets on 4.9.7 (up to seven of the eight), and 1 group did so on 5.5.0.
 
@@ -20,7 +20,7 @@ from ..errors import RequestTimeoutError
 
 
 class _Table:
-    """A broker's table of offsets, while commits to it are under way.
+    """The offsets of a group and topic on one broker, while commits of them are in progress.
 
     Attributes:
         exists: Whether one of these commits has succeeded.
@@ -36,7 +36,7 @@ class _Table:
 
 
 class FirstCommits:
-    """The tables to which commits are under way, by group, topic and broker."""
+    """Orders the concurrent commits of each group and topic on each broker."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[str, str, str], _Table] = {}
@@ -45,9 +45,9 @@ class FirstCommits:
         return len(self._tables)
 
     async def commit(self, key: tuple[str, str, str], send: Callable[[], Awaitable[None]], deadline: float) -> None:
-        """Await ``send()``, the request of a commit.
+        """Await ``send()``, which sends the request of a commit.
 
-        Concurrent commits to one table are sent one at a time until one of them has succeeded. Errors of ``send`` are raised
+        Concurrent commits with the same key are sent one at a time until one of them has succeeded. Errors of ``send`` are raised
         unchanged.
 
         Args:

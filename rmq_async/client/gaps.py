@@ -1,4 +1,4 @@
-"""Gaps in a queue's offsets that are not caused by lost messages.
+"""Recognizes gaps in a queue's offsets that are not caused by lost messages.
 
 If the response to a pull without a filter leaves offsets out, their messages were deleted. The exceptions are two kinds of topics,
 which the broker's topic settings identify: a compacted topic (attribute ``cleanup.policy``) keeps only the newest message of each
@@ -15,7 +15,7 @@ from rmq_protocol.topics import TopicConfigAndQueueMapping
 from .. import machine
 
 FRESH: Final = 10.0
-"""Seconds for which known settings are used. The settings of a static topic are requested again for each gap."""
+"""Seconds for which cached settings are used. The settings of a static topic are requested again for each gap."""
 MAX_TOPICS: Final = 1024
 _POLICY: Final = "cleanup.policy"
 
@@ -26,7 +26,7 @@ class _Settings(NamedTuple):
 
 
 class GapTable:
-    """Settings of topics whose queues have gaps, by broker name and topic."""
+    """The settings of topics that brokers have returned because offsets were missing, by broker name and topic."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], _Settings] = {}

@@ -14,9 +14,9 @@ from .instance import ClientInstance
 async def group_members(instance: ClientInstance, group: str, broker_name: str, topic: str) -> tuple[str, ...]:
     """Return the client ids of the group's members, in no particular order.
 
-    The tuple has one entry for each connection, so a client is listed twice if the broker has not closed an old connection of it.
-    It is empty if the group has no members (the broker then answers with code 1, see ``has_no_members``). Only a master is asked,
-    because members send no heartbeats to replicas.
+    The tuple has one entry for each connection, so a client is listed twice if the broker has not closed an old connection of that
+    client. It is empty if the group has no members (the broker then responds with code 1, see ``has_no_members``). Only a master is
+    asked, because members send no heartbeats to replicas.
 
     Args:
         topic: A topic whose route names the broker.

@@ -1,6 +1,7 @@
 """Requests from brokers that concern one consumer group of this client, and the listeners that handle them.
 
-Group names include their namespaces, as on the wire. A request without a listener gets the same response as from Java's client.
+Group names include their namespaces, as on the wire. For a group without a listener, the response is the same as from Java's
+client.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _GROUP_FIELDS: Final = {
 
 
 class GroupListener(Protocol):
-    """One member of a group. Its methods are plain functions that run between two reads of a connection, so they must not block."""
+    """A member of a group, to which requests are passed. Its methods are plain functions that run between two reads of a
+    connection, so they must not block.
+    """
 
     def members_changed(self) -> None:
         """Handle NOTIFY_CONSUMER_IDS_CHANGED: the members of the group have changed."""
@@ -50,7 +53,7 @@ class GroupRequests:
         self._listeners: dict[str, GroupListener] = {}
 
     def handlers(self) -> dict[int, RequestHandler]:
-        """Return the handlers of these requests by request code."""
+        """Return the handlers of requests that concern groups, by request code."""
         notify = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         return {code: self._notify if code == notify else self._serve for code in _GROUP_FIELDS}
 
@@ -70,7 +73,7 @@ class GroupRequests:
         self._listeners.pop(group, None)
 
     def _notify(self, connection: Connection, command: RemotingCommand) -> None:
-        """Notify the listener of the group, or all listeners if the request names no group."""
+        """Notify the listener of the group, or all listeners if the notice names no group."""
         group = _group_of(command)
         listener = self._listeners.get(group)
         if group and listener is None:

@@ -2,14 +2,14 @@
 
 A broker forgets a client that sends no heartbeat for 120 s, and it sends requests (transaction checks, rebalancing) only to clients
 that it knows. Therefore each master in use gets one heartbeat per ``interval`` for all producers and consumers of the client, and
-one immediately on a new connection and when a group joins. A round skips connections on which a heartbeat was sent less than half
-an interval ago. Between rounds the client reconnects broken connections, so that a client that sends nothing notices when brokers
-are back. After two unanswered heartbeats in a row, a connection counts as dead and is closed.
+one immediately on a new connection and when a group is added. The heartbeat of an interval is omitted on connections on which one
+was sent less than half an interval ago. In between, the client reconnects broken connections, so that a client that sends no
+messages notices when brokers are back. After two unanswered heartbeats in a row, a connection is considered dead and is closed.
 
-To push a reply, a broker looks the client up by its id. The broker removes the id when a producer group leaves, and when a former
-connection ends after the client has sent heartbeats on a new one (``FormerConnections``). Only a group that is new to the broker on
-that connection restores the id. Therefore one of the remaining producer groups leaves and joins again, provided that a call of this
-client has ever waited for a reply.
+To push a reply, a broker looks up the client by its id. The broker removes the id when a producer group is unregistered, and when a
+former connection ends after the client has sent heartbeats on a new one (``FormerConnections``). Only a group that is new to the
+broker on that connection restores the id. Therefore one of the remaining producer groups is unregistered and registered again,
+provided that a call of this client has ever waited for a reply.
 """
 
 from __future__ import annotations
@@ -35,47 +35,47 @@ from ..transport import CloseReason, Connection, ConnectionPool
 # Former connections to a broker: when the broker notices that such a connection has ended, it removes the client's id.
 #
 # A broker removes the id of a client when a connection ends on which the client sent a heartbeat, even if the client uses a new
-# connection by then. The broker notices a FIN or RST at once. If a connection fell silent, for example because the client's address
-# has changed, neither arrives, and the broker closes the connection after 120 s without reads and writes
-# (``IdleStateHandler(0, 0, 120)`` of ``NettyRemotingServer``). Until the client sends a heartbeat on its new connection, the broker
-# may still write replies and notices to the old one.
+# connection by then. The broker notices a FIN or RST at once. If neither arrives, for example because the client's address has
+# changed, the connection is silent, and the broker closes it after 120 s without reads and writes (``IdleStateHandler(0, 0, 120)``
+# of ``NettyRemotingServer``). Until the client sends a heartbeat on its new connection, the broker may still write replies and
+# notices to the old one.
 
 NOTICED: Final = 0.5
 """Seconds after which a broker has noticed the end of a former connection."""
 SILENT: Final = 120.5
-"""A broker closes a silent connection at the earliest this many seconds after the last heartbeat on it."""
+"""Seconds from the last heartbeat on a silent connection to the earliest time at which the broker closes it."""
 SILENT_UNTIL: Final = 155.5
-"""A broker that writes nothing more closes a silent connection at the latest this many seconds after the last heartbeat on it:
-other requests can have followed for 30 s, until the next heartbeat was due."""
+"""Seconds from the last heartbeat on a silent connection to the latest time at which the broker closes it, if the broker writes
+nothing more to it. Other requests can have followed the heartbeat for 30 s, until the next one was due."""
 REPLACED_UNTIL: Final = 130.5
-"""A broker closes a former connection at the latest this many seconds after the first heartbeat that it has answered on a newer
-connection."""
+"""Seconds from the first heartbeat that a broker has answered on a newer connection to the latest time at which the broker closes a
+former connection."""
 AGAIN: Final = 5.0
-"""Seconds between two calls of ``forgotten``, from ``SILENT`` until the latest time at which the broker closes the connection."""
+"""Seconds between two calls of ``forgotten`` for one broker, while the broker may close a silent connection at any time."""
 MOST_UNREPLACED: Final = 256
-"""Maximum number of addresses that are kept, because an address without a broker never responds again."""
+"""Maximum number of addresses in ``_unreplaced``. The limit is needed because an address without a broker never responds again."""
 
 _SILENT: Final = frozenset({CloseReason.DEAD, CloseReason.RESET, CloseReason.NOT_READING})
 
 
 class FormerConnections:
-    """The former connections to brokers. When one of them ends, its broker removes the client's id.
+    """The former connections to brokers. When a former connection ends, its broker removes the client's id.
 
     Args:
-        forgotten: Called when the broker may have forgotten the client.
+        forgotten: Called with the address of a broker that may have removed the client's id.
     """
 
     def __init__(self, forgotten: Callable[[str], None]) -> None:
         self._forgotten = forgotten
         self._timers: OrderedSet[asyncio.TimerHandle] = OrderedSet()
         self._doubted: dict[str, float] = {}
-        """Address of a broker that may close a silent connection -> the latest time (monotonic) at which it does so."""
+        """The latest time (monotonic) at which a broker may close a silent connection, by the broker's address."""
         self._unreplaced: dict[str, None] = {}
         """Addresses of brokers that have answered no heartbeat since a connection to them fell silent."""
         self._closed = False
 
     def add(self, connection: Connection, last_heartbeat: float) -> None:
-        """Add a connection that takes no more requests.
+        """Add a connection that accepts no more requests.
 
         Args:
             last_heartbeat: Monotonic time at which the last answered heartbeat was sent on the connection. If no heartbeat was
@@ -91,7 +91,7 @@ class FormerConnections:
     def answered(self, address: str) -> None:
         """Record that a broker has answered a heartbeat on its present connection.
 
-        From now on the broker writes nothing more to a silent connection.
+        From now on, the broker writes nothing more to a silent connection.
         """
         if address in self._unreplaced:
             del self._unreplaced[address]
@@ -110,7 +110,8 @@ class FormerConnections:
     def _doubt(self, address: str, until: float, seconds: float) -> None:
         """Call ``forgotten`` every ``AGAIN`` seconds in the last ``seconds`` before ``until``.
 
-        If calls for the address are already scheduled, they continue until ``until`` or their own end, whichever is later.
+        If calls for the address are already scheduled, do not schedule more, but continue them until ``until`` if that is later
+        than their end.
         """
         if (known := self._doubted.get(address)) is not None:
             self._doubted[address] = max(known, until)
@@ -142,15 +143,17 @@ logger = logging.getLogger(__name__)
 UNANSWERED_LIMIT = 2
 """Number of unanswered heartbeats in a row after which a connection is closed."""
 RECONNECTS = 6
-"""Attempts per heartbeat interval to reconnect to a broker, even while the client sends no messages."""
+"""Number of attempts per heartbeat interval to reconnect to a broker, even while the client sends no messages."""
 FAREWELL = 1.0
-"""Maximum seconds to wait for brokers to confirm that a group leaves; the end of a connection removes its groups anyway."""
+"""Maximum seconds to wait for brokers to confirm that a group is unregistered. The end of a connection removes its groups in any
+case."""
 UNREACHABLE_FOR = 5.0
-"""Seconds for which no call waits for a broker after an introduction to this broker has failed."""
+"""Seconds after a failed introduction to a broker in which no call waits for that broker."""
 INTRODUCED_WITHIN = 1.0
 BACK_WITHIN = 0.1
-"""Maximum seconds that calls wait for an introduction, counted from its start. BACK_WITHIN applies if the previous introduction
-failed: a broker that is back responds at once, and a silent broker must not delay calls to other brokers again."""
+"""Maximum seconds that calls wait for an introduction, which makes the client's id known to a broker, counted from its start.
+BACK_WITHIN applies if the previous introduction failed: a broker that is back responds at once, and a silent broker must not delay
+calls to other brokers again."""
 
 
 class HeartbeatState:
@@ -164,27 +167,27 @@ class HeartbeatState:
         self.reached_at = 0.0
         """Time (monotonic) at which the last answered heartbeat was sent; 0 if none was answered."""
         self.known = False
-        """Whether the broker knows the client's id on this connection, because it has accepted a heartbeat since the last drop."""
+        """Whether the broker knows the client's id on this connection: it has accepted a heartbeat since it last removed the id."""
         self.drops = 0
-        """How many times the broker may have dropped the client's id."""
+        """How many times the broker may have removed the client's id."""
         self.restored_drops = 0
-        """Value of ``drops`` at the start of the last ``_rejoin`` that succeeded."""
+        """The value of ``drops`` at the start of the last ``_rejoin`` that succeeded."""
         self.unanswered = 0
         """Number of unanswered heartbeats since the last response."""
         self.task: asyncio.Task[None] | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether a heartbeat should be sent, because none is pending and the broker does not know the client."""
+        """Whether a heartbeat should be sent, because none is pending and the broker may not know the client."""
         return self.task is None or (self.task.done() and not self.known)
 
 
 class Heartbeats:
-    """The groups of one client and the heartbeats that announce them.
+    """The groups of one client, and the heartbeats that announce them.
 
     Args:
-        masters: Addresses of the brokers in use.
-        interval: Seconds between two rounds.
+        masters: Returns the addresses of the masters in use.
+        interval: Seconds between two regular heartbeats to a broker.
         timeout: Seconds to wait for the response to one heartbeat.
         display_name: Returns a group's name for error messages.
     """
@@ -211,15 +214,16 @@ class Heartbeats:
         self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._reported: set[str] = set()
         self._introductions: dict[str, tuple[asyncio.Task[None], float]] = {}
-        """Address -> the running introduction to its broker, and the time (monotonic) until which calls wait for it."""
+        """The running introduction to the broker at an address, and the time (monotonic) until which calls wait for it."""
         self._unreachable: dict[str, float] = {}
-        """Address of a broker to which the last introduction failed -> the time (monotonic) until which no call starts another."""
+        """The time (monotonic) until which no call starts another introduction, by the address of a broker to which the last one
+        failed."""
         self._introduces = False
-        """Whether a call has ever waited until brokers know this client."""
+        """Whether a call has ever waited until brokers know this client's id."""
         self._former = FormerConnections(self._forgotten)
         self._soon: asyncio.Handle | None = None
         self._body: bytes | None = None
-        """The encoded heartbeat, cached because it takes milliseconds to encode many groups. None after a change of the groups."""
+        """The encoded heartbeat, cached because encoding many groups takes milliseconds. None after a change of the groups."""
         self._closed = False
 
     @property
@@ -271,7 +275,7 @@ class Heartbeats:
             self._beat(connection)
 
     def on_closed(self, connection: Connection) -> None:
-        """Remove a connection that takes no more requests. The broker may drop the client's id when the socket closes."""
+        """Remove a connection that accepts no more requests. The broker may remove the client's id when the socket closes."""
         if (state := self._states.pop(connection, None)) is not None:
             self._former.add(connection, state.reached_at or state.sent_at)
 
@@ -283,12 +287,14 @@ class Heartbeats:
                 self._beat(connection)
 
     def announce(self) -> None:
-        """Schedule one heartbeat to each connected broker in use for the next iteration of the loop. Further calls do nothing."""
+        """Schedule one heartbeat on each connection to a master in use, in the next iteration of the loop. Further calls until then
+        do nothing.
+        """
         if self._soon is None and not self._closed:
             self._soon = asyncio.get_running_loop().call_soon(self._announce)
 
     async def run(self) -> None:
-        """Start a round every ``interval`` seconds and reconnect broken connections between rounds, until cancelled."""
+        """Call ``round`` every ``interval`` seconds and ``reconnect`` in between, until cancelled."""
         due = machine.monotonic() + self._interval
         while True:
             await asyncio.sleep(min(max(due - machine.monotonic(), 0.0), self._interval / RECONNECTS))
@@ -299,10 +305,12 @@ class Heartbeats:
                     due = machine.monotonic() + self._interval
                     self.round()
             except Exception:
-                logger.exception("a round of heartbeats failed; the next one starts within %s s", self._interval)
+                logger.exception("sending heartbeats failed; the next attempt starts within %s s", self._interval)
 
     def round(self) -> None:
-        """Start a heartbeat to each master in use that got no recent one, and connect if necessary. Do nothing without groups."""
+        """Send a heartbeat to each master in use to which none was sent recently. Connect if necessary. Do nothing without
+        groups.
+        """
         if not self._has_groups():
             return
         recently = machine.monotonic() - self._interval / 2
@@ -340,8 +348,8 @@ class Heartbeats:
         """Wait at most ``timeout`` seconds until the brokers at ``addresses`` know the client on their present connections.
 
         Connect if necessary. Do not wait for an introduction that began more than 1 s ago (``INTRODUCED_WITHIN``), or for a broker
-        whose last introduction failed less than 5 s ago (``UNREACHABLE_FOR``). After a failure, wait only 0.1 s for the next
-        introduction (``BACK_WITHIN``).
+        whose last introduction failed less than 5 s ago (``UNREACHABLE_FOR``). If the previous introduction to a broker failed,
+        wait only 0.1 s for the next one (``BACK_WITHIN``).
         """
         self._introduces = True
         now, waits = machine.monotonic(), list[tuple[float, asyncio.Task[None]]]()
@@ -456,20 +464,22 @@ class Heartbeats:
         state.restored_drops = times
 
     def _count_drop(self, connection: Connection) -> None:
-        """Count one drop of the client's id by the broker, which has happened or is about to happen."""
+        """Record that the broker has removed the client's id, or is about to do so."""
         state = self._states.get(connection)
         if state is not None:
             state.known = False
             state.drops += 1
 
     def _restore(self, connection: Connection) -> None:
-        """Count a drop of the client's id. If a call has ever waited for a reply, start the heartbeat that restores the id."""
+        """Record that the broker may have removed the client's id. If a call has ever waited for a reply, send the heartbeat that
+        restores the id.
+        """
         self._count_drop(connection)
         if self._introduces and self._producers and connection.is_open and connection in self._states:
             self._beat(connection)
 
     def _forgotten(self, address: str) -> None:
-        """Restore the client's id at a broker that may have dropped it at the end of a former connection."""
+        """Restore the client's id at a broker that may have removed it when a former connection ended."""
         if (connection := self._pool.get(address)) is not None:
             self._restore(connection)
 

@@ -1,9 +1,9 @@
 """The client instance: connections, routes, heartbeats and ids that producers, consumers and admins of one process share.
 
 There is one instance for each running loop and config, and it counts its users. The first user starts the instance and the others
-wait for that start; the last user that leaves closes it. The start is a task of its own, so that a cancelled user neither stops the
-start for the others nor leaves anything behind. Closing awaits nothing until only cancelled tasks and closing sockets are left, and
-a task of its own waits for these, so that a second cancellation cannot leave the instance half closed.
+wait for that start; the last user that leaves closes it. The start runs in a task of its own, so that a cancelled user neither
+stops the start for the others nor leaves anything behind. Closing awaits nothing until only cancelled tasks and closing sockets are
+left. These are awaited in a task of its own, so that a second cancellation cannot leave the instance half closed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ClientInstance:
     ``acquire`` returns an instance and ``release`` gives it back. Use the other methods only in between.
 
     Attributes:
-        handlers: Request code -> plain function that returns the response to a server's request, an awaitable of the response, or
+        handlers: For each request code of a server, a plain function that returns the response, an awaitable of the response, or
             None to send no response.
         group_requests: The requests of brokers for consumer groups.
     """
@@ -219,10 +219,10 @@ class ClientInstance:
     # -- requests to brokers
 
     async def broker_address(self, broker_name: str, topic: str, timeout: float, *, any_replica: bool = False) -> str:
-        """Return the address of a broker's master, from known routes or else from a new look-up of ``topic``.
+        """Return the address of a broker's master, from known routes or else from a new lookup of the route of ``topic``.
 
         Args:
-            any_replica: If no master is known, return the address of the replica with the lowest id.
+            any_replica: Whether to return the address of the replica with the lowest id if no master is known.
 
         Raises:
             BrokerNotFoundError: If no route contains such an address.
@@ -251,7 +251,8 @@ class ClientInstance:
         return address
 
     async def holder_of(self, queue: MessageQueue, timeout: float) -> str:
-        """Return the name of the broker that holds a queue. Look up the route of a static topic if it is unknown.
+        """Return the name of the broker that holds a queue. If the queue belongs to a static topic whose route is unknown, look it
+        up.
 
         Raises:
             RocketMQError: The errors of ``RouteTable.get``.
@@ -305,13 +306,14 @@ class ClientInstance:
         """Return the open connection to a broker's master. Return None if there is none.
 
         Args:
-            any_replica: If no master is known, return the connection to the replica with the lowest id.
+            any_replica: Whether to return the connection to the replica with the lowest id if no master is known.
         """
         address = self._known_address(broker_name, any_replica)
         return None if address is None else self.pool.open.get(address)
 
     def is_replaced(self, broker_name: str, known: Connection | None) -> bool:
-        """Return whether a broker's master may be another process than the one behind the connection ``known``.
+        """Return whether a broker's master may now be a different process from the one at the other end of the connection
+        ``known``.
 
         Return True if the master has another address, or if there is another connection to it. Return False while no route names a
         master, or while there is no connection to an unchanged address.
@@ -385,9 +387,9 @@ class ClientInstance:
         logger.debug("client %s started, name servers %s", self.client_id, ", ".join(self.name_servers.addresses))
 
     async def _local_ip(self) -> str:
-        """Return this machine's address on the network route to a name server, or "" if it is unknown.
+        """Return the address with which this machine reaches a name server, or "" if it is unknown.
 
-        Use the name server that responds, else the first name server to which a network route exists.
+        Use the name server that responds, or else the first name server that is reachable.
 
         Raises:
             NameServerError: If no name server responds, unless the client may start without a cluster and the error is not
@@ -498,7 +500,7 @@ _instances: dict[_Key, ClientInstance] = {}
 
 
 def _forget_closed_loops() -> None:
-    """Remove this process's instances that were not released before their loops were closed."""
+    """Remove the instances of this process that were not released before their event loops were closed."""
     for key, instance in list(_instances.items()):
         if key[0] == generation() and instance._loop.is_closed():  # noqa: SLF001 - this module's class
             _instances.pop(key, None)

@@ -1,7 +1,7 @@
 """The life cycle of a producer, consumer or admin on a shared ClientInstance: new, starting, running, stopping, stopped.
 
-The object starts on one event loop, stops, and can start again on any loop. A stop ends a start that is still waiting. Calls from a
-forked child or on another loop raise an error.
+The object starts on one event loop, stops, and can start again on any loop. ``stop`` ends a ``start`` that is still waiting. Calls
+from a forked child or on another loop raise an error.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _NOT_RUNNING: Final[dict[LifeState, ProblemCode]] = {
 
 
 class LifeCycle(Startable):
-    """Acquires the instance for ``client_config`` at the start and releases it at the stop.
+    """Base class of objects that acquire the instance for ``client_config`` at their start and release it at their stop.
 
-    Subclasses register in ``_open`` and unregister in ``_close``.
+    Subclasses register with the instance in ``_open`` and unregister in ``_close``.
 
     Args:
         label: The subject of error messages.
@@ -59,7 +59,7 @@ class LifeCycle(Startable):
     """
 
     _waits_for_requests: ClassVar = False
-    """Whether the stop of the last user waits, within its timeout, for pending requests."""
+    """Whether ``stop`` waits, within its timeout, for pending requests if this is the last user of the instance."""
 
     def __init__(self, client_config: ClientConfig, *, label: str, stop_timeout: float) -> None:
         self.client_config = client_config
@@ -72,7 +72,7 @@ class LifeCycle(Startable):
         self._changing: asyncio.Future[BaseException | None] | None = None
         """Done when the current start or stop has ended. The result is the error of the start, or None."""
         self._starting = StopScope(partial(_stopped_early, self._label))
-        """The scope of a start's waits, which ``stop`` ends."""
+        """The waits of a running ``start``, which ``stop`` ends."""
         self._generation = generation()
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class LifeCycle(Startable):
         return self._state in states
 
     async def _join_change(self, deadline: float) -> None:
-        """End a start that is waiting, and wait until the current start or stop has ended.
+        """End a ``start`` that is waiting, and wait until the current start or stop has ended.
 
         Args:
             deadline: Monotonic time by which handlers that already run, and the commits of their messages, must have ended.
@@ -193,7 +193,7 @@ class LifeCycle(Startable):
         """Wait until another call of ``start`` has ended, and raise a copy of its error. Return if it succeeds or is cancelled.
 
         Raises:
-            ClientStateError: If the object has been stopped since.
+            ClientStateError: If ``stop`` was called after that start.
         """
         changing = self._present_change()
         await asyncio.wait([changing])
@@ -219,13 +219,13 @@ class LifeCycle(Startable):
     # -- for subclasses
 
     async def _open(self, instance: ClientInstance) -> None:
-        """Register with ``instance``. An implementation undoes this if it fails, and waits only through ``_starting``."""
+        """Register with ``instance``. An implementation undoes this if it fails, and uses only ``_starting`` to wait."""
 
     async def _close(self, instance: ClientInstance, deadline: float) -> None:
         """End all calls and unregister by ``deadline`` (monotonic)."""
 
     def _running_instance(self) -> ClientInstance:
-        """Return the instance.
+        """Return the acquired instance.
 
         Raises:
             ClientStateError: If the object is not running.
@@ -262,7 +262,7 @@ class LifeCycle(Startable):
         return ClientStateError(f"{self._label} is {self._state.value}{self._advice()}")
 
     def _advice(self) -> str:
-        """Return advice for the user in the current state, as the end of an error message."""
+        """Return advice for the user that fits the current state, as the end of an error message."""
         if self._state is LifeState.STARTING:
             return "; await that start() first"
         if self._state is LifeState.STOPPING:

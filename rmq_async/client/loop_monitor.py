@@ -1,4 +1,4 @@
-"""Shows whether an event loop runs its timers: a timer records when it last ran, and any thread may read that time."""
+"""Detects whether an event loop runs its timers: a timer records when it last ran, and any thread may read that time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERVAL: Final = 1.0
 """Seconds between two runs of the timer."""
 
 LATE_AFTER: Final = 1.0
-"""The loop counts as blocked if the timer is more than this many seconds late."""
+"""The loop is considered blocked if the timer is more than this many seconds late."""
 
 
 class LoopMonitor:

@@ -1,4 +1,4 @@
-"""Deleted messages of a queue: the missing offsets minus the gaps that are no losses."""
+"""Determines which messages of a queue were deleted: the missing offsets minus the gaps that are not losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..tracebacks import without_frames
 from .gaps import is_compacted
 from .instance import ClientInstance
 
-# Checks whether a broker has a master now.
+# Checks whether a broker currently has a master.
 #
 # A message that is missing on a master was deleted; a message that is missing on a replica may still exist.
 
@@ -61,7 +61,7 @@ async def is_masterless(instance: ClientInstance, broker_name: str, topic: str, 
 
 
 def _lists_only_replicas(answer: RemotingCommand, broker_name: str) -> bool:
-    """Return whether a route lists a broker without a master.
+    """Return whether a route response lists the broker, but without a master.
 
     Raises:
         RemoteProtocolError: If the route cannot be read.
@@ -92,7 +92,8 @@ async def has_master(instance: ClientInstance, queue: MessageQueue) -> bool:
 logger = logging.getLogger("rmq_async.client.gaps")
 
 _UNKNOWN_THERE: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.TOPIC_NOT_EXIST})
-"""The codes of brokers before 5.0, which do not have such topics, and of a deleted topic, which has no settings."""
+"""The code of brokers before 5.0, which have neither compacted nor static topics, and the code for a deleted topic, which has no
+settings."""
 _NO_SETTINGS: Final = TopicConfigAndQueueMapping("")
 
 

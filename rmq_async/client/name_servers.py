@@ -1,17 +1,17 @@
 """Requests to the name servers. Any name server may answer a request.
 
-All name servers have nearly the same data. The list is shuffled once, and the client stays with the server that responded last. If
-that server fails, the same call tries the other servers, beginning with those to which no connect failed a moment ago, and then all
-other addresses that the host names resolve to. The client stays with the first server that responds. A silent server may use only
-its share of the remaining time: with two servers, the second one is tried after half of that time. A server whose connection broke
-during a request is tried once more at the end, because it may have been restarted since.
+All name servers have nearly the same data. The list is shuffled once, and the client keeps using the server that responded last. If
+that server fails, the same call tries the other servers, beginning with those to which no connection attempt failed a moment ago,
+and then all other addresses to which the host names resolve. From then on, the client uses the first server that responds. A server
+that does not respond may use only its share of the remaining time: with two servers, the second one is tried after half of that
+time. A server whose connection broke during a request is tried once more at the end, because it may have been restarted since.
 
 A response that a topic or a broker is unknown proves nothing if only one server gives it: the server may have been restarted, and
 brokers register again only within 30 s. Therefore ``others`` asks the other servers concurrently, and ``knows_brokers`` returns
-whether a server can be believed: a server that lists no broker knows no topic either.
+whether a server's response can be trusted: a server that lists no broker knows no topic either.
 
-A broker refuses requests for routes (3, request type not supported). Nothing else distinguishes its address from the address of a
-name server. If every address belongs to a broker, the error is permanent, because waiting cannot help.
+A broker refuses route requests (3, request type not supported). Nothing else distinguishes its address from the address of a name
+server. If every address belongs to a broker, the error is permanent, because waiting cannot help.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SILENT_FOR: Final = 10.0
 
 
 class Answers(NamedTuple, Generic[T]):
-    """The results and errors of several servers, by address.
+    """The results and errors of requests to several servers, by the server's address.
 
     Attributes:
         failures: The errors of servers that gave no usable response.
@@ -64,7 +64,7 @@ class Answers(NamedTuple, Generic[T]):
 
 
 class NoUsableAnswerError(errors.NameServerError):
-    """The error of a request to which a name server responded, but none gave a usable response: the network is not the cause."""
+    """The error of a request to which name servers responded, but none with a usable response. The network is not the cause."""
 
 
 class NameServers:
@@ -84,13 +84,13 @@ class NameServers:
         self._addresses = list(addresses)
         machine.random.shuffle(self._addresses)
         self._silent: dict[str, float] = {}
-        """Address of a server that did not respond -> the time (monotonic) until which ``others`` skips it."""
+        """The time (monotonic) until which ``others`` skips a server that did not respond, by address."""
         self.patient = False
         """Whether requests wait, within their timeout, for the first response of a name server instead of failing."""
         self.answered = asyncio.Event()
         """Set by the first response and never cleared."""
         self.failure: errors.NameServerError | None = None
-        """Why the last request got no response. None after a response, and before the first request."""
+        """The error of the last request if it got no response. None after a response, and before the first request."""
         self.on_failure: Callable[[], None] = _nothing
         """Called when a request got no response."""
 
@@ -99,12 +99,12 @@ class NameServers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All addresses; the address of the server in use comes first."""
+        """All addresses; the address of the server that is asked first comes first."""
         return tuple(self._addresses)
 
     @property
     def is_well(self) -> bool:
-        """Whether the last request was answered and a connection to a name server is open."""
+        """Whether the last request got a response and a connection to a name server is open."""
         return self.failure is None and any(self._pool.get(address) is not None for address in self._addresses)
 
     async def request(self, command: RemotingCommand, timeout: float) -> tuple[RemotingCommand, str]:
@@ -116,9 +116,9 @@ class NameServers:
         return await self.ask(command, timeout, lambda response, _: response)
 
     async def ask(self, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]) -> tuple[T, str]:
-        """Return the first result of ``read(response, address)``, and the server's address.
+        """Return ``read(response, address)`` for the first usable response, and the address of the server that sent it.
 
-        If ``read`` raises a RocketMQError, the request to that server counts as failed.
+        A response for which ``read`` raises a RocketMQError is not usable; the next server is asked.
 
         Raises:
             NoUsableAnswerError: If a server responded, but none gave a usable response before ``timeout`` seconds passed or all
@@ -174,7 +174,7 @@ class NameServers:
     async def each(self, command: RemotingCommand, timeout: float) -> dict[str, RemotingCommand]:
         """Return the responses of all name servers, by address.
 
-        Each address that a host name resolves to counts as a name server, if a connection to it can be made.
+        Each address to which a host name resolves counts as a name server, if a connection to it can be made.
 
         Raises:
             NameServerError: If a server does not respond within its share of ``timeout`` seconds.
@@ -215,7 +215,7 @@ class NameServers:
     ) -> Answers[T]:
         """Ask all servers except ``address`` concurrently, and return the results of ``read`` for their responses.
 
-        Each address that a host name resolves to counts as a server.
+        Each address to which a host name resolves counts as a server.
 
         Return when all servers have responded or failed, after ``OTHERS_SHARE`` of ``timeout`` seconds, or after the first result
         for which ``is_enough(result)`` is true. No error of a server is raised; the errors are in the returned Answers.
@@ -256,7 +256,7 @@ class NameServers:
     async def look_again(self, timeout: float) -> bool:
         """Look up the host names of the servers again.
 
-        Return whether at least one name now resolves to other addresses; its next request goes there.
+        Return whether at least one name now resolves to other addresses; the next request to that server uses one of them.
         """
         found = await asyncio.gather(*[self._pool.look_again(address, timeout) for address in self._addresses])
         return any(found)
@@ -276,7 +276,9 @@ class NameServers:
         """Return the largest of all servers' results, because the routes of a restarted server are incomplete for some seconds.
 
         Args:
-            is_former: Returns whether a result may come from servers to which the host names no longer resolve.
+            size: Returns the size of a result.
+            is_former: Returns whether a result may come from servers at addresses to which the host names no longer resolve. If so,
+                the names are looked up and the servers asked again.
 
         Raises:
             NameServerError: If no server gives a usable response within ``timeout`` seconds.
@@ -320,7 +322,7 @@ class NameServers:
         return _brokers_in(info)
 
     async def knows_brokers(self, address: str, timeout: float) -> bool:
-        """Return whether a server lists a broker now, so that it can be believed.
+        """Return whether a server currently lists a broker, so that its response "no such topic" can be trusted.
 
         Return True for a response that contains no list of brokers. Return False if there is no response.
         """
@@ -364,7 +366,7 @@ class NameServers:
     async def _read_from(
         self, address: str, command: RemotingCommand, timeout: float, read: Callable[[RemotingCommand, str], T]
     ) -> T:
-        """Ask one server. Repeat the request once if the connection breaks, because the server may have been restarted."""
+        """Send a request to one server. Repeat it once if the connection breaks, because the server may have been restarted."""
         deadline = machine.monotonic() + timeout
         try:
             return read(await self._one(address, command, timeout), address)
@@ -372,7 +374,7 @@ class NameServers:
             return read(await self._one(address, command, max(deadline - machine.monotonic(), 0.0)), address)
 
     async def _first_answer(self, timeout: float) -> None:
-        """Wait for the first response of a name server if ``patient``.
+        """Wait for the first response of any name server if ``patient`` is True.
 
         Raises:
             NameServerError: If there is no response within ``timeout`` seconds.
@@ -408,7 +410,7 @@ class NameServers:
         return printable(error)
 
     def _siblings(self) -> list[str]:
-        """Return the other addresses that the host names of the servers resolve to."""
+        """Return the addresses to which the host names of the servers resolve, except the connected ones."""
         found = {each for address in self._addresses for each in self._pool.siblings(address)}
         return sorted(found.difference(self._addresses))
 
@@ -482,11 +484,12 @@ def _of_brokers(addresses: Sequence[str]) -> str:
     return f"{', '.join(addresses)} are addresses of brokers, not of name servers; {_WANTED}"
 
 
-# Sends requests to the name servers while they seem unreachable, so that ``health()`` soon reports that they are away, and soon
-# reports that they are back.
+# Sends requests to the name servers while they cannot be reached, so that ``health()`` soon reports that they do not respond, and
+# soon reports that they respond again.
 #
-# Without the watch, only the polls of the routes would show this, every ``route_poll_interval``. The watch begins when a connection
-# to a name server is lost or a request gets no response. It ends when a name server has responded and its connection is open.
+# Without the watch, only the regular route requests would show this, every ``route_poll_interval``. The watch begins when a
+# connection to a name server is lost or a request gets no response. It ends when a name server has responded and its connection is
+# open.
 
 
 FIRST_WATCH_PAUSE: Final = 1.0
@@ -512,12 +515,12 @@ class NameServerWatch:
         name_servers.on_failure = self.begin
 
     def lost(self, address: str) -> None:
-        """Start the requests if ``address`` belongs to a name server. Call it when a connection to ``address`` broke."""
+        """Start sending requests if ``address`` belongs to a name server. Call this when a connection to ``address`` broke."""
         if address in self._name_servers.addresses:
             self.begin()
 
     def begin(self) -> None:
-        """Start the requests unless they are running.
+        """Start sending requests, unless they are already being sent.
 
         Do nothing before the first response of any name server, because ``ClusterProbe`` sends requests until then.
         """
@@ -525,7 +528,7 @@ class NameServerWatch:
             self._asking = self._loop.create_task(self._run(), name="rmq_async name servers", context=Context())
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Cancel the requests without awaiting. Return the task that has not ended yet, if there is one."""
+        """Stop sending requests, without awaiting. Return the task that has not ended yet, if there is one."""
         self._closed = True
         if self._asking is None:
             return []

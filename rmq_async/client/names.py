@@ -1,6 +1,6 @@
-"""Names of topics and groups with and without the prefix of ``ClientConfig.namespace``, which they have on the wire.
+"""Names of topics and groups with the prefix of ``ClientConfig.namespace``, which they have on the wire, and without it.
 
-Names from a user may have the prefix or not; names that are shown to a user do not have it.
+A user may give names with or without the prefix; names that are shown to a user do not have it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Offsets and times of one queue, by requests to its broker."""
+"""Requests to the broker of a queue for offsets and store times of messages."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _NO_STATISTICS: Final = "java.util.NoSuchElementException"
 async def max_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Return the offset after the last readable message. A message that was stored a moment ago may not be readable yet.
+    """Return the offset after the last readable message of a queue. A message that was stored a moment ago may not be readable yet.
 
     The arguments have the same meaning in the functions below.
 
     Args:
-        any_replica: If no master is known, True uses a replica, which may lack acknowledged messages, and False raises
-            BrokerNotFoundError.
+        any_replica: Whether to ask a replica, which may lack acknowledged messages, if no master is known. If False,
+            BrokerNotFoundError is raised instead.
         timeout: Maximum seconds. The default is ``request_timeout``.
     """
     header = headers.GetMaxOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
@@ -69,9 +69,10 @@ async def until_readable(
 
     A broker acknowledges a message when it is in the commit log, and adds it to its queue a moment later (measured on 5.5.0: half
     of the ``max_offset`` requests right after an acknowledged send do not count its message, with and without their ``committed``
-    field). Only the runtime information shows how far behind the queues are. It costs the broker 60 ms, so use this function only
-    at the start of a read. In its first second a broker has no runtime information and returns an error (5.5.0 and 4.9.7). The
-    request is then repeated, as for a busy broker. If any other response lacks this information, the messages count as readable.
+    field). Only the runtime information shows how far behind the queues are. A request for it costs the broker 60 ms, so use this
+    function only before the first read of a queue. In its first second, a broker has no runtime information and returns an error
+    (5.5.0 and 4.9.7). The request is then repeated, as for a busy broker. If any other response lacks this information, the
+    messages are considered readable.
     """
     longest = instance.config.request_timeout
     patience = longest if timeout is None else timeout
@@ -110,7 +111,7 @@ async def until_readable(
 async def min_offset(
     instance: ClientInstance, queue: MessageQueue, *, any_replica: bool = True, timeout: float | None = None
 ) -> int:
-    """Return the offset of the first message that is not deleted. Return the end of the queue if there is none."""
+    """Return the offset of the first message of a queue that is not deleted. Return the end of the queue if there is none."""
     header = headers.GetMinOffsetRequestHeader(topic=queue.topic, queueId=queue.queue_id, bname=queue.broker_name)
     return (await _ask(instance, queue, header, headers.GetMinOffsetResponseHeader, any_replica, timeout)).offset
 
@@ -124,8 +125,8 @@ async def search_offset(
 
     Args:
         when: Epoch seconds or an aware datetime.
-        upper: True returns the offset of the last message that was stored at ``when`` or before, or of the first message if there
-            is none.
+        upper: Whether to return the offset of the last message that was stored at ``when`` or before instead, or of the first
+            message if there is none.
     """
     time_ms = epoch_ms(when)
     header = headers.SearchOffsetRequestHeader(
@@ -172,7 +173,7 @@ async def committed_offset(
     """Return the offset that the broker keeps for ``group``. Return None if it keeps none.
 
     Brokers before 5.0 return 0 if they keep no offset and the first message is not deleted. A second request then asks which groups
-    have offsets for the topic. Therefore 0 is still returned for a group that has an offset for another queue only.
+    have offsets for the topic. Therefore 0 is still returned for a group that has an offset only for another queue.
 
     Args:
         any_replica: As for ``max_offset``. A replica may have an old offset, or none.
@@ -199,8 +200,8 @@ async def commit_offset(instance: ClientInstance, group: str, queue: MessageQueu
 
     A replica would also accept the offset, but would then lose it, because a replica takes over the offsets of its master.
 
-    If there are several concurrent commits for a group and topic, the first one is sent alone (see ``first_commits``). A broker
-    creates a group at the first heartbeat that names the group, and handles that heartbeat concurrently with later requests. If it
+    Of several concurrent commits for a group and topic, the first one is sent alone (see ``first_commits``). A broker creates a
+    group at the first heartbeat that names the group, and handles that heartbeat concurrently with later requests. If the broker
     does not know the group yet, the commit is repeated after the response to the heartbeat.
     """
     deadline = machine.monotonic() + instance.config.request_timeout
@@ -271,9 +272,9 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
 
 
 async def known_queue(instance: ClientInstance, queue: MessageQueue) -> MessageQueue:
-    """Return ``queue`` with the name of its topic on the wire, if the topic's route contains the queue.
+    """Return ``queue`` with the name of its topic on the wire, after checking that the topic's route contains the queue.
 
-    Brokers do not check this: they answer requests for a queue that they do not have as if the queue were empty.
+    Brokers do not check this: they respond to requests for a queue that they do not have as if the queue were empty.
 
     Raises:
         TopicNotFoundError: If the topic is unknown.
@@ -346,7 +347,7 @@ async def _request(
     """Return the response of the queue's broker, and the broker's address.
 
     Args:
-        again: True repeats the request within its timeout while the broker is busy, for example because it has just started.
+        again: Whether to repeat the request within its timeout while the broker is busy, for example because it has just started.
     """
     command = RemotingCommand(code=code, ext_fields=fields)
     deadline = machine.monotonic() + (instance.config.request_timeout if timeout is None else timeout)
@@ -368,9 +369,9 @@ async def _request(
 
 # Search for an offset by time on brokers before 5.1.1, whose responses are inexact.
 #
-# Such a broker returns the message that was stored *nearest* to the time, before or after it, and any one of several messages that
-# were stored in the same millisecond. Its response is only a hint: from there an exponential and then a binary search reads the
-# store times of messages. The search mostly takes two or three pulls of one message.
+# Such a broker returns the message that was stored *nearest* to the time, before or after it. Of several messages that were stored
+# in the same millisecond, it returns any one. Its response is only a hint: from there, an exponential and then a binary search
+# reads the store times of messages. The search mostly takes two or three pulls of one message.
 
 EXACT_FROM: Final = 435
 """``MQVersion.V5_1_1``: the first version that finds the first message at or after a time, and supports ``boundaryType``."""
@@ -384,9 +385,10 @@ _DELETED: Final = frozenset({ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.P
 
 
 async def first_at_or_after(low: int, high: int, hint: int, late: Callable[[int], Awaitable[bool]]) -> int:
-    """Return the first offset from ``low`` to ``high`` for which ``late(offset)`` is true.
+    """Return the first offset from ``low`` to ``high`` for which ``late(offset)`` is true. Return ``high`` if there is none below
+    it.
 
-    ``high`` counts as late without a call. If ``late`` is true for an offset, it must be true for all higher offsets.
+    If ``late`` is true for an offset, it must be true for all higher offsets. It is not called for ``high``.
 
     Args:
         hint: The first offset to try.

@@ -1,10 +1,10 @@
-"""The number of messages that pulls of a queue request, after responses above ``max_frame_size``.
+"""Reduces the number of messages that pulls of a queue request, after responses above ``max_frame_size``.
 
 Brokers limit a response to 256 KiB by default, and operators may raise that limit above the frame size that a client accepts. A
-pull states the number of messages that it requests, and brokers ignore its limit of bytes (``maxMsgBytes``). Therefore, if
-a response is too large, the pull is repeated with half as many messages, until the response fits. The number for a queue grows
-again if twice as many messages would fill at most half of a frame: a region of large messages must not slow the whole queue down,
-but each response that is too large was sent for nothing.
+pull states the number of messages that it requests, and brokers ignore its limit of bytes (``maxMsgBytes``). Therefore, if a
+response is too large, the pull is repeated with half as many messages, until the response fits. The number for a queue grows again
+if twice as many messages would fill at most half of a frame: some large messages must not slow down the whole queue, but each
+response that is too large is transferred in vain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_QUEUES: Final = 4096
 
 
 class PullSizes:
-    """The lowered numbers of messages per pull, by queue. The queues have the topics' names on the wire.
+    """The reduced message limits of pulls, by queue. The keys name topics as they appear on the wire, with the namespace.
 
     Args:
         max_frame_size: Maximum bytes of a response.
@@ -29,7 +29,8 @@ class PullSizes:
     def __init__(self, max_frame_size: int) -> None:
         self._quarter = max_frame_size // 4
         self.lowered: dict[MessageQueue, tuple[int, int]] = {}
-        """Queue -> the number of messages to request, and the number in the first request whose response was too large."""
+        """For each queue with a reduced limit, the limit, and the number of messages in the first request whose response was too
+        large."""
 
     def limit(self, queue: MessageQueue, messages: int) -> int:
         """Return the number of messages to request, at most ``messages``."""
@@ -37,9 +38,9 @@ class PullSizes:
         return messages if lowered is None else min(messages, lowered[0])
 
     def lower(self, queue: MessageQueue, asked: int) -> bool:
-        """Lower the number to half of ``asked`` and return True. Return False if ``asked`` is one message.
+        """Reduce the limit of a queue to half of ``asked`` and return True. Return False if ``asked`` is 1.
 
-        Call it after a request for ``asked`` messages whose response was too large. A number that is already lower is kept.
+        Call this after a request for ``asked`` messages whose response was too large. A limit that is already lower is kept.
         """
         if asked <= 1:
             return False
@@ -50,9 +51,9 @@ class PullSizes:
         return True
 
     def answered(self, queue: MessageQueue, asked: int, size: int) -> None:
-        """Double the number if that many messages are likely to fit.
+        """Double the limit of a queue if so many messages are likely to fit into a response.
 
-        Call it after a response of ``size`` bytes to a pull for ``asked`` messages.
+        Call this after a response of ``size`` bytes to a pull for ``asked`` messages.
         """
         number, first = self.lowered.get(queue, (0, 0))
         if not number or asked < number or size > self._quarter:
@@ -64,7 +65,7 @@ class PullSizes:
 
 
 def too_large_frame(error: RocketMQError) -> FrameTooLargeError | None:
-    """Return the error of the frame above ``max_frame_size`` that caused ``error``. Return None if there was no such frame.
+    """Return the error for a frame above ``max_frame_size`` that caused ``error``. Return None if there was no such frame.
 
     The frame is either the response to the request, or a frame that closed the connection and may have been the response.
     """
@@ -75,12 +76,16 @@ def too_large_frame(error: RocketMQError) -> FrameTooLargeError | None:
 
 
 def next_offset_in(error: FrameTooLargeError) -> int | None:
-    """Return the next offset in the header of a pull's response that was too large. Return None if it has none."""
+    """Return the next offset from the header of a pull's response that was too large. Return None if the header does not contain
+    it.
+    """
     return _number(error, "nextBeginOffset")
 
 
 def end_in(error: FrameTooLargeError) -> int | None:
-    """Return the end of the queue in the header of a pull's response that was too large. Return None if it has none."""
+    """Return the end of the queue from the header of a pull's response that was too large. Return None if the header does not
+    contain it.
+    """
     return _number(error, "maxOffset")
 
 

@@ -1,9 +1,9 @@
-"""Finds out whether a broker has stored a message when it answers that it has too few in-sync replicas.
+"""Determines whether a broker has stored a message when it responds that it has too few in-sync replicas.
 
-Two kinds of brokers answer a send with "in-sync replicas not enough". With DLedger, the leader has stored the message by then, and
-its followers may have stored it (``DLedgerCommitLog.asyncPutMessage``). Without DLedger, for example in controller mode, the broker
-counts the in-sync replicas before it stores a message (``CommitLog.asyncPutMessage``). Only the broker's configuration shows which
-kind it is. The configuration is requested after the first such response.
+Two kinds of brokers respond to a send with "in-sync replicas not enough". With DLedger, the leader has stored the message by then,
+and its followers may have stored it (``DLedgerCommitLog.asyncPutMessage``). Without DLedger, for example in controller mode, the
+broker counts the in-sync replicas before it stores a message (``CommitLog.asyncPutMessage``). Only the broker's configuration shows
+which kind it is. The configuration is requested after the first such response.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Replication:
         return known
 
     async def learn(self, connection: Connection, deadline: float) -> None:
-        """Ask the broker, and wait at most until ``deadline`` (monotonic).
+        """Request the broker's configuration, and wait for it at most until ``deadline`` (monotonic).
 
-        If there is no response in time, the result of ``counts_first`` stays None. If the response does not show the setting, the
-        result is False, because the user may not be permitted to read the configuration.
+        If there is no response in time, ``counts_first`` still returns None afterwards. If the response does not contain the
+        setting, it returns False, because the user may not be permitted to read the configuration.
         """
         if self.counts_first(connection) is None:
             with suppress(TimeoutError, ClientStateError):

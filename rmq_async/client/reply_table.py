@@ -1,9 +1,9 @@
 """Replies that brokers push to this client (326), and the calls that wait for them.
 
-The CORRELATION_ID identifies the call, on any connection. The broker waits for the client's response and passes its code on to the
-replier. Like Java's client, this client responds with SUCCESS even if no call waits for the reply. Brokers push replies to the
-connection that was last registered under a client id. If two processes have the same client id, one of them therefore gets the
-replies for the other; the prefix of the correlation id shows which process a reply belongs to.
+The property CORRELATION_ID of a reply identifies the call, on any connection. The broker waits for the client's response and passes
+its code on to the replier. Like Java's client, this client responds with SUCCESS even if no call waits for the reply. Brokers push
+replies to the connection that was last registered under a client id. Therefore, if two processes have the same client id, one of
+them gets the replies for the other; the prefix of the correlation id shows for which process a reply is meant.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ UNROUTED_FOR: Final = 5.0
 """Seconds for which the route of a reply topic is not requested again after a failure."""
 MAX_UNROUTED: Final = 1000
 MARKED: Final = 13
-"""Number of characters of a correlation id that are the same in all ids of a client instance."""
+"""Number of leading characters of a correlation id that are the same in all ids of a client instance."""
 
 
 class PushedReply(NamedTuple):
-    """A pushed reply. ``body`` is not decompressed.
+    """A reply that a broker has pushed.
 
     Attributes:
+        body: The body, still compressed if it was sent compressed.
         properties: The properties of the message, plus ARRIVE_TIME.
     """
 
@@ -47,7 +48,7 @@ class PushedReply(NamedTuple):
 class ReplyTable:
     """The calls of one client instance that wait for a reply.
 
-    A caller of ``expect`` must also call ``forget``.
+    A caller of ``expect`` must call ``forget`` with the same id afterwards.
 
     Attributes:
         client_id: The client id of the instance.
@@ -81,7 +82,7 @@ class ReplyTable:
         self._waiting.pop(correlation_id, None)
 
     def mark_unrouted(self, topic: str) -> None:
-        """Record that the route of a reply topic was not found, so that calls do not wait for the route for a while."""
+        """Record that the route of a reply topic was not found, so that calls do not wait for it for UNROUTED_FOR seconds."""
         if len(self._unrouted) >= MAX_UNROUTED:
             self._unrouted.clear()
         self._unrouted[topic] = machine.monotonic() + UNROUTED_FOR

@@ -30,7 +30,7 @@ from .instance import ClientInstance
 
 
 async def body_as_stored(instance: ClientInstance, received: MessageExt, deadline: float) -> tuple[bytes, int]:
-    """Return the body and the flags for a copy of a message.
+    """Return the body and the system flags for a copy of a message.
 
     A body that was stored compressed is compressed again if that makes it smaller.
 
@@ -68,7 +68,7 @@ _NOT_COPIED: Final = frozenset(
         constants.PropertyName.TIMER_DELIVER_MS,
     }
 )
-"""Properties that would make a broker hold the copy back, hide it, or also store it in other queues."""
+"""Properties that would make a broker delay or hide the copy, or also store it in other queues."""
 
 
 async def send_back(
@@ -146,7 +146,7 @@ async def send_copy(
 
 
 async def retry_brokers(instance: ClientInstance, group: str, timeout: float) -> tuple[str, ...]:
-    """Return the names of the brokers on which the retry topic of ``group`` has queues to send to, according to its route.
+    """Return the names of the brokers on which the retry topic of ``group`` has write queues, according to its route.
 
     Request the route if it is unknown. Return an empty tuple if the request fails.
     """
@@ -161,7 +161,7 @@ async def retry_brokers(instance: ClientInstance, group: str, timeout: float) ->
 
 
 def broker_of_message(instance: ClientInstance, topic: str, message: MessageExt) -> str:
-    """Return the name of the broker that stores ``message``. For a static topic, it is found through the routes in use."""
+    """Return the name of the broker that stores ``message``. For a static topic, the routes in use determine it."""
     # The queue of a static topic does not name the broker, and another broker may hold the queue now.
     queue = message.queue
     if not queue.broker_name.startswith(constants.LOGICAL_QUEUE_MOCK_BROKER_PREFIX):

@@ -1,12 +1,12 @@
 """The routes of topics: a cache in front of the name servers.
 
-The hot path is ``cached``, a dict look-up. A miss costs one request for all its callers, and one more for TBW102 if the topic is
-unknown and may be created by sending. The route of each topic in use is requested again every ``route_poll_interval``, and sooner
-after an error (``refresh_soon``). A response that is empty, unreadable or says "no such topic" never replaces a good route, because
-the brokers' own responses are more reliable. If the response of one name server lacks something that is known, other name servers
-must confirm it (see ``_confirmed`` and ``_fullest``). Equal responses are recognised by their digests, so polling an unchanged
-cluster decodes nothing; ``version`` grows only when a route is new or has changed. A topic that was not used during some polls
-(``use``) is dropped, and requested again at its next use.
+Sends read the cache with ``cached``, a dict lookup. If the route is missing, one request serves all its callers, plus a request for
+TBW102 if the topic is unknown and may be created by sending. The route of each topic in use is requested again every
+``route_poll_interval``, and sooner after an error (``refresh_soon``). A response that is empty, unreadable or says "no such topic"
+never replaces a good route, because the brokers' own responses are more reliable. If the response of one name server lacks
+something that is known, other name servers must confirm it (see ``_confirmed`` and ``_fullest``). Equal responses are recognized by
+their digests, so requests decode nothing while the cluster is unchanged; ``version`` grows only when a route is new or has changed.
+A topic that was not used for some time (``use``) is dropped, and requested again at its next use.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ from .topic_route import BrokerLists, TopicRoute, malformed_addresses, queue_cou
 
 # Records which topics are used, so that a route table can drop unused topics.
 #
-# Sends do not mark their topic, because this would take time for each message. Instead each producer reports, once per poll of the
-# routes, the topics to which it has sent since the previous poll. Other users mark a topic at each request, or hold it while they
-# need it.
+# Sends do not call ``mark``, because this would take time for each message. Instead, each producer reports, once per poll (the
+# regular refresh of all routes), the topics to which it has sent since the previous poll. Other users call ``mark`` at each
+# request, or ``hold`` while they need the topic.
 
 UNUSED_POLLS: Final = 10
-"""Number of polls without a use after which a topic is dropped."""
+"""Number of polls without a use of a topic after which the topic is dropped."""
 
 UNKNOWN_POLLS: Final = 3
-"""Number of polls without a use, each answered with "no such topic", after which a topic is dropped. With the default interval,
-these polls take 90 s; a broker registers its topics at a restarted name server within 60 s."""
+"""Number of polls without a use of a topic, each with the response "no such topic", after which the topic is dropped. With the
+default interval, these polls take 90 s; a broker registers its topics at a restarted name server within 60 s."""
 
 
 class TopicUse:
-    """The age of each topic, as the number of polls since its last use. Without polls, topics do not age and are not dropped."""
+    """The number of polls (regular refreshes of all routes) since the last use of each topic. Without polls, no topic is
+    dropped.
+    """
 
     def __init__(self) -> None:
         self.reports: list[Callable[[], Iterable[str]]] = []
@@ -83,7 +85,7 @@ class TopicUse:
         """Count one poll and return the topics that should be dropped. The topic that was unused for the longest time comes first.
 
         Args:
-            answers: Topic -> whether the name servers know it, for each topic with a response.
+            answers: For each topic with a response, whether the name servers know it.
         """
         used = self._held.keys() | self._marked
         self._marked.clear()
@@ -114,12 +116,13 @@ class TopicUse:
 def topics_to_keep(
     due: Iterable[str], kept: Iterable[str], brokers: Collection[str], brokers_of: Callable[[str], Collection[str]]
 ) -> set[str]:
-    """Return the topics in ``due`` that must be kept so that the route of at least one topic names each of ``brokers``.
+    """Return the topics in ``due`` that must be kept, so that each of ``brokers`` is in the route of at least one kept topic.
 
     The last topics in ``due`` are preferred. A broker that is in no route gets no heartbeats, although it may have a half message
     of this client whose transaction it must check.
 
     Args:
+        due: The topics that would otherwise be dropped.
         kept: Topics that stay in any case.
         brokers_of: Returns the names of the brokers in the route of a topic.
     """
@@ -149,8 +152,8 @@ SWEEP_AFTER: Final = 0.5
 _CORRECT: Final = "an address must be host:port; correct brokerIP1 and listenPort of the broker"
 
 _SHARE: Final = 0.98
-"""The share of ``request_timeout`` for a request. A caller with this timeout then gets the failures of the name servers as its
-error."""
+"""The share of ``request_timeout`` for a route request. A caller with this timeout then gets the failures of the name servers as
+its error."""
 
 
 class _Answer(NamedTuple):
@@ -175,9 +178,9 @@ class RouteTable:
 
     Args:
         request_timeout: Seconds for one request.
-        poll_interval: Seconds between two polls.
+        poll_interval: Seconds between two regular refreshes of all routes.
         display_name: Returns a topic's name for error messages.
-        cluster_found: If given, look-ups wait for this event.
+        cluster_found: If given, lookups wait for this event.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class RouteTable:
         self._poll_interval = poll_interval
         self._routes: dict[str, TopicRoute] = {}
         self._digests: dict[str, bytes] = {}
-        """Topic -> digest of the response body from which the route in use was decoded."""
+        """The digest of the response body from which a topic's route was decoded, by topic."""
         self._brokers: dict[str, Mapping[int, str]] = {}
         self._lists = BrokerLists()
         self._asking: SingleFlight[_Answer] = SingleFlight("route of")
@@ -226,7 +229,7 @@ class RouteTable:
 
     @property
     def lookups(self) -> int:
-        """Number of running look-ups."""
+        """Number of running lookups."""
         return len(self._asking) + len(self._finding)
 
     async def get(
@@ -238,16 +241,16 @@ class RouteTable:
         default_queues: int = 4,
         wait: WaitFor[TopicRoute] = Flight.wait,
     ) -> TopicRoute:
-        """Return the route of ``topic``, from the cache or from a look-up that concurrent callers share.
+        """Return the route of ``topic``, from the cache or from a lookup that concurrent callers share.
 
         Args:
             timeout: Maximum seconds for the call.
-            create_key: The topic (TBW102) whose route is used for a topic that does not exist, with at most ``default_queues``
-                queues per broker. The first send then creates the topic.
-            wait: The function that waits for the look-up.
+            create_key: A topic (TBW102) whose route is used if ``topic`` does not exist, with at most ``default_queues`` queues per
+                broker. The first send then creates ``topic``.
+            wait: The function that waits for the lookup.
 
         Raises:
-            TopicNotFoundError: If the name servers know neither the topic nor ``create_key``.
+            TopicNotFoundError: If the name servers know neither ``topic`` nor ``create_key``.
             NameServerError: If no name server gives a usable response in time.
             ClientStateError: If the table is closed.
         """
@@ -263,11 +266,11 @@ class RouteTable:
             raise self._late(topic, timeout) from None
 
     async def refresh(self, topic: str, timeout: float | None = None, *, provisional: bool = True) -> TopicRoute:
-        """Request the route now and return the route that is then in use, which is the old one if the response is not usable.
+        """Request the route now. Return the route that is then in use, which is the old one if the response is not usable.
 
         Args:
             timeout: Maximum seconds. The default is ``request_timeout``.
-            provisional: Whether an old route may belong to a topic that the first send will create.
+            provisional: Whether to return an old route even if the topic does not exist yet and the first send will create it.
 
         Raises:
             RocketMQError: The errors of ``get``, if there is no old route.
@@ -290,7 +293,7 @@ class RouteTable:
         return old
 
     async def fetch(self, topic: str, timeout: float) -> TopicRoute:
-        """Request the route now from all name servers and return the fullest one. This does not count as a use of the topic.
+        """Request the route now from all name servers and return the most complete one. This does not count as a use of the topic.
 
         Raises:
             RocketMQError: The errors of ``get``.
@@ -306,7 +309,7 @@ class RouteTable:
     def refresh_soon(self, topic: str) -> None:
         """Start a refresh in the background after an error, at most one per second for each topic.
 
-        Do nothing after ``close``, because closing also makes calls fail.
+        Do nothing after ``close``, because calls that ``close`` ends also report errors.
         """
         if self._closed:
             return
@@ -330,7 +333,7 @@ class RouteTable:
         """Request the routes of all topics in use, one after the other. Stop if no name server responds.
 
         Returns:
-            Topic -> whether the name servers know it, for each topic with a response.
+            For each topic with a response, whether the name servers know it.
         """
         answers: dict[str, bool] = {}
         for topic in list(self._routes):
@@ -367,7 +370,9 @@ class RouteTable:
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
     def addresses_of(self, broker_name: str) -> Mapping[int, str]:
-        """Return broker id -> address of a broker in the newest route of any topic. The mapping is empty for an unknown broker."""
+        """Return the addresses of a broker by broker id, from the newest route of any topic. Return an empty mapping for an unknown
+        broker.
+        """
         return self._brokers.get(broker_name, {})
 
     def broker_of(self, queue: MessageQueue) -> str:
@@ -381,7 +386,7 @@ class RouteTable:
         return dict.fromkeys(addresses[MASTER_ID] for addresses in self._brokers.values() if MASTER_ID in addresses)
 
     def masters(self) -> dict[str, str]:
-        """Return broker name -> master's address for all topics in use. May be called from any thread."""
+        """Return the address of each master by broker name, for all topics in use. May be called from any thread."""
         brokers = self._brokers.copy()
         return {name: addresses[MASTER_ID] for name, addresses in brokers.items() if MASTER_ID in addresses}
 
@@ -391,7 +396,7 @@ class RouteTable:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_AFTER, self._sweep_now)
 
     def close(self) -> list[asyncio.Task[object]]:
-        """Cancel all look-ups and return their tasks, which need one more iteration of the loop to end."""
+        """Cancel all lookups and return their tasks, which need one more iteration of the loop to end."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -401,10 +406,12 @@ class RouteTable:
         self.on_change.clear()
         return [*self._sweeping.close(), *self._finding.close(), *self._asking.close()]
 
-    # -- look-ups
+    # -- lookups
 
     async def _find(self, topic: str, create_key: str | None, default_queues: int) -> TopicRoute:
-        """Find the route of a topic that has none yet. Run in a task of its own, with ``request_timeout`` for each request."""
+        """Find the route of a topic that has none yet. This runs in a task of its own, with ``request_timeout`` for each
+        request.
+        """
         await self._cluster()
         answer = await self._ask(topic, self._patience())
         if answer.route is not None:
@@ -414,34 +421,34 @@ class RouteTable:
         model = await self._ask_aside(create_key, self._patience())
         if model.route is None:
             raise self._not_found(topic, answer._replace(fault=model.fault), create_key)
-        known = self._routes.get(topic)  # another look-up may have found it meanwhile
+        known = self._routes.get(topic)  # another lookup may have found it meanwhile
         return known if known is not None else self._create_by_sending(topic, model, default_queues)
 
     async def _ask(self, topic: str, deadline: float) -> _Answer:
         return await self._asking.join(topic, lambda: self._request(topic), deadline)
 
     async def _ask_aside(self, topic: str, deadline: float) -> _Answer:
-        """Request a route without entering it into the table."""
+        """Request a route without adding it to the table."""
         return await self._asking.join((topic,), lambda: self._request(topic, enter=False), deadline)
 
     async def _request(self, topic: str, *, enter: bool = True) -> _Answer:
-        """Request a route. If ``enter`` is true, enter a usable route into the table."""
+        """Request a route. If ``enter`` is true, add a usable route to the table."""
         answer = await self._answer(topic)
         return self._enter(topic, answer) if enter else answer
 
     async def _request_all(self, topic: str) -> _Answer:
-        """Request a route from all name servers. If the topic is in use, enter a usable route into the table."""
+        """Request a route from all name servers. If the topic is in use, add a usable route to the table."""
         answer = await self._answer(topic, from_all=True)
         return self._enter(topic, answer) if topic in self._routes else answer
 
     async def _answer(self, topic: str, *, from_all: bool = False) -> _Answer:
         """Return the response of the name server in use, or a better response of another name server.
 
-        If there is no route, or all its brokers are away, look up the host names of the name servers again, and ask again if they
-        now resolve to other addresses.
+        If there is no route, or all its brokers are unreachable, look up the host names of the name servers again. If the names now
+        resolve to other addresses, repeat the request there.
 
         Args:
-            from_all: True asks the other name servers in any case.
+            from_all: Whether to ask the other name servers in any case.
         """
         await self._cluster()
         deadline = machine.monotonic() + self._request_timeout * _SHARE
@@ -478,7 +485,7 @@ class RouteTable:
     async def _confirmed(self, topic: str, answer: _Answer, deadline: float) -> _Answer:
         """Return another name server's route of a topic that is unknown to the first one, or a confirmed "no such topic" response.
 
-        A name server that knows no broker does not count, because it may just have been restarted.
+        Only a name server that knows a broker can confirm this, because one that knows none may just have been restarted.
 
         Raises:
             NoUsableAnswerError: If no name server that responds knows a broker, and other name servers do not respond.
@@ -499,13 +506,14 @@ class RouteTable:
         return answer._replace(witnessed=False)
 
     async def _fullest(self, topic: str, answer: _Answer, deadline: float, known: TopicRoute | None = None) -> _Answer:
-        """Return another name server's route if ``answer`` is incomplete because its name server does not know all brokers.
+        """Return the most complete route: ``answer``, or another name server's route if the name server of ``answer`` lacks
+        brokers.
 
-        In this case, the other route names a broker or a master that ``answer`` lacks, and the name server of ``answer`` does not
-        list that broker at all, as after a restart. If a name server lists a broker, it knows all topics of the broker.
+        The other route is returned if it names a broker or a master that ``answer`` lacks, and the name server of ``answer`` does
+        not list that broker at all, as after a restart. If a name server lists a broker, it knows all topics of the broker.
 
         Args:
-            known: The route in use. The first route that lacks nothing of it is sufficient, and is preferred among equally full
+            known: The route in use. The first route that lacks nothing of it is sufficient, and is preferred among equally complete
                 routes.
         """
         names = self._name_servers
@@ -523,12 +531,14 @@ class RouteTable:
         return best
 
     async def _cluster(self) -> None:
-        """Wait for a cluster that was missing at the start. There is no timeout here: callers have timeouts of their own."""
+        """Wait until the cluster is found, if it was missing at the start. There is no timeout here, because callers have their
+        own.
+        """
         if self._cluster_found is not None and not self._cluster_found.is_set():
             await self._cluster_found.wait()
 
     def _patience(self) -> float:
-        """Return a deadline for waiting for a request. It is later than the deadline of the request itself."""
+        """Return a deadline for waiting for a route request. It is later than the deadline of the request itself."""
         return machine.monotonic() + self._request_timeout + 1.0
 
     def _read(self, topic: str, response: RemotingCommand, address: str) -> _Answer:
@@ -560,7 +570,7 @@ class RouteTable:
     # -- the table
 
     def _enter(self, topic: str, answer: _Answer) -> _Answer:
-        """Enter a usable route into the table. Return the response; its route, if any, is then the route in use."""
+        """Put a usable route into the table. Return the response; its route, if any, is then the route in use."""
         old, new = self._routes.get(topic), answer.route
         if new is None:
             if old is not None and not old.provisional:
@@ -617,7 +627,9 @@ class RouteTable:
             logger.warning("route of topic %s: no client can connect to %s; %s", topic, wrong, _CORRECT)
 
     def _forget_unused(self, answers: Mapping[str, bool]) -> None:
-        """Drop topics that were not used during some polls, but keep a known topic for each broker that is in no other route."""
+        """Drop topics that were not used for some time. For each broker that is in no other route, keep one topic that is known to
+        the name servers.
+        """
         due = self.use.count_poll(answers)
         if due:
             gone = {topic for topic in due if self.use.is_unknown(topic)}
@@ -713,7 +725,9 @@ def _brokers(route: TopicRoute | None) -> frozenset[tuple[str, bool]]:
 
 
 def _weight(route: TopicRoute | None) -> tuple[int, bool]:
-    """Return the weight of a route; a fuller route has a greater weight. Brokers and masters count first, then an order conf."""
+    """Return a weight that is greater for a more complete route. Brokers and masters are compared first, then whether there is an
+    order conf.
+    """
     return len(_brokers(route)), route is not None and bool(route.data.order_topic_conf)
 
 

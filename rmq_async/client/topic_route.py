@@ -20,7 +20,7 @@ from rmq_protocol.route import BrokerData, TopicRouteData, is_address, publish_q
 from .._text import printable
 
 MAX_LISTS: Final = 64
-"""Maximum number of broker lists that are kept for sharing; the topics of a cluster have few different lists."""
+"""Maximum number of broker lists that are kept so that routes can share them; the topics of a cluster have few different lists."""
 MAX_BROKERS: Final = 1024
 """Maximum number of brokers in all these lists together, unless a single list has more."""
 
@@ -35,10 +35,11 @@ class TopicRoute:
     """The route of a topic, with queues and addresses derived from it.
 
     Attributes:
-        addresses: Broker name -> broker id -> "host:port", without malformed addresses.
+        addresses: The "host:port" by broker id, for each broker name, without malformed addresses.
         version: A number that grows with each change of any route of the client.
         provisional: True if the topic does not exist, and the first send will create it on these brokers.
-        holders: Queue -> name of the broker that now holds it. Only for a static topic, whose queues all name a logical broker.
+        holders: For a static topic, whose queues name a logical broker, the name of the broker that currently holds each queue.
+            Empty for other topics.
     """
 
     topic: str
@@ -52,13 +53,15 @@ class TopicRoute:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether ``publish_queues`` stays the same while brokers are away: an order conf or a static topic fixes the queues."""
+        """Whether ``publish_queues`` stays the same while brokers are down, because an order conf or a static topic fixes the
+        queues.
+        """
         conf = self.data.order_topic_conf
         return bool(self.holders if conf is None else conf)  # an empty order conf hides a static topic from senders
 
     @property
     def reachable_queues(self) -> tuple[MessageQueue, ...]:
-        """The queues to send to, on brokers whose master has an address in the route."""
+        """The write queues on brokers whose master has an address in the route."""
         return tuple([queue for queue in self.publish_queues if self.master_address(self.broker_of(queue)) is not None])
 
     def broker_of(self, queue: MessageQueue) -> str:
@@ -74,14 +77,14 @@ _Addresses = Mapping[str, Mapping[int, str]]
 
 
 class BrokerLists:
-    """Broker lists of recent routes, each with its usable addresses."""
+    """The broker lists of recent routes, each with its usable addresses, so that routes can share them."""
 
     def __init__(self) -> None:
         self._lists: dict[frozenset[str], tuple[tuple[BrokerData, ...], _Addresses]] = {}
         self._brokers = 0
 
     def shared(self, brokers: tuple[BrokerData, ...]) -> tuple[tuple[BrokerData, ...], _Addresses]:
-        """Return the equal list of an earlier route if there is one, else ``brokers``, and the usable addresses in the list."""
+        """Return a list that is equal to ``brokers``, from an earlier route if possible, and the usable addresses in the list."""
         names = frozenset([item.broker_name for item in brokers])
         known = self._lists.get(names)
         if known is None or known[0] != brokers:
@@ -109,7 +112,7 @@ def topic_route(topic: str, data: TopicRouteData, lists: BrokerLists) -> TopicRo
 
 
 def queue_counts(route: TopicRoute) -> str:
-    """Return the number of queues on each broker for a log record, as in "broker-a 4, broker-b 0 to write, 4 to read"."""
+    """Return the number of queues on each broker for a log record, such as "broker-a 4, broker-b 0 to write, 4 to read"."""
     written = Counter(route.broker_of(queue) for queue in route.publish_queues)
     read = Counter(route.broker_of(queue) for queue in route.subscribe_queues)
     texts = []
@@ -120,7 +123,7 @@ def queue_counts(route: TopicRoute) -> str:
 
 
 def malformed_addresses(data: TopicRouteData) -> str:
-    """Return broker and address for each address of a route to which no client can connect. Return "" if there is none."""
+    """Return the broker and the address for each address of a route to which no client can connect. Return "" if there is none."""
     wrong = [
         f"{item.broker_name} at {address!r}"
         for item in data.broker_datas
@@ -131,7 +134,7 @@ def malformed_addresses(data: TopicRouteData) -> str:
 
 
 def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
-    """Return the usable addresses by broker name and broker id. If several brokers have the same name, the first one counts."""
+    """Return the usable addresses by broker name and broker id. If several brokers have the same name, the first one is used."""
     first = {item.broker_name: item for item in reversed(brokers)}
     found: dict[str, dict[int, str]] = {}
     for item in brokers:
@@ -142,7 +145,7 @@ def _addresses(brokers: tuple[BrokerData, ...]) -> _Addresses:
 
 
 def _same_queues(data: TopicRouteData, addresses: _Addresses) -> bool:
-    """Return True only if the queues to send to and the queues to read from are certainly equal, in the same order."""
+    """Return True only if the write queues and the read queues are certainly equal, in the same order."""
     if data.order_topic_conf or data.topic_queue_mapping_by_broker:
         return False
     names = {item.broker_name for item in data.queue_datas}

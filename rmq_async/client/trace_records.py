@@ -1,9 +1,9 @@
 """The queue of message traces that wait to be sent to the trace topic, for producers and consumers.
 
-A record is encoded at once and waits in a queue, which limits the number and the bytes of the records. Records are sent together:
-one second after the first of them was queued, when a trace message is full, or without delay after ``hurry``. Records that cannot
-be queued or sent are dropped and counted. Traces are sent in an empty context (of ``contextvars``), because each task starts the
-next one and would keep the context of the first caller alive.
+A record is encoded at once and waits in a queue, which limits the number and the bytes of the records. Several records are sent in
+one trace message: one second after the first of them was queued, when the trace message is full, or without delay after ``hurry``.
+Records that cannot be queued or sent are dropped and counted. Traces are sent in an empty context (of ``contextvars``), because
+each task starts the next one and would keep the context of the first caller alive.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEYS_SIZE: Final = 16_000
 """Maximum bytes of the keys of one trace message. The limit for its properties is twice as large."""
 MOST_RECORDS: Final = 10_000
 MOST_BYTES: Final = 4 * 1024 * 1024
-"""Maximum number, and maximum total bytes, of the waiting records."""
+"""Maximum number of the waiting records, and maximum of their total bytes."""
 AT_ONCE: Final = 4
 """Maximum number of trace messages in flight."""
 TRACE_TIMEOUT: Final = 5.0
@@ -88,7 +88,7 @@ class TraceRecords:
         self._sending: OrderedSet[asyncio.Task[None]] = OrderedSet()
 
     def append(self, context: TraceContext) -> None:
-        """Queue the record.
+        """Queue a record for ``context``.
 
         If the queue is full or has ended, or the record is too large or cannot be encoded, drop and count the record.
         """
@@ -163,7 +163,7 @@ class TraceRecords:
             raise
 
     def _lose(self, count: int, why: object) -> None:
-        """Count lost records, and log a WARNING when the count reaches or passes a power of two."""
+        """Add ``count`` lost records, and log a WARNING when the total reaches or passes a power of two."""
         before, self.lost = self.lost, self.lost + count
         if before.bit_length() != self.lost.bit_length():
             self._logger.warning(
@@ -216,7 +216,9 @@ def _keys_of(context: TraceContext) -> tuple[Collection[str], int]:
 
 
 def _may_be_key(key: str) -> bool:
-    """Return whether a message may carry the key. In a transaction check, a message may have keys of any client."""
+    """Return whether a message may have this key. In a transaction check, the message may come from any client and have other
+    keys.
+    """
     return "\x00" not in key
 
 
@@ -227,7 +229,7 @@ def _size(keys: Collection[str]) -> int:
 # Trace messages of clients without a producer.
 
 QUEUES: Final = 4
-"""Number of queues per broker of a trace topic that a send creates."""
+"""Number of queues per broker with which a send creates a trace topic."""
 
 
 async def send_trace(instance: ClientInstance, group: str, message: Message, deadline: float) -> None:

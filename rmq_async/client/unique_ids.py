@@ -1,10 +1,10 @@
 """Unique message ids (property UNIQ_KEY) from a clock and a counter. The layout is Java's (see ``rmq_protocol.ids``).
 
-Each message has an id, so the hot path is one clock read (none if the caller has already read the clock), three comparisons and one
-concatenation (measured: 130 ns). The common part of 256 ids of one millisecond is one cached string. An object never returns an id
-twice within a month, even if the clock is adjusted: its millisecond only grows, and after 65,536 ids within a millisecond the next
-one starts early. After the clock was set back, the time in the ids is ahead of the clock. The salt is random for each object and
-drawn again in a forked child, which inherits all other state.
+Each message gets an id, so making one must be fast: one clock read (none if the caller has already read the clock), three
+comparisons and one concatenation (measured: 130 ns). The common part of 256 ids of one millisecond is one cached string. An object
+never returns an id twice within a month, even if the clock is adjusted: the millisecond in its ids only grows, and after 65,536 ids
+within a millisecond the next one starts early. After the clock was set back, the time in the ids is ahead of the clock. The salt is
+random for each object and drawn again in a forked child, which inherits all other state.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class UniqueIds:
         """The length of every id."""
         self._millisecond = self._wall = 0
         self.born_ms = b""
-        """The wall clock at the last id or call of ``now``, as thirteen digits of epoch ms. Empty before the first id."""
+        """The wall clock at the last call of a method that returns an id or the time, as thirteen digits of epoch ms. Empty before
+        the first call."""
         self._month_begins = self._month_ends = 0
         self._seed()
         _instances.add(self)
@@ -62,9 +63,7 @@ class UniqueIds:
         return self._page + _HEX[number & 0xFF]
 
     def next_at(self, now: float) -> str:
-        """Return a new id.
-
-        A change of the wall clock takes effect up to one millisecond late.
+        """Return a new id. If the wall clock is adjusted, the ids follow up to one millisecond later.
 
         Args:
             now: The current ``machine.monotonic()``, which saves a clock read.
@@ -107,9 +106,9 @@ class UniqueIds:
         self._page = self._time_text = ""
 
     def _turn_page(self) -> None:
-        """Start the next page of up to 256 numbers.
+        """Begin the next range of up to 256 numbers, whose ids share a cached prefix.
 
-        The page belongs to the clock's millisecond, or to a later millisecond if the ids are ahead of the clock.
+        The range belongs to the clock's millisecond, or to a later millisecond if the ids are ahead of the clock.
         """
         clock, since = machine.time(), machine.monotonic()
         wall = int(clock * 1000)

@@ -198,8 +198,7 @@ class ConnectionPool:
         return address not in self.open and (address in self._backoffs or address in self._connecting)
 
     def refusal(self, address: str) -> ConnectError | None:
-        """Return the error for callers that do not wait for the next connection attempt. Return None if an attempt is allowed now.
-        """
+        """Return the error for callers that do not wait for the next attempt. Return None if an attempt is allowed now."""
         if not self.backing_off(address):
             return None
         text = f"no connection attempt to {address} for up to {MAX_BACKOFF:.3g} s after a failure: {self._backoffs[address].reason}"
@@ -217,8 +216,7 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Return the time (monotonic) of a recent read in which a server confirmed a stored message. Return None if there is none.
-        """
+        """Return the time (monotonic) of a recent read in which a server confirmed a stored message. Return None without one."""
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 
