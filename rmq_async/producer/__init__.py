@@ -1,6 +1,6 @@
 """The producer, its settings, hooks and queue selectors.
 
-``__all__`` lists the public names; the outbox and the Spark sink use the others.
+``__all__`` lists the public names. The other names are imported by the outbox and the Spark sink.
 """
 
 from ..hooks import Hook, SendContext

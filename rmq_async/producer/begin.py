@@ -1,10 +1,10 @@
-"""The send engine, which ``send``, ``send_async`` and ``send_oneway`` share.
+"""Starts a send. ``send``, ``send_async`` and ``send_oneway`` share these functions.
 
 ``begin`` makes the record of a call. It checks and encodes the message, and takes credits and a queue at once if the message needs
-nothing special and need not wait. It has branches for sharding keys, hooks and message traces. The call then goes to one of three
-receivers: a future that ``deliver`` awaits, an ``AsyncSend`` (``accept``), or the tally of one-way messages
-(``Oneway.queue_now``, or ``Oneway.send`` if the call must wait). Only the plain ``send`` has all of this in one function
-(``fast_path``).
+nothing special and need not wait. It has branches for sharding keys, hooks and message traces. Then there are three ways:
+``deliver`` awaits the result, ``accept`` returns a future for it (``AsyncSend``), and a one-way message is added to the messages
+that are not yet written (``Oneway.queue_now``, or ``Oneway.send`` if the call must wait). Only the plain ``send`` has all of this
+in one function (``fast_path``).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .watching import Watch
 MILLISECOND: Final = 0.001
 _USUAL_KEYS: Final = (tuple, Keys, ShardedKeys)
 _CHOSEN: Final = QueueChoice(None, None, None)
-"""The choice of a call whose queue was already found by its sharding key."""
+"""The ``choice`` of a call whose queue was already determined by its sharding key."""
 _SHORT_KINDS: Final = (MessageType.NORMAL, MessageType.ORDER)
-"""The kinds of messages for which ``Watch.first`` may be called."""
+"""The kinds of messages for which ``Watch.first`` may be called, instead of ``Watch.begin``."""
 
 
 def begin(
@@ -55,13 +55,13 @@ def begin(
     """Return the ``Call`` of a send. Its ``target`` is None if it must wait for admission.
 
     Args:
-        sender: The run of the producer.
+        sender: The running producer.
         mode: The ``mode`` of ``SendContext``.
         message: The caller's message. Neither it nor the other arguments have been checked yet.
         queue: The queue that the caller chose.
         selector: The selector that the caller passed.
         key: The argument of the selector.
-        timeout: Seconds. None uses the timeout of the producer.
+        timeout: Seconds for the call. None uses the producer's ``timeout``.
 
     Raises:
         RocketMQError: If the arguments are invalid; see ``send``.
@@ -126,7 +126,7 @@ def _checked(
     key: Any,
     timeout: float | None,
 ) -> Call[SendResult]:
-    """Return the record of a call that has options, needs another form of request, or may have to wait."""
+    """Return the ``Call`` of a send that has options, needs another form of request, or may have to wait."""
     started = machine.monotonic()
     deadline = started + (sender.timeout if timeout is None else checked_timeout(timeout))
     if message.__class__ is Message:  # the same check as in ``Encoder.check``
@@ -198,7 +198,7 @@ def gathered(
 async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
     """Send a call and return its result.
 
-    Admit the call first if necessary. At the end, give back its credits and its place.
+    Admit the call first if necessary. At the end, give back its credits and its place in the line of its topic.
 
     Raises:
         RocketMQError: The errors of ``Admission.enter`` and ``RetryLoop.run``.
@@ -264,7 +264,7 @@ async def _connect_and_deliver(sender: ProducerCore, call: Call[Result]) -> Resu
 def _first_attempt(
     sender: ProducerCore, call: Call[Any], connection: Connection, future: asyncio.Future[Any]
 ) -> tuple[Pending, float]:
-    """Queue the first attempt of an awaited call. Return its entry in the table, and the time at which it began."""
+    """Queue the first attempt of an awaited call. Return its entry in the request table, and the time at which it began."""
     dispatch, outgoing, target, faults = sender.dispatch, call.outgoing, call.target, sender.faults
     began, first_deadline = call.started, call.deadline
     if call.topic_queues.several:
@@ -298,7 +298,7 @@ def _first_attempt(
 
 
 def _abandoned(dispatch: Dispatch, call: Call[Any], began: float, error: BaseException) -> None:
-    """Report to hooks and the fault table that the caller of the first attempt was cancelled."""
+    """Report to hooks and the fault table that a call was cancelled during its first attempt."""
     if call.outgoing.watch is not None:
         call.outgoing.watch.give_up(error)
     if dispatch.faults is not None:
@@ -311,7 +311,9 @@ async def accept(
     on_success: Callable[[Result], object] | None,
     on_error: Callable[[BaseException], object] | None,
 ) -> asyncio.Future[Result]:
-    """Wait until a call is admitted and its connect has ended, start its attempts, and return a future for the result."""
+    """Wait until a call is admitted and connected (or its connection attempt has failed), start its attempts, and return a future
+    for the result.
+    """
     admission, dispatch, usual = sender.admission, sender.dispatch, bool(call.target)
     if call.choice is not None or call.ordered:
         return await sender.ordered.accept(call, on_success, on_error)

@@ -1,4 +1,4 @@
-"""Admission of calls: the record of a call, credits, lines of ordered calls, and waiting for both."""
+"""Admission of calls: what a call holds (credits and a place in a FIFO line), and the waits for both."""
 
 from .admission import Admission
 from .call import Call, ReadReply, Result

@@ -1,9 +1,9 @@
-"""Admission of calls on the general path: the turn in the topic's line, the credits, and the choice of a queue.
+"""Admits calls that do not take the fast path: each call gets its turn in the topic's line, its credits, and a queue.
 
-Two waits keep calls that choose their queue in order. In the *line* of its topic, a call waits for earlier calls while these
-wait for credits, the compression of a body, the route or a selector that is a coroutine. A call whose broker is not in the route
-waits for that broker in a separate line of its queue. After that, the call's message waits for its queue (``batching``). If the
-line is empty and the call has nothing to wait for, it skips the line.
+Two waits keep calls that choose their queue in order. In the *line* of its topic (a FIFO queue of calls), a call waits for earlier
+calls while these wait for credits, the compression of a body, the route or a selector that is a coroutine. A call for a queue whose
+broker is not in the route waits for that broker in a separate line of the queue. After that, the call's message waits for its queue
+(``batching``). If the line is empty and the call has nothing to wait for, it skips the line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ordering import Lines
 
 
 class Admission:
-    """Gives calls the credits and the queue that they need before their first attempt, and takes the credits back at the end.
+    """Gives calls the credits and the queue that they need before their first attempt, and takes the credits back afterwards.
 
     Call ``enter`` or ``enter_now``, then ``leave``.
 
@@ -42,7 +42,7 @@ class Admission:
         self.compress_from = compressor.above
 
     def enter_now(self, call: Call[Any]) -> bool:
-        """Take credits and a queue if neither requires waiting and no earlier call waits. Return whether they were taken."""
+        """Give the call credits and a queue if it need not wait for them or for an earlier call. Return whether it got them."""
         topic, choice = call.outgoing.topic, call.choice
         topic_queues = self.queues_by_topic.get(topic)
         if topic_queues is None or (call.message is not None and call.size >= self.compress_from):
@@ -71,12 +71,12 @@ class Admission:
         """Wait until a call that ``enter_now`` refused may be sent. The caller must call ``leave``, even after an error.
 
         Args:
-            call: A call that holds neither credits nor a place.
+            call: A call that holds neither credits nor a place in a line.
             prepare: Awaited before a queue is chosen.
 
         Raises:
             BackpressureError: If the call did not get credits, or its turn in the line, by its deadline.
-            RocketMQError: The errors of compression, selectors, the route look-up and ``prepare``.
+            RocketMQError: The errors of compression, selectors, the route lookup and ``prepare``.
         """
         topic, deadline = call.outgoing.topic, call.deadline
         if call.choice is not None:
@@ -94,7 +94,7 @@ class Admission:
             await self._choose(call)
 
     def leave(self, call: Call[Any]) -> None:
-        """Take back the place and the credits that the call still holds."""
+        """Take back the credits, and the place in a line, that the call still holds."""
         if call.place is not None:
             call.place.leave()
         if (epoch := call.epoch) is not None:

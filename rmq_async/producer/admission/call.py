@@ -17,25 +17,27 @@ from .ordering import Place
 
 Result = TypeVar("Result")
 ReadReply = Callable[[SendReply, Outgoing, Target, int], Result | None]
-"""A function that makes the result from a response. It is called as ``read(reply, outgoing, target, attempts)`` and returns None
-unless the response says that the message is stored."""
+"""A function that makes the result from a response. It is called as ``read(reply, outgoing, target, attempts)``. It returns None if
+the response does not say that the message is stored."""
 
 
 class Call(msgspec.Struct, Generic[Result]):
-    """One call. The record is made once and passed to all code that handles the call; a ``send`` on the fast path has no record.
+    """One call of a send method. The record is made once and passed to all code that handles the call; a ``send`` on the fast path
+    has no record.
 
     Attributes:
         started: Monotonic time at which the call began.
-        deadline: Monotonic time at which the call ends.
-        retries: Maximum number of counted attempts (``uses_retry``) after the first one.
-        message: The argument of selectors. Admission compresses a large body only if ``message`` is set. It is None for a batch,
-            and for a message that is sent exactly as it was encoded.
+        deadline: Monotonic time by which the call must end.
+        retries: Maximum number of attempts after the first one that count as retries (``uses_retry``).
+        message: The argument of selectors. A large body is compressed during admission only if ``message`` is set. It is None for a
+            batch, and for a message that is sent exactly as it was encoded.
         choice: The caller's choice of a queue.
         size: Total bytes of the bodies, for admission.
         batchable: True if the message may be sent in a batch with others.
         ordered: True if the call waits for its queue even without a ``choice``.
         epoch: The epoch of the credits that the call holds; None if it holds none. Admission sets it.
-        place: The call's place in a line, or None. The call leaves it as soon as batching keeps the order of the message.
+        place: The call's place in a line (FIFO queue) of calls, or None. The call leaves it as soon as batching keeps the order of
+            the message.
         target: The queue of the first attempt, one of ``topic_queues`` or chosen by the caller. None until the call is admitted.
     """
 
@@ -56,12 +58,12 @@ class Call(msgspec.Struct, Generic[Result]):
 
     @property
     def number(self) -> int:
-        """The number of messages, each of which takes a credit."""
+        """The number of messages in the call. Each message takes one credit."""
         ids = self.outgoing.batch_ids
         return 1 if ids is None else len(ids)
 
     def transfer(self) -> Epoch:
-        """Transfer the credits to the caller, which must give them back."""
+        """Transfer the call's credits to the caller of this method, which must give them back. Return their epoch."""
         epoch, self.epoch = self.epoch, None
         assert epoch is not None
         return epoch

@@ -1,12 +1,12 @@
 """Credits limit the messages and bytes that are accepted but not finished.
 
-The credits are two integers; calls wait only when they are exhausted. The hot path of ``send`` inlines ``try_take`` and
-``give_back`` on the public attributes. Waiting calls are served first come, first served, and no call overtakes them. Each call
-gives its credits back once.
+The free credits are two integers (messages and bytes); calls wait only when they are exhausted. For speed, ``send`` inlines
+``try_take`` and ``give_back`` on the public attributes. Waiting calls are served first come, first served, and no call overtakes
+them. Each call gives its credits back once.
 
-``flush`` waits for the messages that were accepted *so far*, while new calls continue. Therefore every taken credit belongs to an
-epoch; a flush begins a new epoch and waits until the older epochs are empty. The credits of an epoch are counted only after it has
-ended; until then they are the taken credits that belong to no older epoch.
+``flush`` waits for the messages that were accepted *before it was called*, while new calls continue. Therefore every taken credit
+belongs to an epoch; a flush begins a new epoch and waits until the older epochs are empty. The credits of an epoch are counted only
+after it has ended; until then, they are the taken credits that belong to no older epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ..._asyncio import WaitTable, wait_until
 from ...errors import BackpressureError, RocketMQError
 
 GIVEN_UP_KEPT: Final = 64
-"""The queue of waiters is compacted, in O(n), when more waiters are abandoned than this number plus half of the queue."""
+"""The queue of waiting calls is compacted, in O(n), when more of its entries are abandoned than this number plus half of the
+queue."""
 
 
 class Epoch:
@@ -53,16 +54,18 @@ class _Waiter:
 
 
 class Credits:
-    """The limits for unfinished messages: ``limit`` messages and ``byte_limit`` bytes at a time.
-
-    In error messages, ``what`` names the messages and ``options`` names the settings that contain the limits.
+    """The credits of a producer: at most ``limit`` unfinished messages with at most ``byte_limit`` bytes at a time.
 
     A call that needs more than a whole limit is served when all of that limit is free; ``free`` and ``free_bytes`` can then be
     below 0.
 
+    Args:
+        what: The name of the messages, for error messages.
+        options: The names of the settings that contain the limits, for error messages.
+
     Attributes:
-        contended: True if other calls wait, or ``refuse`` was called. Credits are then available only from ``take``.
-        watched: True if a waiter or a flush needs calls of ``came_back``.
+        contended: True if other calls wait, or ``refuse`` was called. Credits can then be obtained only with ``take``.
+        watched: True if a waiting call or a flush needs calls of ``came_back``.
     """
 
     __slots__ = (
@@ -113,7 +116,7 @@ class Credits:
         return self.epoch
 
     async def take(self, number: int, size: int, deadline: float) -> Epoch:
-        """Take credits, wait for them if necessary, and return their epoch, which ``give_back`` needs.
+        """Take credits, waiting for them if necessary. Return their epoch, which ``give_back`` needs.
 
         Raises:
             BackpressureError: If there are not enough credits at ``deadline`` (``time.monotonic``).
@@ -155,14 +158,14 @@ class Credits:
         )
 
     def give_back(self, epoch: Epoch, number: int, size: int) -> None:
-        """Free the credits of a finished call. Call it once per ``take``, with the same numbers."""
+        """Free the credits of a finished call. Call this once per ``take``, with the same numbers."""
         self.free += number
         self.free_bytes += size
         if self.watched:
             self.came_back(epoch, number)
 
     def came_back(self, epoch: Epoch, number: int) -> None:
-        """Wake waiters and flushes after ``number`` credits of ``epoch`` were freed. Call it while ``watched``."""
+        """Wake waiting calls and flushes after ``number`` credits of ``epoch`` were freed. Call this while ``watched`` is true."""
         if epoch is not self.epoch:
             epoch.taken -= number
             if not epoch.taken and epoch.emptied is not None and not epoch.emptied.done():
@@ -180,7 +183,7 @@ class Credits:
         return older
 
     async def wait_idle(self, deadline: float) -> bool:
-        """Wait until all messages that were accepted so far are finished. Return False at ``deadline`` (monotonic)."""
+        """Wait until all messages that were accepted before this call are finished. Return False at ``deadline`` (monotonic)."""
         return await finished(self.so_far(), deadline)
 
     def refuse(self, error: Callable[[], RocketMQError]) -> None:

@@ -1,10 +1,10 @@
-"""FIFO lines per topic: calls that choose their queue wait here until earlier calls have credits and a queue.
+"""FIFO lines: calls that choose their queue wait in the line of their topic until earlier calls have credits and a queue.
 
-A call that cannot proceed at once joins the line of its topic, and leaves the line when its queue is chosen and batching keeps its
-order. The first call of a line does not wait. Passing the turn on takes amortised O(1); abandoned places are skipped.
+A call that cannot proceed at once joins the line of its topic, and leaves it when its queue is chosen and batching keeps its order.
+The first call of a line does not wait. When a call leaves, the next one is found in amortized O(1); abandoned places are skipped.
 
-A call for a queue whose broker is not in the route waits for that broker in a line of its queue, so that calls for other queues can
-proceed. Each later call for that queue joins its line even if the broker has come back, which keeps the order.
+A call for a queue whose broker is not in the route waits for that broker in a separate line of the queue, so that calls for other
+queues can proceed. Later calls for that queue join its line even if the broker has come back, which keeps their order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEFT_KEPT: Final = 64
 
 
 class Lines:
-    """The lines of one producer, by topic."""
+    """The lines (FIFO queues of waiting calls) of one producer, by topic."""
 
     __slots__ = ("_most", "by_topic")
 
@@ -36,7 +36,7 @@ class Lines:
         self._most = LINES_KEPT
 
     def line(self, topic: str) -> Line:
-        """Return the line of a topic; create it if it does not exist."""
+        """Return the line of a topic. Create the line if it does not exist."""
         line = self.by_topic.get(topic)
         if line is None:
             if len(self.by_topic) >= self._most:
@@ -46,17 +46,18 @@ class Lines:
         return line
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
-        """End the waits of all lines: each waiting call raises a new ``error()``."""
+        """End the waits in all lines: each waiting call raises a new ``error()``."""
         for line in self.by_topic.values():
             line.fail(error)
 
 
 class Line:
-    """The FIFO line of one topic.
+    """The line (FIFO queue of waiting calls) of one topic.
 
     Attributes:
-        places: The places in the line. The first one has the turn; some of the others may be abandoned.
-        aside: Broker name and queue id -> the line of a queue with calls that wait for its broker.
+        places: The places in the line, one for each call. The call of the first place does not wait; some of the others may be
+            abandoned.
+        aside: The lines of queues in which calls wait for a broker, by broker name and queue id.
         busy: True if a call must join the line, because this line or a line in ``aside`` has places.
     """
 
@@ -77,7 +78,7 @@ class Line:
         return place
 
     def queue_line(self, queue: MessageQueue) -> QueueLine:
-        """Return the line of a queue of the topic; create it if it does not exist."""
+        """Return the line of a queue of the topic. Create the line if it does not exist."""
         key = queue.broker_name, queue.queue_id
         line = self.aside.get(key)
         if line is None:
@@ -85,7 +86,7 @@ class Line:
         return line
 
     def fail(self, error: Callable[[], RocketMQError]) -> None:
-        """End the waits of the line and of the lines in ``aside``: each waiting call raises a new ``error()``."""
+        """End the waits in this line and in the lines in ``aside``: each waiting call raises a new ``error()``."""
         for place in self.places:
             if place.waits is not None and not place.waits.done():
                 place.waits.set_exception(error())
@@ -93,11 +94,11 @@ class Line:
             line.fail(error)
 
     def is_first(self, place: Place) -> bool:
-        """Return whether ``place`` has the turn."""
+        """Return whether ``place`` is the first one in the line, so that its call need not wait."""
         return self.places[0] is place
 
     def advance(self) -> None:
-        """Account for a call that has left its place. If the place was the first one, wake the next call that has not left."""
+        """Handle that a call has left its place. If it was the first place, wake the next call that has not left."""
         places = self.places
         self._left += 1
         while places and places[0].left:
@@ -111,7 +112,7 @@ class Line:
         self.settle()
 
     def settle(self) -> None:
-        """Update ``busy``."""
+        """Update ``busy`` after a place was left."""
         self.busy = bool(self.places or self.aside)
 
 
@@ -133,11 +134,11 @@ class QueueLine(Line):
 
 
 class Place:
-    """The place of one call.
+    """The place of one call in a line.
 
     Attributes:
         left: True if the call has left the line.
-        waits: The future that ends the wait for the turn; None if the call is not waiting.
+        waits: The future that the call awaits until its place is the first one; None if the call is not waiting.
     """
 
     __slots__ = ("_line", "left", "waits")
@@ -151,7 +152,7 @@ class Place:
         """Wait until all earlier calls have left the line.
 
         Raises:
-            BackpressureError: If the turn has not come at ``deadline`` (``time.monotonic``).
+            BackpressureError: If earlier calls are still in the line at ``deadline`` (``time.monotonic``).
             RocketMQError: The error of ``Lines.fail``, if that is called.
         """
         if self._line.is_first(self):
@@ -187,7 +188,7 @@ class Place:
         return self._line.is_first(self)
 
     def leave(self) -> None:
-        """Leave the line. If this place has the turn, pass it on. A second call does nothing."""
+        """Leave the line, and wake the next call if this place is the first one. A second call does nothing."""
         if not self.left:
             self.left = True
             self._line.advance()

@@ -28,15 +28,16 @@ from ..routing import Target, TopicQueues
 ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
 """Response codes that a single message of a batch, or the size of the batch, can cause. The broker then stores no message of it."""
 SAME_END: Final = 0.02
-"""A caller whose deadline is at most this many seconds before the deadline of the request gets the outcome of the request."""
+"""A caller whose deadline is at most this many seconds before the deadline of the batch request gets the outcome of that
+request."""
 
 
 Member = tuple[Receiver, Any, float]
-"""The receiver of the result, the message (a ``BatchItem``), and the caller's deadline (monotonic)."""
+"""A message in a batch: the receiver of its result, the message (a ``BatchItem``), and its caller's deadline (monotonic)."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Messages that are sent together in one request."""
+    """Messages that are sent together in one request, or one message that is sent alone."""
 
     members: list[Member]
     plain: bool = False
@@ -44,9 +45,9 @@ class Entry(msgspec.Struct, frozen=True):
     ids: tuple[str, ...] | None = None
     """The unique ids of the messages, if they have been encoded before."""
     read: Any = None
-    """The function that makes the result of a request that is not a batch."""
+    """The function that makes the result if the request is not a batch."""
     turn: bool = False
-    """Whether the entry is only a turn in the order of the queue, in which the caller itself sends."""
+    """Whether the entry contains no request, but only reserves the queue for a caller that sends by itself when its turn comes."""
 
     def alive(self) -> Entry | None:
         """Return the entry without the members whose callers have stopped waiting. Return None if no member is left."""
@@ -58,7 +59,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class BatchOwner(ABC):
-    """The part of a gathering's interface that its batch requests use.
+    """The interface of a ``Gathering`` (messages that wait to be sent as a batch) for its batch requests.
 
     Attributes:
         in_order: Whether messages keep their order. A request then counts as in flight until it has ended.
@@ -72,11 +73,13 @@ class BatchOwner(ABC):
 
     @abstractmethod
     def ended(self, broker: str) -> None:
-        """Record the end of a request to ``broker``, so that waiting messages may be sent."""
+        """Record that a request to ``broker`` has ended, so that waiting messages may be sent."""
 
     @abstractmethod
     def requeue(self, entries: Sequence[Entry]) -> None:
-        """Send these entries, or let them wait for a route. Ordered entries wait ahead of the other messages of their queue."""
+        """Send these entries, or keep them until a route is known. Ordered entries are sent before the other messages of their
+        queue.
+        """
 
     @abstractmethod
     def can_shrink(self, outgoing: Outgoing) -> bool:
@@ -101,7 +104,7 @@ class BatchOwner(ABC):
 
 
 class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
-    """A batch request and its further attempts. The deadline of the call is the latest deadline of its members.
+    """A batch request and its further attempts. The deadline of the call is the latest deadline of the callers of its messages.
 
     Attributes:
         makes_room_at: Time (monotonic) from which the request no longer counts as in flight. Infinity for ordered messages, and if
@@ -151,8 +154,8 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self.entry = entry
 
     def _context(self) -> Context | None:
-        """Return the context of the first caller for the ``queue_selector``. Return None with ``select_best`` or without a
-        context.
+        """Return the context of the first caller, in which the ``queue_selector`` runs. Return None with ``select_best`` or without
+        a context.
         """
         context: Context | None = getattr(self.entry.members[0][0], "context", None)
         return context if self._dispatch.router.asks else None
@@ -163,7 +166,9 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return all(member[0].done() for member in self.entry.members)
 
     def give_up(self) -> None:
-        """Abandon the request, unless it is over, and make room for others. The broker may store messages that were written."""
+        """Abandon the request, unless it has ended, so that another request may be sent. The broker may store messages that were
+        written.
+        """
         if self._resolved:
             return
         self._settled = True
@@ -179,16 +184,20 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         self._make_room()
 
     def patience(self) -> float:
-        """Return the end of the time that capped attempts share: the earliest deadline of the waiting callers, within bounds."""
+        """Return the time until which attempts with a time limit share the remaining time: the earliest deadline of the waiting
+        callers.
+
+        It is at least ``MIN_CAP`` and at most the producer's ``timeout`` from now, and at most the deadline of the request.
+        """
         # The long timeout of one caller must not extend the attempts of another caller.
         now = machine.monotonic()
         earliest = min([deadline for receiver, _, deadline in self.entry.members if not receiver.done()], default=self.deadline)
         return min(max(earliest, now + MIN_CAP), now + self._dispatch.config.timeout, self.deadline)
 
     def expire(self, now: float) -> float:
-        """Fail the members whose deadline has passed, except those whose deadline is at most ``SAME_END`` before the request's.
+        """Fail the messages whose deadline has passed, except those whose deadline is at most ``SAME_END`` before the request's.
 
-        From ``makes_room_at`` on, also make room for other requests.
+        From ``makes_room_at`` on, the request no longer counts as in flight, and other requests may be sent.
 
         Returns:
             The time of the next check, or infinity if none is needed.
@@ -211,10 +220,11 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
         return min(earliest, self.makes_room_at) if self._holds_room else earliest
 
     def _end_late(self, late: list[Receiver], *, alone: bool) -> None:
-        """Fail members whose deadline has passed. If possible, remove them from a request that has not been sent yet.
+        """Fail messages whose deadline has passed. If possible, remove them from a request that has not been sent yet.
 
         Args:
-            alone: Whether no other member waits for the request.
+            late: The receivers of the results of these messages.
+            alone: Whether no other caller waits for the request.
         """
         sent = self._may_be_sent
         can_leave = not sent and (alone or self.gathering.can_shrink(self._call.outgoing))
@@ -240,19 +250,19 @@ class BatchRequest(FirstAttempt["BatchSendResult | SendResult"]):
     def _may_be_sent(self) -> bool:
         """Whether a request may have reached a broker that has not refused it.
 
-        The first attempt counts as soon as it is in the request table.
+        The first attempt counts as sent as soon as it is in the request table.
         """
         return self._pending is not None if self._further is None else self._further.maybe_sent
 
     def _withdrawn(self) -> bool:
-        """Withdraw the only attempt if the connection's table holds its frame back. Return whether it was withdrawn."""
+        """Remove the only attempt from the connection's table if its frame is held back there. Return whether it was removed."""
         if self._further is not None or self._connection is None or self._pending is None or self._pending.sequence:
             return False
         self._connection.requests.forget(self._pending.opaque)
         return True
 
     def _shrink(self) -> None:
-        """Remove the members whose callers have stopped waiting, before an attempt is made."""
+        """Remove the messages whose callers have stopped waiting, before an attempt is made."""
         outgoing = self._call.outgoing
         entry = msgspec.structs.replace(self.entry, ids=outgoing.batch_ids).alive()
         if entry is not None:

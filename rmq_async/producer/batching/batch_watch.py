@@ -1,8 +1,8 @@
 """Calls hooks for each message of an ordered batch, as if the message had been sent alone.
 
 The callers did not ask for a batch. Therefore ``check_forbidden`` refuses a single message and not the batch, ``before_send`` adds
-properties to a single message, and ``after_send`` gets the result of that message. Each message carries the Watch and the context
-of its own call.
+properties to a single message, and ``after_send`` gets the result of that message. Each message has the Watch (the calls of hooks)
+and the context of its own call.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class WatchedMember:
-    """The receiver of a message's result if hooks watch its attempts.
+    """Receives a message's result if hooks watch its attempts.
 
     Args:
+        receiver: The receiver to which the result is passed on.
         watch: The Watch of the message's call.
     """
 
@@ -63,7 +64,7 @@ def begin_watched(entry: Entry, target: Target) -> tuple[Entry, BatchWatch]:
     """Call the hooks for an attempt of each message. Fail each message for which a hook raises an error.
 
     Returns:
-        The entry with the other messages, and the watch of their batch.
+        The entry with the remaining messages, and the watch of their batch.
     """
     members, begun = [], []
     for member in entry.members:
@@ -98,7 +99,7 @@ class BatchWatch(CallWatch):
         self.begun: BatchAttempt | None = None
 
     def begin(self, outgoing: Outgoing, target: Target) -> BatchAttempt:
-        """Call the hooks for each message, unless they have already seen this attempt (``begun``).
+        """Call the hooks for each message, unless they were already called for this attempt (``begun``).
 
         If ``Watch.begin`` raises an error for one of the messages, raise this error.
         """
@@ -117,7 +118,7 @@ class BatchWatch(CallWatch):
         return self._newest
 
     def keep(self, messages: list[Outgoing]) -> None:
-        """Remove all messages except these, before the attempt that has begun is sent."""
+        """Keep only these messages, before the attempt that has begun is sent."""
         self._messages = messages
         for begun in (self._newest, self.begun):
             if begun is not None:
@@ -129,7 +130,7 @@ class BatchWatch(CallWatch):
 
 
 class BatchAttempt(AttemptWatch):
-    """One attempt of a batch, which is an attempt for each of its messages."""
+    """One attempt of a batch. It consists of an attempt for each message of the batch."""
 
     __slots__ = ("_pairs",)
 

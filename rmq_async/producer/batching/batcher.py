@@ -1,6 +1,6 @@
 """Gathers messages for a topic or a queue, sends them as batches, and enforces the callers' deadlines.
 
-The states of a gathering:
+The states of a gathering (a ``Gathering`` has the messages of one topic or queue that wait to be sent):
 
               add                        depart: all messages are sent
     EMPTY ------------> SCHEDULED ------------------------------------------> EMPTY
@@ -9,11 +9,11 @@ The states of a gathering:
       or no route        v     |
                          WAITING ---- a request has ended, the route is found: depart ----> EMPTY or WAITING
 
-In state SCHEDULED, ``due`` is true: the departure is a callback of the next loop iteration, or a ``timer`` while messages linger.
-``schedule`` can only make the departure earlier. There is room while a broker has fewer than ``lanes_per_broker`` requests of a
-topic in flight, or while an ordered queue has no request in flight.
+In state SCHEDULED, ``due`` is true: the departure (the sending of the messages) is a callback of the next loop iteration, or a
+``timer`` while messages linger. ``schedule`` can only make the departure earlier. There is room while a broker has fewer than
+``lanes_per_broker`` requests of a topic in flight, or while an ordered queue has no request in flight.
 
-A batch costs a callback of the loop, an encoding and a request. It needs a task only without a known route or an open connection,
+A batch costs a callback of the loop, an encoding and a request. It needs a task only if no route is known or no connection is open,
 or for further attempts. One timer serves the deadlines of all callers: when it fires, every waiting caller is checked.
 """
 
@@ -50,26 +50,28 @@ from .batch_request import BatchOwner, BatchRequest, Entry, Member
 from .batch_watch import BatchWatch, begin_watched
 
 SHARE: Final = 64
-"""Messages of a topic are divided among the requests that may be in flight, in parts of about this many messages or more: the
-client encodes one part while the broker stores another."""
+"""If several requests may be sent, the messages of a topic are divided among them, in parts of about this many messages or more:
+the client encodes one part while the broker stores another."""
 BLOCKED_AFTER: Final = 0.1
-"""The loop counts as blocked if the timer fires more than this many seconds late."""
+"""The event loop is considered blocked if the timer fires more than this many seconds late."""
 GRACE: Final = 0.02
-"""Seconds that are left for socket reads after the loop was blocked, before deadlines are enforced."""
+"""Seconds that the event loop gets to read from sockets after it was blocked, before deadlines are enforced."""
 
 PLAIN_PROPERTIES: Final = len(BEFORE_ID + AFTER_ID)
 """Bytes of the properties of a message that has no properties of its own, without its unique id."""
 
 IDLE_KEPT: Final = 64
-"""Maximum number of empty queue gatherings that are kept for reuse."""
+"""Maximum number of empty gatherings of queues that are kept for reuse."""
 
 SHORTEST_LINGER: Final = 0.001
-"""Minimum seconds of a linger. uvloop's timers count milliseconds, and below half a millisecond its ``call_later`` returns a Handle
-without ``when()``."""
+"""Minimum seconds for which messages linger. uvloop's timers count milliseconds, and below half a millisecond its ``call_later``
+returns a Handle without ``when()``."""
 
 
 class Batcher:
-    """The gatherings of one producer, their shared state, and the timer for the deadlines of all callers."""
+    """The gatherings (messages that wait to be sent) of one producer, their shared state, and the timer for the deadlines of all
+    callers.
+    """
 
     def __init__(self, dispatch: Dispatch, encoder: Encoder, watchers: Watchers, settings: Batching) -> None:
         self.dispatch = dispatch
@@ -87,7 +89,7 @@ class Batcher:
         self.plain_size = BATCH_OVERHEAD + PLAIN_PROPERTIES + encoder.ids.length
         """Bytes that a message with only a topic and a body takes in a batch, without its body."""
         self.stand_in = "0" * encoder.ids.length
-        """A string of the length of a unique id, for messages that get their id when their batch is sent."""
+        """A string of the length of a unique id, used to compute sizes for messages that get their id when their batch is sent."""
         self.after_id = len(BEFORE_ID) + encoder.ids.length
         """Index in the properties string at which the part after the unique id begins."""
         self.requests: OrderedSet[BatchRequest] = OrderedSet()
@@ -122,7 +124,7 @@ class Batcher:
     # -- where messages gather
 
     def in_turn(self, topic: str, *, wait_store: bool) -> TopicGathering:
-        """Return the gathering for ``topic`` and ``wait_store``; create it if it does not exist.
+        """Return the gathering for ``topic`` and ``wait_store``. Create it if it does not exist.
 
         Args:
             topic: The topic as the user writes it, with or without the namespace.
@@ -133,7 +135,8 @@ class Batcher:
         return gathering
 
     def in_order(self, topic_queues: TopicQueues, target: Target, *, fixed: bool) -> QueueGathering:
-        """Return the gathering for a queue; create it if it does not exist. It sends to ``target`` until the route changes.
+        """Return the gathering for the queue of ``target``. Create it if it does not exist. It sends to ``target`` until the route
+        changes.
 
         Args:
             fixed: Whether the caller chose the queue, so that no message may go to another queue.
@@ -160,7 +163,7 @@ class Batcher:
         return [*self._in_turn.values(), *self.fixed.values(), *self._chosen.values()]
 
     def show(self, outgoing: Outgoing, messages: Sequence[Message], read: Any) -> None:
-        """Let hooks see the attempts of an unordered request. They see a batch as a whole."""
+        """Let hooks see the attempts of an unordered request. For a batch, they are called once with all its messages."""
         if self._watchers.active:
             shown = messages[0] if outgoing.batch_ids is None else tuple(messages)
             self._context.run(self._watchers.watch, outgoing, shown, "sync", read)
@@ -168,9 +171,10 @@ class Batcher:
     # -- the callers' deadlines
 
     def waited(self, deadline: float) -> None:
-        """Schedule a check for a message that waited for credits or a route.
+        """Schedule a check of the deadline of a message that waited for credits or a route.
 
-        ``add_plain`` assumes that deadlines rise from message to message, but the deadline of such a message may be earlier.
+        ``add_plain`` assumes that each message has a later deadline than the previous one. For such a message, this may not be
+        true.
         """
         self.check_at(deadline)
         if self.linger:
@@ -215,10 +219,10 @@ class Batcher:
     # -- the end
 
     def hurry(self, *, for_good: bool = False) -> None:
-        """End the lingering of all messages. As many are sent as the limits on requests in flight allow.
+        """Stop the lingering of all messages. Send as many as the limits on requests in flight allow.
 
         Args:
-            for_good: True ends the lingering of later messages, too.
+            for_good: Whether later messages do not linger, either.
         """
         if self.linger:
             if for_good:
@@ -227,7 +231,9 @@ class Batcher:
                 gathering.depart()
 
     def end(self, error: Callable[[], RocketMQError]) -> None:
-        """Fail all messages that have not been sent, and end look-ups and timers. ``ProducerCore`` ends the requests in flight."""
+        """Fail all messages that have not been sent, and cancel lookups and timers. ``ProducerCore`` ends the requests in
+        flight.
+        """
         for gathering in self._gatherings():
             gathering.fail(error)
         self._idle_kept = 0  # idle gatherings refer to the batcher: without this cycle, reference counting frees both
@@ -238,7 +244,7 @@ class Batcher:
 
 
 class Gathering(BatchOwner):
-    """Messages that wait to be sent as a batch. The docstring of the module describes the states."""
+    """Messages that wait to be sent as batches. The docstring of the module describes the states."""
 
     __slots__ = ("_batcher", "_departing", "_most", "_room", "_sealed", "due", "members", "stale", "timer")
 
@@ -253,7 +259,7 @@ class Gathering(BatchOwner):
         self.members: list[Member] = []
         """The current batch."""
         self.due = False
-        """Whether a departure is scheduled."""
+        """Whether the messages are scheduled to be sent."""
         self.stale = False
         """Whether some callers may have stopped waiting."""
         self.timer: asyncio.TimerHandle | None = None
@@ -262,11 +268,11 @@ class Gathering(BatchOwner):
     # -- when they leave
 
     def schedule(self, deadline: float = inf, *, at_once: bool = False) -> None:
-        """Schedule the departure or make it earlier, and schedule a check of the callers' deadlines.
+        """Schedule the sending of the messages or make it earlier, and schedule a check of the callers' deadlines.
 
         Args:
             deadline: The deadline of the caller (monotonic). A message lingers for at most half of its remaining time.
-            at_once: True schedules the departure for the next loop iteration, without lingering.
+            at_once: Whether to send in the next loop iteration, without lingering.
         """
         batcher = self._batcher
         lingers = batcher.linger and not at_once
@@ -311,7 +317,7 @@ class Gathering(BatchOwner):
     # -- what leaves
 
     def take(self) -> list[Member]:
-        """Remove and return the current batch. If ``stale``, leave out the members whose callers have stopped waiting."""
+        """Remove and return the messages of the current batch. If ``stale``, leave out those whose callers have stopped waiting."""
         members, self.members, self._room = self.members, [], self._batcher.max_bytes
         if self.stale:
             self.stale = False
@@ -320,7 +326,8 @@ class Gathering(BatchOwner):
 
     @abstractmethod
     def encode(self, entry: Entry, target: Target) -> tuple[Entry, Outgoing | None, Any]:
-        """Return the entry, its request, and the function that reads the response.
+        """Return the entry without the messages that hooks refused, its request, and the function that makes the result from the
+        response.
 
         The request is None if hooks refused all messages of the batch.
         """
@@ -329,7 +336,7 @@ class Gathering(BatchOwner):
         """Start one request with all its attempts. Split a batch that cannot be encoded.
 
         Errors are passed to the callers of the messages. An error that ends the program, such as KeyboardInterrupt, is also raised
-        in the loop.
+        out of the event loop.
         """
         outgoing: Outgoing | None = None
         read: Any = None
@@ -363,19 +370,21 @@ class Gathering(BatchOwner):
     # -- members that are removed without a request
 
     def left(self) -> None:
-        """Record that a caller's receiver is done (cancelled or failed).
+        """Record that a caller no longer waits, because its receiver is done (cancelled or failed).
 
-        Its message is dropped when the batch is built, and a request for which no caller waits is ended.
+        Its message is left out when the batch is built, and a request for which no caller waits is ended.
         """
         self.stale = True
         self._batcher.end_unwanted(self)
 
     def waiting(self) -> list[list[Member]]:
-        """Return the members of all batches that have not been sent."""
+        """Return the messages that have not been sent, as one list per batch."""
         return [self.members, *[entry.members for entry in self._sealed]]
 
     def expire(self, now: float) -> float:
-        """Fail the members whose deadline has passed. Return the earliest deadline of the others, infinity if there are none."""
+        """Fail the messages whose deadline has passed. Return the earliest deadline of the others, or infinity if there are
+        none.
+        """
         earliest = inf
         for members in self.waiting():
             for receiver, _, deadline in members:
@@ -390,10 +399,10 @@ class Gathering(BatchOwner):
 
     @abstractmethod
     def _not_sent(self) -> RequestTimeoutError:
-        """Return the error for a message that has not been sent when its deadline passes."""
+        """Return the error for a message that has not been sent by its deadline."""
 
     def fail(self, error: Callable[[], BaseException]) -> None:
-        """Fail all members that have not been sent."""
+        """Fail all messages that have not been sent."""
         members = [member for each in self.waiting() for member in each]
         self._sealed.clear()
         self.take()
@@ -405,7 +414,9 @@ class Gathering(BatchOwner):
 
 
 class TopicGathering(Gathering):
-    """Gathers messages of one topic and ``wait_store``. Each request goes to the next queue, with a limit for each broker."""
+    """The messages of one topic and ``wait_store`` that wait to be sent. Each request goes to the next queue, with a limit for each
+    broker.
+    """
 
     __slots__ = ("__weakref__", "_finding", "_plain", "_under_way", "topic")
 
@@ -413,7 +424,7 @@ class TopicGathering(Gathering):
         super().__init__(batcher)
         self.topic = topic
         self._plain = True
-        """Whether all members have only a topic and a body."""
+        """Whether all messages have only a topic and a body."""
         self._under_way: dict[str, int] = {}
         """Number of requests in flight, by broker."""
         self._finding: asyncio.Task[None] | None = None
@@ -422,12 +433,13 @@ class TopicGathering(Gathering):
     # -- entering
 
     def add_plain(self, receiver: Receiver, message: BatchItem, size: int, deadline: float, *, plain: bool = True) -> None:
-        """Add a message with the producer's timeout.
+        """Add a message whose deadline results from the producer's ``timeout``.
 
         Later messages have later deadlines, so only the deadline of the first message of an iteration is compared with the timer.
 
         Args:
-            plain: True if the message has only a topic and a body.
+            size: The bytes of the message in a batch; a batch takes at most ``max_bytes``.
+            plain: Whether the message has only a topic and a body.
         """
         room, members = self._room - size, self.members
         if room < 0 or len(members) >= self._most:
@@ -442,7 +454,7 @@ class TopicGathering(Gathering):
             self.schedule(deadline)
 
     def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        """Add a message.
+        """Add a message with any deadline.
 
         Args:
             size: The bytes of the message in a batch; a batch takes at most ``max_bytes``.
@@ -528,7 +540,7 @@ class TopicGathering(Gathering):
     # -- brokers with room
 
     def _free(self, topic_queues: TopicQueues) -> int:
-        """Return the number of further requests that may be in flight. The number can be below 0."""
+        """Return the number of further requests of the topic that may be sent now. The number can be below 0."""
         limit, under_way = self._batcher.lanes_per_broker, self._under_way
         if len(topic_queues.brokers) == 1:
             return limit - under_way.get(next(iter(topic_queues.brokers)), 0)
@@ -551,7 +563,7 @@ class TopicGathering(Gathering):
     # -- the route
 
     def _topic_queues(self) -> TopicQueues | None:
-        """Return the topic's queues. If no route with usable queues is known, start a look-up and return None."""
+        """Return the topic's queues. If no route with usable queues is known, start a lookup and return None."""
         router = self._batcher.router
         topic_queues = router.queues_by_topic.get(self.topic) or router.topics.now(self.topic)
         if topic_queues is None and self._finding is None:
@@ -565,7 +577,7 @@ class TopicGathering(Gathering):
         await self._batcher.router.topics.find(self.topic, deadline)
 
     def _found(self, task: asyncio.Task[None]) -> None:
-        """Send the messages. Fail them if the look-up failed or its task was cancelled."""
+        """Send the messages after the route lookup. Fail them if the lookup failed or its task was cancelled."""
         self._finding = None
         error = (
             task.exception()
@@ -604,7 +616,7 @@ class QueueGathering(Gathering):
         self.fixed = fixed
         """Whether no message may go to another queue."""
         self._busy = False
-        """Whether a request or a turn is in flight."""
+        """Whether a request is in flight, or a caller that sends by itself has its turn."""
         self._wait_store = True
         self._topic = ""  # as the user wrote it, with or without the namespace
 
@@ -637,14 +649,18 @@ class QueueGathering(Gathering):
         self._add_entry(Entry([(receiver, outgoing, deadline)], read=read), deadline)
 
     def begin_at_once(self) -> bool:
-        """Give the caller the turn if no message waits or is in flight. Return whether the caller has it; ``ended`` ends it."""
+        """Return True if no message waits or is in flight, so that the caller may send by itself. Its turn lasts until ``ended`` is
+        called.
+        """
         if self._busy or self.members or self._sealed:
             return False
         self._busy = True
         return True
 
     def add_turn(self, receiver: Receiver, outgoing: Outgoing, deadline: float) -> None:
-        """Add a turn. The receiver is resolved when the turn has come, and ``ended`` ends the turn."""
+        """Add a turn, in which the caller sends by itself. The receiver gets a result when the turn begins; the turn lasts until
+        ``ended``.
+        """
         self._add_entry(Entry([(receiver, outgoing, deadline)], turn=True), deadline)
 
     def _add_entry(self, entry: Entry, deadline: float) -> None:
@@ -679,7 +695,7 @@ class QueueGathering(Gathering):
                 self._departing = False
 
     def _follow_route(self, topic: str) -> None:
-        """Take the target of the queue from the newest queues of the topic, if they contain the queue."""
+        """Use the newest known queues of the topic, if they contain the queue of this gathering."""
         newer = self._batcher.queues_by_topic.get(topic) or self._batcher.router.topics.now(topic)
         if newer is not None and newer is not self.topic_queues and newer.knows(self.target.queue):
             self.topic_queues, self.target = newer, newer.target(self.target.queue)
@@ -748,7 +764,7 @@ class QueueGathering(Gathering):
 
 
 def _replace(outgoing: Outgoing, other: Outgoing) -> None:
-    """Replace the messages of ``outgoing`` by the messages of ``other``."""
+    """Replace the content of ``outgoing`` with that of ``other``."""
     outgoing.unique_id, outgoing.properties, outgoing.body = other.unique_id, other.properties, other.body
     outgoing.batch_ids = other.batch_ids
 

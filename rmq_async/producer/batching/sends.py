@@ -1,6 +1,6 @@
-"""Sends that pass through a gathering, from the call to the result.
+"""Sends whose messages wait in a ``Gathering``, from the call to the result.
 
-Ordered sends have a queue, a selector, a key or a sharding key. After admission they wait for their queue (``QueueGathering``),
+Ordered sends have a queue, a selector, a key or a sharding key. After admission, they wait for their queue (``QueueGathering``),
 which has one request in flight at a time: a broker handles requests in several threads, so frames that are written in order are not
 always stored in order. With batching, sends whose queue the producer's ``queue_selector`` chooses also wait for their queue;
 admission does not keep the order of these calls.
@@ -32,7 +32,7 @@ from .batcher import Batcher, QueueGathering
 
 
 class AskingFuture(asyncio.Future[Result]):
-    """A future with the caller's ``context``, in which a selector chooses the queue of further attempts."""
+    """A future with its caller's ``context``, in which a selector chooses the queue of further attempts."""
 
     __slots__ = ("context",)
 
@@ -42,7 +42,7 @@ class AskingFuture(asyncio.Future[Result]):
 
 
 class OrderedSends:
-    """Puts the calls of one producer into the gatherings of their queues."""
+    """Adds the ordered calls of one producer to the gatherings of their queues."""
 
     __slots__ = ("_admission", "_batcher", "_create_future")
 
@@ -52,7 +52,7 @@ class OrderedSends:
         self._create_future: Callable[[], asyncio.Future[Any]] = asyncio.get_running_loop().create_future
 
     def add(self, call: Call[Any], receiver: Receiver) -> QueueGathering:
-        """Put an admitted call into the gathering of its queue, which keeps the order of its message from then on."""
+        """Add an admitted call to the gathering of its queue, which keeps the order of the message from then on."""
         choice, outgoing, message, batcher = call.choice, call.outgoing, call.message, self._batcher
         if outgoing.watch is not None:
             receiver = WatchedMember(receiver, outgoing.watch)
@@ -94,7 +94,9 @@ class OrderedSends:
         return accepted.future
 
     def turn(self, topic_queues: TopicQueues, target: Target, outgoing: Outgoing, deadline: float) -> Turn:
-        """Add a one-way send to the order of its queue without waiting, and return its turn."""
+        """Reserve the next position in the order of a queue for a one-way send, without waiting. Return the turn, which the send
+        must enter.
+        """
         gathering = self._batcher.in_order(topic_queues, target, fixed=True)
         if gathering.begin_at_once():
             return Turn(gathering, target.broker, None)
@@ -154,14 +156,14 @@ class _WatchedCall:
 
 
 def abandon(gathering: QueueGathering, outgoing: Outgoing, error: BaseException) -> None:
-    """Abandon the call. If hooks have seen the start of an attempt in flight, report its end to them."""
+    """Abandon the call. If hooks were called for an attempt that is in flight, report its end to them."""
     gathering.left()
     if outgoing.watch is not None:
         outgoing.watch.give_up(error)
 
 
 class UnorderedSends:
-    """Puts the unordered calls of one producer into the gatherings of their topics."""
+    """Adds the unordered calls of one producer to the gatherings of their topics."""
 
     __slots__ = ("_batcher", "_credits", "_encoder", "_router")
 
@@ -172,7 +174,7 @@ class UnorderedSends:
         self._encoder = batcher.encoder
 
     def size(self, message: Message) -> int:
-        """Return the message's bytes in a batch. Return 0 if the message is sent alone.
+        """Return the message's bytes in a batch. Return 0 if the message must be sent alone.
 
         Raises:
             InvalidMessageError: If the properties are invalid.

@@ -1,7 +1,8 @@
 """The record of one attempt, and the attempts of a call in bounded memory, because a call may make thousands of attempts.
 
-The first, the newest and the open attempts (at most one per broker) are kept. For the other attempts, only the values that
-decisions need remain: their number, their errors and brokers, and whether one of them may have stored the message.
+The first and the newest attempts are kept, and those that still wait for a response (at most one per broker). For the other
+attempts, only the values that decisions need remain: their number, their errors and brokers, and whether one of them may have
+stored the message.
 """
 
 from __future__ import annotations
@@ -26,9 +27,6 @@ NEWEST_KEPT: Final = 8
 class AttemptRecord:
     """One attempt on one queue. The object is also the receiver of the broker's response.
 
-    Args:
-        started: Monotonic time at which the attempt began.
-
     Attributes:
         open: True while a response to the attempt may still arrive.
         elapsed: Seconds from the start to the response, failure or timeout; 0.0 until then.
@@ -52,6 +50,7 @@ class AttemptRecord:
         """Begin an attempt.
 
         Args:
+            started: Monotonic time at which the attempt began.
             faults: None with ``latency_fault=False``.
             answered: Called with the broker's response to the attempt.
             changed: Called when the attempt has failed, to wake the call.
@@ -85,7 +84,7 @@ class AttemptRecord:
         self._changed()
 
     def failed(self, error: BaseException) -> None:
-        """Record a failure. A timeout does not replace an error that was recorded before."""
+        """Record a failure. If an error was recorded before, a timeout does not replace it."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         if isinstance(error, RocketMQError):
             error.broker = error.broker or self.target.broker
@@ -100,10 +99,10 @@ class AttemptRecord:
             self.error = without_frames(error)
 
     def never_connected(self, error: RequestTimeoutError) -> bool:
-        """Replace the error of an attempt that timed out without a connection. Return whether this is such an attempt.
+        """Replace the error if the attempt timed out without a connection. Return whether it did.
 
         Args:
-            error: The new error, which covers the whole wait of the call.
+            error: The new error, which covers the whole time that the call waited.
         """
         if self.connection is not None or not isinstance(self.error, RequestTimeoutError):
             return False
@@ -111,14 +110,14 @@ class AttemptRecord:
         return True
 
     def answered_with(self, error: RocketMQError) -> None:
-        """Record a response that is an error, even if it arrives after a timeout. The error determines ``maybe_stored``."""
+        """Record an error response, even if it arrives after a timeout. Take ``maybe_stored`` from the error."""
         self.elapsed = self.elapsed or machine.monotonic() - self.started
         self._notify(error)
         self.error, self.maybe_stored = error, error.maybe_stored
 
     def given_up(self) -> None:
-        """End the attempt, if it is in flight, because its call has ended. Remove the request from the table of pending requests,
-        so that a late response is ignored.
+        """End the attempt because its call has ended. If it is open, remove its request from the request table, so that a late
+        response is ignored.
         """
         if self.open and self.connection is not None:
             self.open = False
@@ -139,8 +138,8 @@ class Attempts:
     """The attempts of one call, in the order in which they began.
 
     Attributes:
-        made: Number of attempts, including dropped ones.
-        repeated: Number of attempts, including dropped ones, on a broker that had been tried before.
+        made: Number of attempts, including those that are no longer kept.
+        repeated: Number of these attempts that were made on a broker that had been tried before.
         tried: The brokers of all attempts.
     """
 
@@ -177,7 +176,7 @@ class Attempts:
 
     @property
     def counted(self) -> int:
-        """The number of counted attempts (``uses_retry``). A call may make ``retries`` plus one of them."""
+        """The number of attempts that count towards ``retries`` (``uses_retry``). A call may make ``retries`` plus one of them."""
         return self._dropped_counted + sum(_counts(record) for record in self)
 
     @property
@@ -190,11 +189,11 @@ class Attempts:
 
     @property
     def unanswered(self) -> set[str]:
-        """The brokers of open attempts."""
+        """The brokers of attempts that still wait for a response."""
         return {record.broker for record in self if record.open}
 
     def add(self, record: AttemptRecord) -> None:
-        """Add the newest attempt. If too many are kept, drop an old attempt that is not open."""
+        """Add the newest attempt. If too many are kept, drop an old attempt that does not wait for a response."""
         self.made += 1
         self.repeated += record.broker in self.tried
         self.tried.add(record.broker)
@@ -220,7 +219,7 @@ def _counts(record: AttemptRecord) -> bool:
 
 
 def kind_of(error: BaseException | None) -> str:
-    """Return the name under which an attempt that ended with ``error`` is counted."""
+    """Return the name under which ``Attempts.kinds`` counts an attempt that ended with ``error``."""
     return type(error).__name__ if error is not None else "no answer"
 
 

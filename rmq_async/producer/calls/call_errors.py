@@ -1,6 +1,6 @@
 """Errors of failed calls, such as SendError, which lists the attempts that ``Attempts`` keeps.
 
-The text of a SendError stays below one KiB for any number of attempts and any length of the brokers' remarks.
+The text of a SendError stays below one KiB, regardless of the number of attempts and the length of the brokers' remarks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def failure(topic: str, attempts: Attempts, elapsed: float, unreached: ConnectEr
     """Return the error of a call to ``topic`` that made at least one attempt, of which none succeeded in ``elapsed`` seconds.
 
     Args:
-        unreached: If the call waited for a connection until its deadline, the error of this wait.
+        unreached: The error of the wait for a connection, if the call waited for one until its deadline.
     """
     newest = attempts.newest
     assert newest is not None
@@ -64,7 +64,7 @@ def no_time(topic: str, elapsed: float, address: str | None) -> RequestTimeoutEr
 
 
 def explained(error: Error, topic: str, broker: str, elapsed: float) -> Error:
-    """Return the error of a call's only attempt. Add topic, seconds and broker to the text of a timeout in place."""
+    """Return the error of a call's only attempt. For a timeout, first add the topic, the seconds and the broker to its text."""
     if type(error) is RequestTimeoutError:
         error.args = (f"send to topic {topic} failed after {elapsed:.3g} s on {broker}: {error}",)
     return error
@@ -74,7 +74,7 @@ def not_reached(address: str, count: int, reason: str, seconds: float) -> Connec
     """Return the error of a call that waited ``seconds`` for a connection until its deadline.
 
     Args:
-        count: Number of attempts to connect that failed during the wait.
+        count: Number of connection attempts that failed during the wait.
         reason: The error of the last of these attempts.
     """
     tries = f"{count} more attempts to connect failed" if count != 1 else "1 more attempt to connect failed"

@@ -1,4 +1,4 @@
-"""Calls whose first attempt finds no connection."""
+"""Sends calls for which there is no connection at their first attempt."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .retry_loop import RetryLoop
 
 
 async def deliver_unconnected(dispatch: Dispatch, call: Call[Result], failed: RocketMQError | None) -> Result:
-    """Send a call whose first attempt found no connection, and return its result.
+    """Send a call for whose first attempt there was no connection, and return its result.
 
     Args:
-        failed: The error of the connect, which counts as the first attempt. None if no attempt has been made yet.
+        failed: The error of the connection attempt, which counts as the first attempt. None if no attempt has been made yet.
     """
     target = call.target
     loop = RetryLoop(dispatch, call, call.topic_queues)
@@ -32,7 +32,7 @@ async def deliver_unconnected(dispatch: Dispatch, call: Call[Result], failed: Ro
 
 def _end_if_late(dispatch: Dispatch, call: Call[Result], error: RocketMQError) -> None:
     """If the deadline has passed and the producer has not stopped, report ``error`` as a RetryLoop does, and raise a copy of it."""
-    # This costs half as much as a RetryLoop, and when a broker is away, thousands of calls end at the same time.
+    # This costs half as much as a RetryLoop, and when a broker is down, thousands of calls end at the same time.
     now, target, topic = machine.monotonic(), call.target, call.outgoing.topic
     if now < call.deadline or dispatch.closed:
         return

@@ -33,9 +33,9 @@ class Dispatch:
         calls: For each call in its retry loop, the function that ends the call with ClientStateError unless it has a result.
         closed: Whether the producer has stopped, so that no call makes a further attempt.
         submit: ``Frames.submit``, which queues one attempt on its connection.
-        owner: Marks this producer's requests in the connections' tables.
+        owner: The object that identifies this producer's requests in the connections' request tables.
         window: Maximum number of sends in flight on one connection.
-        wait: Waits for a connect, as ``Flight.wait`` does, and ends when the producer stops.
+        wait: Waits for a connection attempt, as ``Flight.wait`` does, but raises ClientStateError if the producer stops.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Dispatch:
         self.closed = False
 
     def rules(self, call: Call[Any]) -> Rules:
-        """Return the input of the retry policy for ``call``."""
+        """Return the settings that the retry policy needs for ``call``."""
         return Rules(call.retries, self.config.retry_codes, self.config.attempt_timeout)
 
     def is_unconfirmed(self, result: Any) -> bool:
@@ -81,14 +81,14 @@ class Dispatch:
     def first_deadline(self, now: float, deadline: float, retries: int) -> float:
         """Return the deadline of a first attempt that begins at ``now``, if there are other brokers to try.
 
-        Without retries, it is ``deadline``. Otherwise it is the end of the attempt's cap (``attempt_cap``).
+        Without retries, it is ``deadline``. Otherwise it is the end of the attempt's time limit (``attempt_cap``).
         """
         if not retries:
             return deadline
         return now + attempt_cap(deadline - now, retries + 1, self.config.attempt_timeout)
 
     async def connect(self, target: Target, deadline: float) -> RocketMQError | None:
-        """Wait for a connection. Return None, or the error of the attempt.
+        """Wait for a connection to the broker of ``target``. Return None, or the error of the connection attempt.
 
         Raises:
             ClientStateError: If the producer stops.
@@ -108,7 +108,8 @@ class Dispatch:
     ) -> RocketMQError | None:
         """Call ``connect`` for a first attempt.
 
-        If a retry may go to another broker, wait no longer than the attempt's cap, and do not wait during a back-off.
+        If a retry may go to another broker, wait no longer than the attempt's time limit, and do not wait if a new connection
+        attempt is delayed after a failure.
         """
         if target.address in self.connections:
             return None
@@ -120,10 +121,10 @@ class Dispatch:
         return await self.connect(target, self.connect_deadline(target, deadline))
 
     def connect_deadline(self, target: Target, deadline: float) -> float:
-        """Return the time until which an attempt without a cap waits for its connection.
+        """Return the time until which an attempt without a time limit of its own waits for its connection.
 
-        It is ``connect_cap`` from now. During a back-off of the address it is ``deadline``, because a newer route was already
-        requested when the connect failed.
+        It is ``connect_cap`` from now. While new connection attempts to the address are delayed after a failure, it is
+        ``deadline``, because a newer route was requested after that failure.
         """
         now = machine.monotonic()
         return deadline if self.pool.backing_off(target.address) else now + connect_cap(deadline - now)

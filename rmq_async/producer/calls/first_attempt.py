@@ -1,7 +1,7 @@
 """The first attempt of a call that has no coroutine of its own, such as ``send_async``.
 
-The object is the receiver of the response to its request. A task is needed only if there is no open connection (the task then runs
-the whole call) or if another attempt follows (it then runs the rest of the call).
+The object itself receives the response to its request. A task is needed only if there is no open connection (the task then runs the
+whole call) or if another attempt follows (the task then runs the rest of the call).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .retry_policy import goes_on_after
 
 
 class FirstAttempt(ABC, Generic[Result]):
-    """The base class of calls that report their result through a callback, without a coroutine that waits for it.
+    """Base class of calls that report their result with a method call, without a coroutine that waits for it.
 
-    It calls either ``_succeed`` or ``_fail`` once. A subclass that has already ended the call ignores this.
+    Exactly one of ``_succeed`` and ``_fail`` is called, once. A subclass that has already ended the call ignores this.
     """
 
     __slots__ = (
@@ -71,14 +71,16 @@ class FirstAttempt(ABC, Generic[Result]):
         """Return the caller's context if it is known and further attempts may run functions of the user. Return None otherwise."""
 
     def patience(self) -> float:
-        """Return the end (monotonic) of the time that capped attempts share: the deadline, or an earlier time in a subclass."""
+        """Return the time (monotonic) until which attempts with a time limit share the remaining time: the deadline, or earlier in
+        a subclass.
+        """
         return self._call.deadline
 
     def start(self, failed: RocketMQError | None = None) -> None:
         """Send the first attempt. If there is no open connection, a task runs the whole call.
 
         Args:
-            failed: The error of an earlier attempt to connect, which then counts as the first attempt.
+            failed: The error of an earlier connection attempt, which then counts as the first attempt.
         """
         if failed is not None:
             self._end_unconnected(failed)
@@ -194,7 +196,7 @@ class FirstAttempt(ABC, Generic[Result]):
         self._task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """Fail the call if its task was cancelled, even before the first step of ``_run``."""
+        """Fail the call if its task was cancelled, even before ``_run`` began."""
         self._task = None  # breaks a cycle: the task keeps its CancelledError, whose frames refer to this object
         if task.cancelled():
             self._dropped()

@@ -1,10 +1,10 @@
-"""Calls that wait for unreachable brokers: shared connection attempts and a gradual release.
+"""Calls that wait for unreachable brokers: shared connection attempts, and a gradual release of the calls.
 
 65,535 calls may wait for a broker that restarts. They make no connection attempts of their own: one task per address tries to
 connect, as often as the pool allows. It refreshes the routes of the waiting topics after each failure, and while an attempt takes
-long, because the broker may come back at another address. After the connect, the calls are released first come, first served, as
-fast as the window of the new connection (``transport.send_window``) takes them, so that the remaining calls may still use another
-broker.
+long, because the broker may come back at another address. When the connection is made, the calls are released first come, first
+served, as fast as the window of the connection (``transport.send_window``) takes them. The calls that still wait may use another
+broker instead.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from ...transport import Connection, ConnectionPool, report
 from .call_errors import not_reached, reached_late
 
 ASK_AFTER: Final = 0.5
-"""Interval in seconds at which a running attempt to connect refreshes the routes, because the broker may have moved."""
+"""Seconds between two refreshes of the routes during a connection attempt. The broker may have moved."""
 SPACING: Final = 0.05
-"""Minimum seconds from the start of an attempt to connect to the next attempt."""
+"""Minimum seconds from the start of a connection attempt to the next attempt."""
 TICK: Final = 0.005
-"""Seconds between two steps of the release."""
+"""Seconds between two steps of the gradual release of calls."""
 FEWEST: Final = 16
 MOST: Final = 256
-"""The number of calls that are released in one step. At least FEWEST are released even if other sends use up the window, so that
-waiting calls get a share of it. At most MOST are released, because each call takes some time of the loop."""
+"""Maximum number of calls that are released in one step, because each call takes some time of the loop. At least FEWEST are
+released even if other sends use up the window, so that waiting calls get a share of it."""
 
 
 class Waiting:
-    """One waiting call.
+    """A call that waits for a connection or a new route.
 
     Args:
+        topic: The topic's name on the wire.
         wake: Called when the wait is over.
 
     Attributes:
         over: Whether the wait is over.
-        addresses: Address -> number of connection attempts that had failed there before this call joined.
+        addresses: For each address, the number of connection attempts that had failed there before this call joined.
     """
 
     __slots__ = ("addresses", "over", "topic", "wake")
@@ -59,11 +60,11 @@ class Waiting:
 
 
 class _Address:
-    """The waiting calls of one address, and the task that connects to it.
+    """The calls that wait for one address, and the task that connects to it.
 
     Attributes:
         topics: Number of waiting calls per topic.
-        failed: Number of attempts to connect that failed while calls waited.
+        failed: Number of connection attempts that failed while calls waited.
         reason: Text of the last failure.
     """
 
@@ -85,7 +86,7 @@ class _Address:
 
 
 class Recovery:
-    """The waiting calls of one producer, by address.
+    """The waiting calls of one producer, by the address for which they wait.
 
     Args:
         ask: Starts a refresh of a topic's route without waiting for it.
@@ -127,7 +128,7 @@ class Recovery:
         return waiting
 
     def leave(self, waiting: Waiting) -> None:
-        """Remove the call. If no other call waits for an address, cancel its connection task."""
+        """Remove a call that no longer waits. If no other call waits for an address, cancel the task that connects to it."""
         for address in waiting.addresses:
             those = self._addresses.get(address)
             if those is None:

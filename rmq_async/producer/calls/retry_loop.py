@@ -1,9 +1,9 @@
 """The retry loop of a send call whose first attempt failed or had no connection.
 
-It makes further attempts, takes late responses, and raises one error at the end. A call that succeeds at once makes no RetryLoop.
-After an attempt has timed out, its request stays in the connection's table until the call ends, because a late "stored" still
-resolves the call. ``retry_policy.next_step`` makes the decisions, and this module executes them. Each event of an attempt
-(response, error, connect) calls ``notify``, which wakes ``run``.
+It makes further attempts, accepts late responses, and raises one error at the end. A call that succeeds at once makes no RetryLoop.
+After an attempt has timed out, its request stays in the connection's table until the call ends, because a late "stored" still ends
+the call with success. ``retry_policy.next_step`` makes the decisions, and this module executes them. Each event of an attempt
+(response, error, connection) calls ``notify``, which wakes ``run``.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class RetryLoop(Generic[Result]):
         self._changed: asyncio.Future[None] | None = None
         self._result: Result | None = None
         self._unconfirmed: Result | None = None
-        """The result with a status other than SEND_OK, if the message is stored. It counts unless another broker confirms the
-        message."""
+        """The result of an attempt whose status is not SEND_OK. The call returns it unless another broker confirms the message."""
         self._unclear: tuple[AttemptRecord, SendReply] | None = None
         """The last response for which only the broker's configuration shows whether the message may be stored."""
         self._over = False
@@ -79,7 +78,7 @@ class RetryLoop(Generic[Result]):
 
     @property
     def maybe_sent(self) -> bool:
-        """Whether the message may have reached a broker that has not rejected it. Also True when the call is over."""
+        """Whether the message may have reached a broker that has not rejected it. Also True when the call has ended."""
         return (
             self._over
             or self._result is not None
@@ -107,7 +106,7 @@ class RetryLoop(Generic[Result]):
     ) -> None:
         """Take over a first attempt that other code has sent, with its ``error`` or its ``reply``.
 
-        An attempt that timed out stays open while its request is in the table, and this loop gets its late response.
+        If the attempt timed out and its request is still in the table, this loop gets a late response.
         """
         record = self._record(target, began)
         self._attempts.add(record)
@@ -122,11 +121,11 @@ class RetryLoop(Generic[Result]):
                 pending.receiver = record
 
     def begin_with(self, target: Target) -> None:
-        """Set the target of the first attempt, which was already chosen, so that its turn in the round robin is not wasted."""
+        """Use ``target``, which was already chosen, for the first attempt, so that its turn in the round robin is not wasted."""
         self._first = target
 
     def adopt_failed(self, target: Target, error: RocketMQError, began: float) -> None:
-        """Add an attempt that began at ``began`` (monotonic) and ended with ``error`` before it had a connection."""
+        """Record an attempt that began at ``began`` (monotonic) and ended with ``error`` before it had a connection."""
         record = self._record(target, began)
         record.failed(error)
         self._attempts.add(record)
@@ -135,7 +134,7 @@ class RetryLoop(Generic[Result]):
         return AttemptRecord(target, began, self.faults, self.answered, self.notify)
 
     def answered(self, record: AttemptRecord, reply: SendReply) -> None:
-        """Read a response, even a late one, as the result or as the error of the attempt, and wake ``run``."""
+        """Turn a response, even a late one, into the result or the error of the attempt, and wake ``run``."""
         result = self._read(reply, self._outgoing, record.target, self._attempts.made)
         if result is None:
             record.answered_with(reply_error(reply, record.target, record.connection))
@@ -211,7 +210,9 @@ class RetryLoop(Generic[Result]):
                 await self._attempt(target, step.cap)
 
     async def _clear_up(self, record: AttemptRecord, reply: SendReply) -> None:
-        """Ask the broker that sent a response how it replicates, and record the error of the response again."""
+        """Ask the broker that sent a response how it replicates. Then record the error of the response again, with the right
+        ``maybe_stored``.
+        """
         self._unclear = None
         now, connection = machine.monotonic(), record.connection
         assert connection is not None
@@ -224,7 +225,7 @@ class RetryLoop(Generic[Result]):
         return step.verdict is Verdict.TRY and step.brokers.isdisjoint(self._attempts.tried)
 
     def _look_again(self) -> None:
-        """After an error, request a new route if the error puts it in doubt, and use the newest known queues of the topic."""
+        """After an error, request a new route if queues may have moved, and use the newest known queues of the topic."""
         newest = self._attempts.newest
         if newest is not None and newest.error is not None:
             self._router.topics.doubt(self._outgoing.topic, newest.error)
@@ -237,7 +238,9 @@ class RetryLoop(Generic[Result]):
                     self._fixed = topic_queues.target(self._fixed.queue)  # the same queue at its broker's current address
 
     def _elsewhere_than(self, gone: Target) -> bool:
-        """Leave out a queue that its broker does not have, unless it is fixed. Return whether the call may use another queue."""
+        """Stop using a queue that its broker does not have, unless the call is fixed to it. Return whether the call may use another
+        queue.
+        """
         return self._fixed is None and self._router.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
@@ -268,7 +271,9 @@ class RetryLoop(Generic[Result]):
         return self._topic_queues.addresses[broker] if self._fixed is None else self._fixed.address
 
     async def _choose(self, brokers: frozenset[str]) -> Target | None:
-        """Return the next target. Return None if the call has ended, or if the user's selector failed, which ends the attempts."""
+        """Return the next target. Return None if the call has ended, or if the user's selector failed; no further attempt is made
+        then.
+        """
         if self._fixed is not None:
             return self._fixed
         if self._first is not None and not self._attempts.made:
@@ -341,7 +346,7 @@ class RetryLoop(Generic[Result]):
     async def _reach(self, brokers: frozenset[str]) -> None:
         """Wait until one of the unreachable brokers may be tried again, the route has changed or the call ends.
 
-        If the wait lasts nearly until the deadline, its error becomes part of the call's error.
+        If the wait lasts nearly until the deadline, the error of the call contains the error of this wait.
         """
         recovery, topic = self._dispatch.recovery, self._router.topics.wire_topic(self._outgoing.topic)
         began = machine.monotonic()
@@ -360,8 +365,8 @@ class RetryLoop(Generic[Result]):
             recovery.leave(waiting)
 
     def _still_connecting(self, waiting: Waiting, now: float) -> bool:
-        """Return whether the connect of the only attempt is still running. If so, set the error of the whole wait as the error of
-        the attempt.
+        """Return whether the connection attempt of the call's only attempt is still in progress. If so, give that attempt an error
+        that covers the whole wait.
         """
         record = self._attempts.newest
         if record is None or self._dispatch.recovery.most_failed(waiting)[1]:
@@ -369,7 +374,9 @@ class RetryLoop(Generic[Result]):
         return record.never_connected(self._dispatch.pool.too_late(record.target.address, now - self._started))
 
     def _add_unreached(self, brokers: frozenset[str], error: RocketMQError, began: float) -> None:
-        """Add the wait for the brokers as the second attempt of the call, so that the call raises a SendError with both reasons."""
+        """Record the wait for the brokers as the second attempt of the call, so that the call raises a SendError with both
+        reasons.
+        """
         target = self._fixed or self._topic_queues.next_of(brokers)
         try:
             notify_failed(self._outgoing, target, error)
@@ -383,7 +390,7 @@ class RetryLoop(Generic[Result]):
         The wait also ends when the call ends.
 
         Args:
-            cap: Seconds for the attempt, plus half as many if the connect used them up. None stands for all remaining time.
+            cap: Maximum seconds for the attempt, plus half as many if connecting used them up. None stands for all remaining time.
         """
         now = machine.monotonic()
         deadline = self._deadline if cap is None else min(self._deadline, now + cap)
@@ -416,7 +423,7 @@ class RetryLoop(Generic[Result]):
         """Return a connection to the broker of ``record``. Return None if the attempt or the call has ended meanwhile.
 
         Args:
-            alone: True waits until the back-off of the broker ends.
+            alone: Whether to wait until a new connection attempt is allowed, if an earlier one failed.
         """
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)

@@ -3,16 +3,17 @@
 The rules (docs/producer.md describes them):
 
 - A retry goes to an untried broker if there is one. Otherwise it does not go to the broker that was tried last, if another broker
-  may be tried.
-- Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker accepts a
-  connection, the call waits until one does, or until the route of its topic changes.
+may be tried.
+- Once all brokers have been tried, a growing pause precedes each attempt (``pause_before``). If no broker accepts a connection, the
+call waits until one does, or until the route of its topic changes.
 - If no broker took the request of an attempt (no connection, nothing written, GO_AWAY, no such queue), the attempt does not count
-  towards ``retries``. An attempt with a permanent ConnectError counts.
-- An attempt is capped while there is another untried broker that is not avoided, so that a silent broker cannot use up the whole
-  timeout.
+towards ``retries``. An attempt with a permanent ConnectError counts.
+- The time of an attempt is limited while there is another untried broker that is not avoided, so that a broker that does not
+respond cannot use up the whole timeout.
 - If a broker has stored a reply message but could not push it to the requesting client, only untried brokers follow, because the
-  same broker would store the reply again.
-- A broker with an open attempt gets no second attempt. If there is no other broker to try, the call waits for the response.
+same broker would store the reply again.
+- A broker that has not responded to an attempt yet gets no second attempt. If there is no other broker to try, the call waits for
+the response.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ SHORTEST_REPEATED: Final = 0.02
 "maybe stored"."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-"""Seconds of the pauses between attempts, before jitter. They begin with FIRST_PAUSE and double up to LONGEST_PAUSE."""
+"""Maximum seconds of the pauses between attempts, before random variation. The first pause is FIRST_PAUSE, and each further one is
+twice as long."""
 MOST_DOUBLINGS: Final = 10
 
 
 class Verdict(Enum):
     """The next step of a call.
 
-    TRY: make an attempt. WAIT: wait for open attempts. REACH: wait for a connection. FAIL: end the call with its error.
+    TRY: make an attempt. WAIT: wait for a response to earlier attempts. REACH: wait for a connection. FAIL: end the call with its
+    error.
     """
 
     TRY = "try"
@@ -54,11 +57,11 @@ class Verdict(Enum):
 
 
 class Step(NamedTuple):
-    """One decision.
+    """A decision of the retry policy.
 
     Attributes:
-        brokers: The candidates for TRY, or the brokers for which REACH waits.
-        cap: Seconds for the attempt. None stands for all remaining time.
+        brokers: The brokers from which to choose for TRY, or the brokers for which REACH waits.
+        cap: Maximum seconds for the attempt. None stands for all remaining time.
         repeats: Whether the brokers have been tried before.
     """
 
@@ -76,7 +79,7 @@ class Rules(NamedTuple):
     """The settings that the policy needs for one call.
 
     Attributes:
-        attempt_timeout: Seconds for one attempt. None stands for a share of the remaining time.
+        attempt_timeout: Maximum seconds for one attempt. None stands for a share of the remaining time.
     """
 
     retries: int
@@ -89,10 +92,10 @@ class Brokers(NamedTuple):
 
     Attributes:
         names: All brokers with a queue that the call may use.
-        avoided: Slow brokers that the selection currently skips. They remain candidates, but attempts on other brokers need not
-            leave time for them.
-        down: Brokers without a connection whose last connect failed or is still running.
-        resting: The brokers in ``down`` that are in back-off.
+        avoided: Slow brokers that the queue selection currently skips. They may still be tried, but attempts on other brokers need
+            not leave time for them.
+        down: Brokers without a connection, to which the last connection attempt failed or is in progress.
+        resting: The brokers in ``down`` to which the pool delays new connection attempts after a failure.
     """
 
     names: frozenset[str]
@@ -105,7 +108,7 @@ def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: flo
     """Return the next step of a call with ``remaining`` seconds until its deadline.
 
     Args:
-        patience: Seconds that capped attempts share. None, or a larger value, stands for ``remaining``.
+        patience: Seconds that attempts with a time limit share. None, or a larger value, stands for ``remaining``.
     """
     if remaining <= 0:
         return FAIL
@@ -128,7 +131,9 @@ def next_step(attempts: Attempts, brokers: Brokers, rules: Rules, remaining: flo
 
 
 def _first_try(untried: frozenset[str], brokers: Brokers, rules: Rules, attempts_left: int, shared: float) -> Step:
-    """Return an attempt on an untried broker. It is capped if there are several; avoided brokers count only if all are avoided."""
+    """Return an attempt on an untried broker. Its time is limited if there are several, not counting avoided ones unless all are
+    avoided.
+    """
     inviting = len(untried.difference(brokers.avoided)) or len(untried)
     cap = None if inviting == 1 else attempt_cap(shared, attempts_left, rules.attempt_timeout)
     return Step(Verdict.TRY, untried, cap)
@@ -155,7 +160,7 @@ def _least(newest: Any) -> float:
 
 
 def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | None) -> float:
-    """Return the seconds for one attempt while there is another untried broker.
+    """Return the maximum seconds for one attempt while there is another untried broker.
 
     The result is ``attempt_timeout`` or, without it, an equal share of ``remaining`` but at least ``MIN_CAP``. It is never more
     than ``remaining``.
@@ -166,18 +171,19 @@ def attempt_cap(remaining: float, attempts_left: int, attempt_timeout: float | N
 
 
 def connect_cap(remaining: float) -> float:
-    """Return the seconds that an attempt without a cap waits for a connection.
+    """Return the maximum seconds for which an attempt without a time limit of its own waits for a connection.
 
     The result is a third of ``remaining``, but at least ``MIN_CAP``, at most ``CONNECT_CAP``, and never more than ``remaining``.
     """
-    # If the broker has moved, the connect never succeeds, and a call that waits in ``Recovery`` learns the new address.
+    # If the broker has moved, connecting to its old address never succeeds, and a call that waits in ``Recovery`` learns the new
+    # address.
     return min(remaining, max(MIN_CAP, min(CONNECT_CAP, remaining / 3)))
 
 
 def is_retriable(error: BaseException, retry_codes: Collection[int]) -> bool:
     """Return whether ``error`` allows a retry.
 
-    ``retry_codes`` determine this for most error responses of brokers. For other errors, the class of the error determines it.
+    For most error responses of brokers, ``retry_codes`` decides. For other errors, the class of the error decides.
     """
     if isinstance(error, BrokerError):
         return error.always_retried or (error.code in retry_codes and not error.never_retried)
