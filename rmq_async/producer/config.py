@@ -1,4 +1,4 @@
-"""Settings of a producer. They are immutable, and are validated on creation."""
+"""The settings of a producer. They are immutable, and are validated on creation."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Batching:
     """Settings for gathering single messages into batches. ``batching=True`` of a producer means ``Batching()``.
 
     Messages are gathered by topic and ``wait_store``. Sends whose queue is chosen (by ``queue``, ``selector``, ``key`` or a
-    ``queue_selector``) are gathered by queue. A topic may have ``lanes_per_broker`` requests in flight to each broker; a queue may
-    have one. While fewer requests are in flight, a message is sent at the end of the current loop iteration, together with all
-    other messages of that iteration. Otherwise messages are gathered until one of these requests has ended, and are then sent
-    together. A message with a delay, a retry topic, or a body of at least ``compress_over`` bytes is sent by itself.
+    ``queue_selector``) are gathered by queue. Of one topic, up to ``lanes_per_broker`` requests may be in flight to each broker; of
+    one queue, only one. While fewer requests are in flight, a message is sent at the end of the current loop iteration, together
+    with all other messages of that iteration. Otherwise messages are gathered until one of these requests has ended, and are then
+    sent together. A message with a delay, a retry topic, or a body of at least ``compress_over`` bytes is sent by itself.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -68,14 +68,14 @@ class Batching:
     """Maximum number of messages in a batch, 1 to 65,536. A full batch is sent without waiting for a response, unless it is
     ordered."""
     linger: float = 0.0
-    """Seconds that the first message waits for others even without a request in flight: 0, or 0.001 to below 1e9. It waits at
-    most half of the time that any caller has left and, if the batch is not ordered, half of the producer's ``timeout``."""
+    """Seconds for which the first message waits for others even if no request is in flight: 0, or 0.001 to below 1e9. It waits for
+    at most half of the time that any caller has left and, if the batch is not ordered, half of the producer's ``timeout``."""
     max_pending_bytes: int = 32 * 1024 * 1024
     """Maximum bytes of all bodies that are accepted and not finished, 1 to 2^40. One-way messages do not count. Further calls wait.
     If ``pending_bytes_limit`` is smaller, it applies instead. A single larger body is accepted while there are no others."""
     lanes_per_broker: int = LANES
-    """Maximum number of requests of one topic in flight to one broker, 1 to 65,536. At this number, messages are gathered. A
-    request that is unanswered after the producer's ``timeout`` no longer counts."""
+    """Maximum number of requests of one topic in flight to one broker, 1 to 65,536. While so many are in flight, messages are
+    gathered. A request that is unanswered after the producer's ``timeout`` no longer counts."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -98,13 +98,13 @@ class ProducerConfig:
     """
 
     timeout: float = 3.0
-    """Seconds for a whole send call, including route look-up, connect and retries."""
+    """Seconds for a whole send call, including the route lookup, connecting and retries."""
     retries: int = 2
     """Maximum number of attempts of ``send`` after the first one, 0 to 1000. If no broker took the request of an attempt (no
     connection, GO_AWAY, no such queue), the attempt does not count."""
     async_retries: int = 2
-    """Maximum number of attempts of ``send_async`` and ``send_batch_async`` after the first one. ``retries`` applies to messages
-    that ``batching`` gathers."""
+    """Maximum number of attempts of ``send_async`` and ``send_batch_async`` after the first one. For messages that ``batching``
+    gathers, ``retries`` applies instead."""
     attempt_timeout: float | None = None
     """Seconds for one attempt while there is another untried broker. The default is the remaining time divided by the number of
     attempts left, but at least 0.2 s."""
@@ -112,8 +112,8 @@ class ProducerConfig:
     """Response codes of brokers after which another attempt is made. Refused credentials and missing permissions are never
     retried. A missing queue is always retried, unless the caller chose the queue."""
     retry_same_queue: bool = False
-    """True retries a send with an explicit queue, selector or key on the same queue, up to ``retries`` times. False retries it only
-    if no broker took the request."""
+    """Whether to retry a send with an explicit queue, selector or key on the same queue, up to ``retries`` times. If False, it is
+    retried only if no broker took the request."""
     compress_over: int = 4096
     """Bodies of at least this many bytes are compressed, 0 to 2^31, except in ``send_batch``. The compressed body is sent only if
     it is smaller."""
@@ -127,7 +127,7 @@ class ProducerConfig:
     create_topic_key: str = AUTO_CREATE_TOPIC_KEY
     """The topic whose route is used for a topic that does not exist yet."""
     default_topic_queues: int = 4
-    """Number of queues on a broker for a topic that a send creates, 1 to 65,536. It is at most the number of queues that
+    """Number of queues on each broker for a topic that a send creates, 1 to 65,536. It is at most the number of queues that
     ``create_topic_key`` has on that broker."""
     async_limit: int = 65535
     """Maximum number of messages that are accepted and not finished, 1 to 2^31. One-way messages do not count. Further calls
@@ -135,29 +135,30 @@ class ProducerConfig:
     oneway_limit: int = 65535
     """Maximum number of one-way messages that are accepted and not finished, 1 to 2^31. Further calls wait."""
     broker_window: int = 8192
-    """Maximum number of sends in flight to one broker, 1 to 2^31. Further sends wait. A new connection begins with 64, and the
-    broker's responses raise and lower that number."""
+    """Maximum number of sends in flight to one broker, 1 to 2^31. Further sends wait. On a new connection, the limit begins at 64
+    and changes with the broker's responses, up to this number."""
     pending_bytes_limit: int = 100 * 1024 * 1024
     """Maximum bytes of all bodies that are accepted and not finished, 1 to 2^40. One-way messages have a limit of their own of the
     same size. A single larger call is accepted while there are no others."""
     oneway_window: int = 1024
-    """At least one of this many one-way messages is sent as an ordinary request, which paces the flow, 0 to 2^31. 0 turns
-    pacing off, and a stock broker may then drop messages without notice."""
+    """At least one in this many one-way messages is sent as an ordinary request, so that the broker's responses limit the rate, 0
+    to 2^31. With 0, the rate is not limited, and a stock broker may drop messages without notice."""
     stop_timeout: float = 5.0
     """Maximum seconds that ``stop()`` waits for unanswered sends, 0 or more."""
     retry_another_broker_when_not_store_ok: bool = False
-    """If a broker stores a message without confirming its flush or replication, True also sends the message to another broker,
-    within ``retries``. The message is then stored twice."""
+    """Whether to send the message to another broker, within ``retries``, if a broker stored it without confirming its flush or
+    replication. The message is then stored twice."""
     topics: Sequence[str] = ()
     """Topics whose routes ``start()`` fetches."""
     latency_fault: bool | Literal["failures"] = "failures"
-    """Which brokers sends avoid. "failures" (Java: False) avoids a broker after an attempt that could not connect, timed out
-    (after 0.05 s or more) or lost its connection. The broker is avoided for 1 s, doubled after each failed trial up to 30 s, until
-    a send to it is stored. True also avoids slow brokers, for the times in ``fault_table``. False avoids no broker."""
+    """Which brokers sends avoid. "failures" (Java: False) avoids a broker after an attempt that could not connect, timed out (after
+    0.05 s or more) or lost its connection. The broker is avoided for 1 s, then gets one trial send; the time doubles after each
+    failed trial, up to 30 s, until a send to it is stored. True also avoids slow brokers, for the times in ``fault_table``. False
+    avoids no broker."""
     fault_table: FaultTable = FaultTable.V5
     """The times for which ``latency_fault=True`` avoids a broker."""
     detector: bool = False
-    """True sends probe requests to brokers that did not respond. It needs ``latency_fault=True``."""
+    """Whether to send probe requests to brokers that did not respond. It requires ``latency_fault=True``."""
     batching: bool | Batching = False
     """True or a Batching gathers single messages into batches while requests are in flight."""
     queue_selector: Selector = select_best
@@ -166,10 +167,10 @@ class ProducerConfig:
     hooks: Sequence[Hook] = ()
     """Objects whose methods are called before and after each attempt and request; see Hook."""
     trace: bool | str = False
-    """True reports sends to the brokers' trace topic. The name of a topic reports them to that topic."""
+    """Whether to report sends as message traces: True reports to the brokers' trace topic, and a str names another topic."""
     send_smart_msg: bool = True
-    """True sends request headers with one-letter field names (codes 310 and 320). False sends the long form (code 10), for servers
-    that do not support the short form. Batches have no long form."""
+    """Whether to send request headers with one-letter field names (codes 310 and 320). False sends the long form (code 10), for
+    servers that do not support the short form. Batches have no long form."""
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -301,7 +302,7 @@ def split_options(
     config: ProducerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ProducerConfig]:
-    """Return the two configs with the keyword options distributed to them.
+    """Return the two configs, with each keyword option set in the config to which it belongs.
 
     Raises:
         TypeError: If an option is unknown or a config has another type.

@@ -1,4 +1,4 @@
-"""The composition root of one run of a producer. It makes routing, admission, dispatch and batching, and closes them in order."""
+"""Makes the objects of one run of a producer (routing, admission, dispatch and batching), and closes them in order."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from .routing import HeaderSettings, Router, TopicQueues, TopicTable, checked_ch
 from .watching import Sending, Tracer, Watchers
 
 LAST_STEPS: Final = 1.0
-"""Maximum seconds for aborted calls to give back their credits and connections."""
+"""Maximum seconds for calls that were ended at the stop to give back their credits and connections."""
 
 
 class ProducerCore:
-    """One run of a producer, made by ``Producer.start``. This object marks the producer's entries in the request tables."""
+    """One run of a producer, made by ``Producer.start``. This object also identifies the producer's entries in the request
+    tables.
+    """
 
     # Slots, because instances share the layout of their dictionaries only up to 30 attributes, and a send reads a dozen of them.
     __slots__ = (
@@ -173,7 +175,7 @@ class ProducerCore:
 
     @property
     def asks(self) -> bool:
-        """Whether ``queue_selector`` is a function other than ``select_best``."""
+        """Whether the ``queue_selector`` is a function other than ``select_best``."""
         return self.router.asks
 
     @property
@@ -202,7 +204,9 @@ class ProducerCore:
         self._settings.outside.add(topic)
 
     def _look_again(self) -> None:
-        """Compute which messages may take the fast path. This is called at the start, and when hooks of requests change."""
+        """Compute which messages may take the fast path. This is called at the start, and when request hooks are added or
+        removed.
+        """
         config, settings = self.config, self._settings
         general = not self.pool.hooks.only_sign or not config.send_smart_msg
         self.watched = self.watchers.active
@@ -222,6 +226,7 @@ class ProducerCore:
         """Return the call that sends a batch.
 
         Args:
+            mode: The ``mode`` of ``SendContext``.
             queue: The queue that the caller chose, or None.
         """
         try:
@@ -242,7 +247,7 @@ class ProducerCore:
     # -- the end
 
     async def close(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds for calls, then end the remaining ones. After that, every call has a result or an
+        """Wait at most ``timeout`` seconds for unfinished calls, then end the remaining ones, so that every call has a result or an
         error.
         """
         deadline = machine.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""The methods ``send``, ``send_async`` and ``send_oneway``; the hot path of the library is the plain ``send``.
+"""The methods ``send``, ``send_async`` and ``send_oneway``. The plain ``send`` is optimized for speed.
 
 While nothing fails, a plain send takes a credit, picks the next queue of a cached route, fills a header template, enters one future
 into the connection's table and reads the response from it. It needs no task and no timer. Functions of other modules are inlined in
@@ -49,7 +49,8 @@ class SendMethods(ProducerLife):
 
         Args:
             queue: The queue to send to.
-            selector: If there is no ``queue``, ``selector(queues, message, key)`` chooses one.
+            selector: A function that chooses the queue if there is no ``queue``. It is called as ``selector(queues, message,
+                key)``.
             key: The argument of the selector. Without a ``queue`` and a ``selector``, the producer's ``queue_selector`` or the hash
                 of the key chooses the queue. The default is the message's sharding key.
             timeout: Seconds for the whole call. The default is the timeout of the producer.
@@ -178,14 +179,14 @@ class SendMethods(ProducerLife):
     ) -> asyncio.Future[SendResult]:
         """Accept one message and return a future for its result.
 
-        Wait only until the message can be sent: for room within ``async_limit``, ``pending_bytes_limit`` and
-        ``max_pending_bytes``, for the route and the connection and, if necessary, for a selector, the compression of the body and
-        earlier sends that choose their queue.
+        Wait only until the message can be sent: for room within ``async_limit``, ``pending_bytes_limit`` and ``max_pending_bytes``,
+        for the route and the connection and, if necessary, for a selector, the compression of the body and earlier sends that
+        choose their queue.
 
-        Either ``on_success(result)`` or ``on_error(error)`` is called once on the loop, before any task that awaits the future
-        resumes. This also holds if the producer stops. Both must be plain functions; an error that they raise is reported to the
-        loop's exception handler. Cancelling the future ends the send and calls ``on_error(CancelledError())``, but the message may
-        be stored nevertheless.
+        Either ``on_success(result)`` or ``on_error(error)`` is called once on the event loop, before any task that awaits the
+        future resumes, even if the producer stops. Both must be plain functions; an error that they raise is reported to the loop's
+        exception handler. Cancelling the future ends the send and calls ``on_error(CancelledError())``, but the message may be
+        stored nevertheless.
 
         Args:
             on_success: Called with the result.
@@ -197,8 +198,8 @@ class SendMethods(ProducerLife):
 
         Raises:
             TypeError: If a callback is not a plain function, or ``message`` is not a Message.
-            RocketMQError: Errors of ``send`` that occur before the message is accepted. The future gets later errors, including
-                errors of hooks.
+            RocketMQError: Errors of ``send`` that occur before the message is accepted. Later errors, including errors of hooks,
+                are set on the future.
         """
         sender = self._usable()
         if on_success is not None or on_error is not None:
@@ -233,7 +234,7 @@ class SendMethods(ProducerLife):
             timeout: See ``send``.
 
         Raises:
-            BackpressureError: If ``send`` would raise it, or if two ordinary requests are still unanswered at the end of the wait.
+            BackpressureError: If ``send`` would raise it, or if two ordinary requests are still unanswered after the wait.
             ConnectError: If there is no connection to the broker.
             ConnectionLostError: If the connection closes.
             RequestTimeoutError: If there is no connection in time, or if earlier sends to a chosen queue are not answered in time.
@@ -249,14 +250,16 @@ class SendMethods(ProducerLife):
 
 
 def cancelled(sender: ProducerCore, target: Target, started: float) -> None:
-    """Report to the fault table that the caller of a first attempt was cancelled."""
+    """Report to the fault table that a call was cancelled during its first attempt."""
     if sender.faults is not None:
         now = machine.monotonic()
         sender.faults.failed(target.broker, asyncio.CancelledError(), now - started, now)
 
 
 def succeeded(sender: ProducerCore, target: Target, reply: SendReply, started: float) -> None:
-    """Report to the fault table that a first attempt stored its message. Call this if the table has entries or ``measures``."""
+    """Report to the fault table that a first attempt stored its message. Call this if the table has entries or its ``measures`` is
+    true.
+    """
     faults, now = sender.faults, machine.monotonic()
     if faults is not None and not reply.code and (target.broker in faults.items or now - started >= faults.patience):
         faults.succeeded(target.broker, now - started, now)

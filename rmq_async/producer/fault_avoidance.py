@@ -1,4 +1,4 @@
-"""Makes the queue selection of a producer from its settings."""
+"""Makes the queue selection of a producer, which avoids brokers, from the producer's settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .routing import BrokerProbe, FailureTable, LatencyTable, Overdue, QueueSele
 def queue_selection_of(
     config: ProducerConfig, instance: ClientInstance, queues_by_topic: Mapping[str, TopicQueues], owner: object
 ) -> QueueSelection | None:
-    """Return the queue selection for the settings. Return None for plain round robin.
+    """Return the queue selection for the settings. Return None if plain round robin is sufficient.
 
     Args:
-        queues_by_topic: A live mapping of topics to their queues.
-        owner: Marks the producer's entries in the connections' request tables.
+        queues_by_topic: A mapping of topics to their queues that is always current.
+        owner: The object that identifies the producer's entries in the connections' request tables.
     """
     if config.latency_fault is False:
         return None if config.queue_selector is select_best else QueueSelection(config.queue_selector, None)

@@ -1,4 +1,4 @@
-"""The condition of a producer for probes and alerts, determined from its own state without a request and without waiting."""
+"""The health of a producer for probes and alerts, determined from its own state without a request and without waiting."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ProducerHealth:
             ``start_without_cluster``, has named a broker. At least one broker of the routes in use is reachable, or these routes
             contain no broker.
         problems: All problems, including problems that leave the producer ready.
-        last_success_age: Seconds since a broker confirmed a stored message to any producer that shares the client's connections.
-            None if no broker has done so, before the start, after the stop and after a fork. Each read from a connection updates
-            the time only by the last response in that read, so it may be some reads late while stored and refused messages
+        last_success_age: Seconds since a broker last confirmed a stored message to any producer that shares the client's
+            connections. None if no broker has done so, before the start, after the stop and after a fork. Only the last response in
+            each read from a connection is examined, so the time may lag some reads behind while stored and refused messages
             alternate. One-way messages do not count, except messages that are sent as ordinary requests (``oneway_window``).
         unanswered: Number of messages that are accepted and not finished, including messages that wait for a route or a connection.
-        brokers: The masters of the routes that the client uses, by broker name.
+        brokers: The state of each broker's master in the routes that the client uses, by broker name.
     """
 
     state: ProducerState
@@ -62,10 +62,10 @@ def health_of(
     """Return the snapshot for ``Producer.health()``.
 
     Args:
-        idle: The problem if the producer is not running, else None.
+        idle: The problem to report because the producer is not running, else None.
         instance: The client instance. None unless the producer is running or stopping.
-        sender: The run of the producer. None unless the producer is running or stopping.
-        forked: True if the producer was started in the parent process, before a fork.
+        sender: The current run of the producer. None unless it is running or stopping.
+        forked: Whether the producer was started in the parent process, before a fork.
     """
     problems = [idle] if idle is not None else []
     if forked:

@@ -1,4 +1,4 @@
-"""The life cycle of a producer, and the hot path's check that the producer runs on the current loop and thread."""
+"""The life cycle of a producer, and a fast check that a producer is used on the event loop and thread on which it runs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ProducerLife(LifeCycle):
         await self._sender.close(budget)
 
     async def _join(self, instance: ClientInstance) -> ProducerCore:
-        """Make the sender, register the group and fetch the routes of ``topics``."""
+        """Make the ProducerCore, register the group and fetch the routes of ``topics``."""
         sender = ProducerCore(self.group, self.config, instance)
         try:
             check_group(sender.producer_group)
@@ -142,7 +142,7 @@ class ProducerLife(LifeCycle):
     # -- inside
 
     def _usable(self) -> ProducerCore:
-        """Return the sender.
+        """Return the ProducerCore, which sends messages.
 
         Raises:
             ClientStateError: If the producer is not running.

@@ -32,7 +32,7 @@ class PreparedSend(NamedTuple):
         queue: The only queue to which it may be sent, or None.
         messages: Number of messages.
         bytes: Total bytes of the bodies.
-        held: Bytes that are kept until the response, including properties, before compression.
+        held: Bytes that are kept in memory until the response, including properties, before compression.
     """
 
     outgoing: Outgoing
@@ -53,7 +53,7 @@ def prepare(
     """Encode checked messages of one topic with new unique ids. Several messages become one batch.
 
     Args:
-        texts: The properties of each message in the form on the wire, without the unique id and WAIT.
+        texts: The properties of each message, encoded, without the unique id and WAIT.
     """
     encoder = producer._usable().encoder  # noqa: SLF001 - a part of the producer, for Spark only
     ids = encoder.ids.take(len(bodies))
@@ -103,12 +103,12 @@ async def queues_instead(
 ) -> tuple[MessageQueue, ...] | None:
     """Return the queues of the topic of ``queue`` if ``queue`` no longer exists. Return None if it exists or may come back.
 
-    The route is requested again, because queues may be new. While a broker restarts, it is in no route. Therefore the queue of a
-    broker that this producer has used may come back.
+    The route is requested again, because queues may be new. While a broker restarts, it is in no route. Therefore a queue may come
+    back if this producer has used its broker.
 
     Args:
         timeout: Seconds for the request.
-        returning: True assumes that queues of other brokers may come back, too.
+        returning: Whether to assume that the queues of all other brokers may come back, too.
 
     Raises:
         RocketMQError: The errors of ``RouteTable.fetch``.

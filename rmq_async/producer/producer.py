@@ -102,7 +102,7 @@ class Producer(SendMethods):
         Args:
             on_success: Called with the result.
             on_error: Called with the error.
-            queue: The queue for the batch. Sharding keys of the messages have no effect.
+            queue: The queue for the batch, as in ``send_batch``.
             timeout: Seconds for the whole send. The default is the timeout of the producer.
 
         Raises:
@@ -129,7 +129,7 @@ class Producer(SendMethods):
     ) -> MessageExt:
         """Send a request message, and return the reply that its consumer sends (``reply``).
 
-        The request is sent as in ``send``. It counts towards ``async_limit`` until the call ends.
+        The message is sent as in ``send``. It counts towards ``async_limit`` until the call ends.
 
         Args:
             queue: See ``send``.
@@ -193,7 +193,7 @@ class Producer(SendMethods):
         """Return the queues of ``topic`` among which keys and selectors choose, in the order of the round robin.
 
         These are the queues to which messages can be sent. For a topic with an order conf and for a static topic, they are all
-        queues of the route, including those of absent brokers. The call takes at most the producer's ``timeout``.
+        queues of the route, including those of brokers that are down. The call takes at most the producer's ``timeout``.
 
         Raises:
             InvalidMessageError: If the topic name is invalid.
@@ -205,7 +205,7 @@ class Producer(SendMethods):
         return topic_queues.keyed
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all messages that were accepted so far have a result or an error.
+        """Wait until all messages that were accepted before this call have a result or an error.
 
         For one-way messages, wait until they are written, or until they are answered if they are sent as ordinary requests
         (``oneway_window``). Do not wait for messages that are accepted during the wait.

@@ -22,7 +22,7 @@ _NAMES: Final = -1
 
 
 async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
-    """Recall a message and return its unique id; see ``Producer.recall``.
+    """Cancel the delivery of a delayed message and return its unique id; see ``Producer.recall``.
 
     The request goes to the broker that the handle names. If the master of this broker is unknown, it goes to another broker of the
     topic.
@@ -67,9 +67,9 @@ async def recall(sender: ProducerCore, topic: str, recall_handle: str) -> str:
 
 
 def _refusal(response: RemotingCommand, broker: str, address: str) -> BrokerError:
-    """Return the broker's error.
+    """Return the error for the broker's response.
 
-    If recalls are disabled on the broker or unknown to it, the message names the setting that enables them.
+    If recalls are disabled on the broker or unknown to it, the text names the setting that enables them.
     """
     error = broker_error(response.code, response.remark, request="RECALL_MESSAGE", broker=broker, address=address)
     if type(error) is NoPermissionError:  # not a subclass, which concerns the permissions of a user

@@ -33,10 +33,11 @@ from .encoding import stored_message
 from .routing import Selector, TopicQueues, choice_of
 
 INTRODUCTION: Final = 1.0
-"""Maximum seconds that a request waits for brokers to answer a heartbeat. It also waits at most a third of its remaining time."""
+"""Maximum seconds that a request waits for brokers to respond to a heartbeat. It also waits at most a third of its remaining
+time."""
 
 MOST_CLUSTERS: Final = 16
-"""Maximum number of clusters of one topic whose reply topics are looked up."""
+"""Maximum number of clusters per topic whose reply topics are looked up."""
 
 ANSWER_AFTER_REPLY: Final = 0.1
 """Maximum seconds that a request waits for the response to its send after its reply has arrived."""
@@ -125,7 +126,7 @@ async def reply(
 
 
 async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQueues) -> None:
-    """Wait until the brokers that may push the reply have answered a heartbeat; see ``INTRODUCTION`` for the limit."""
+    """Wait until the brokers that may push the reply have responded to a heartbeat; see ``INTRODUCTION`` for the limit."""
     now = machine.monotonic()
     until = now + min(INTRODUCTION, (deadline - now) / 3)
     routes = sender.instance.routes
@@ -153,7 +154,7 @@ async def _introduce(sender: ProducerCore, deadline: float, topic_queues: TopicQ
 
 
 async def _sent(replied: asyncio.Future[PushedReply], sending: Awaitable[SendResult]) -> SendResult | None:
-    """Return the send result. Return None if only the reply has arrived, which proves that the request is stored."""
+    """Return the result of the send. Return None if only the reply has arrived, which proves that the request is stored."""
     scope, over = asyncio.timeout(None), False
 
     def hurry(_: object, scope: asyncio.Timeout = scope) -> None:

@@ -19,7 +19,7 @@ from .routing import Target, TopicQueues
 
 
 class Withdrawable(Protocol):
-    """The attempts of an accepted send."""
+    """The attempts of an accepted send, which can be abandoned."""
 
     # This is an object because a bound method would take 80 bytes for each send in flight.
 
@@ -28,7 +28,7 @@ class Withdrawable(Protocol):
 
 
 class SendFuture(asyncio.Future[Result]):
-    """A future that notifies its send of a cancellation immediately, not one loop iteration later."""
+    """A future that notifies its send immediately when it is cancelled, not one loop iteration later."""
 
     __slots__ = ("_owner",)  # without a dict, each send in flight takes 150 bytes less
 
@@ -44,21 +44,22 @@ class SendFuture(asyncio.Future[Result]):
         return True
 
     def let_go(self) -> None:
-        """Drop the reference to the ended send. Without a cycle, reference counting frees both."""
+        """Drop the reference to the send, which has ended. Without a cycle, reference counting frees both."""
         self._owner = None
 
 
 class AsyncSend(Generic[Result]):
-    """An accepted send.
+    """An accepted send: its future, its callbacks and its credits.
 
-    When it ends, it gives its credits back and calls the callback for its outcome. ``drop`` ends it without a callback.
+    When the send ends, it gives its credits back and calls the callback for its outcome. ``drop`` ends it without a callback.
 
     Args:
         number: Number of messages for which it holds credits.
         size: Number of bytes for which it holds credits.
 
     Attributes:
-        work: The attempts, which are notified when the future is cancelled. None before the attempts begin and after the end.
+        work: The attempts, which are notified when the future is cancelled. None before the attempts begin and after the send has
+            ended.
     """
 
     __slots__ = (
@@ -151,12 +152,12 @@ class AsyncSend(Generic[Result]):
 
 MOST_CHECKED: Final = 1024
 _checked: set[Hashable] = set()
-"""The results of ``_kind_of`` for callbacks that were valid. Callbacks are often made for each send, and a check of the parameters
-of a callback takes longer than the rest of the send."""
+"""Keys of callbacks that were found valid (``_kind_of``). Callbacks are often made for each send, and checking the parameters of a
+callback takes longer than the rest of the send."""
 
 
 def check_callback(name: str, callback: object) -> None:
-    """Check a callback.
+    """Check that a callback is valid.
 
     Raises:
         TypeError: If ``callback`` is neither None nor a plain function that takes one argument. Nothing would await a coroutine,
@@ -195,7 +196,11 @@ def _kind_of(callback: Any) -> Hashable:
 
 
 class AsyncAttempt(FirstAttempt[Result]):
-    """The attempts of one accepted ``send_async`` or ``send_batch_async``. ``accepted`` receives the result or the error."""
+    """The attempts of one accepted ``send_async`` or ``send_batch_async``.
+
+    Args:
+        accepted: Receives the result or the error.
+    """
 
     __slots__ = ("_accepted",)
 

@@ -1,4 +1,4 @@
-"""Splits messages into batches that a broker accepts. The encoded size counts, not the size of the bodies."""
+"""Splits messages into batches that a broker accepts. The encoded size is limited, not the size of the bodies."""
 
 from __future__ import annotations
 

@@ -469,7 +469,7 @@ class TopicGathering(Gathering):
     def _send_ready(self) -> None:
         while self._sealed:
             if (topic_queues := self._topic_queues()) is None:
-                return  # the end of the look-up calls this again
+                return  # the end of the lookup calls this again
             if (entry := self._sealed.popleft().alive()) is not None:
                 self._send(entry, topic_queues)
         if not self.members or (topic_queues := self._topic_queues()) is None:

@@ -1,6 +1,6 @@
-"""Builds send requests as commands if no header template covers them.
+"""Builds those send requests as commands that cannot be made from a header template.
 
-These are requests with users' RPC hooks, with ``namespace_v2`` or in the long header form (V1), messages to retry topics, and
+These are requests with users' request hooks, with ``namespace_v2`` or in the long header form (V1), messages to retry topics, and
 reply messages.
 """
 

@@ -1,7 +1,7 @@
 """Makes the frame of an attempt and queues it on a connection.
 
-Most frames are made from a header template of the queue. Requests that no template covers are built as commands. This module calls
-the send hooks of an attempt before its frame is made, unless the caller has already called them.
+Most frames are made from a pre-encoded header template of the queue. Requests for which there is no template are built as commands.
+The send hooks of an attempt are called here before its frame is made, unless the caller has already called them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Frames:
 
     Args:
         born_ms: Returns the current time in milliseconds since the epoch, as thirteen digits.
-        owner: Marks the producer's requests in the connections' tables.
+        owner: The object that identifies the producer's requests in the connections' request tables.
         window: Maximum number of sends in flight on one connection.
     """
 
@@ -55,11 +55,11 @@ class Frames:
         Args:
             deadline: Monotonic time at which the attempt ends.
             call_deadline: Monotonic time at which the call ends.
-            attempt: The attempt if hooks were already called for it, else None.
+            attempt: The attempt as hooks see it, if they were already called for it, else None.
 
         Raises:
-            RocketMQError: If the connection is closed, a hook refuses the attempt or the request cannot be encoded. Hooks that
-                have accepted the attempt are called with the error.
+            RocketMQError: If the connection is closed, a hook refuses the attempt or the request cannot be encoded. Hooks that have
+                accepted the attempt are called with the error.
         """
         if target.general or outgoing.watch is not None or outgoing.code:
             return self._general(connection, target, outgoing, receiver, deadline, call_deadline, attempt)
@@ -83,7 +83,7 @@ class Frames:
         call_deadline: float,
         attempt: AttemptWatch | None,
     ) -> Pending:
-        """Do the work of ``submit`` for attempts with send hooks and for requests that no template covers."""
+        """Do the work of ``submit`` for attempts with send hooks, and for requests without a template."""
         if attempt is None and outgoing.watch is not None:
             attempt = outgoing.watch.begin(outgoing, target)
         if attempt is not None:
@@ -107,10 +107,10 @@ class Frames:
     def frame(
         self, connection: Connection, target: Target, outgoing: Outgoing, opaque: int, *, oneway: bool = False
     ) -> tuple[int, bytes | list[bytes], HookedRequest | None]:
-        """Return the request code, the frame, and the request after RPC hooks (None if there are no hooks).
+        """Return the request code, the frame, and the request after request hooks were called (None if there are none).
 
         Args:
-            oneway: True sets the flag for one-way requests. It has an effect only for requests that no template covers.
+            oneway: Whether to set the flag for one-way requests. It has an effect only for requests without a template.
         """
         born_ms = self.born_ms()
         if not target.general and not outgoing.code:

@@ -38,7 +38,7 @@ class Outgoing(msgspec.Struct, gc=False):
         batch_ids: The unique ids of a batch's messages. None for a single message.
         code: The request code (V2). 0 stands for the usual codes.
         message: The argument for a selector that is called for each attempt. For a batch, it is the first message.
-        watch: Calls the hooks for each attempt. Only a ``Watched`` may have one.
+        watch: The object that calls the hooks for each attempt. Only a ``Watched`` may have one.
     """
 
     topic: str
@@ -54,7 +54,8 @@ class Outgoing(msgspec.Struct, gc=False):
 
 
 BatchItem = Message | Outgoing | tuple[Message, str]
-"""A gathered message: a Message, an encoded message, or a Message with the part of its encoded properties after the unique id."""
+"""A gathered message: a Message, an encoded message, or a Message with that part of its encoded properties which follows the unique
+id."""
 
 
 class Watched(Outgoing, gc=True):
@@ -78,11 +79,11 @@ class CallWatch(ABC):
 
     @abstractmethod
     def give_up(self, error: BaseException) -> None:
-        """End the open attempts with ``error``, because nothing waits for their responses any longer."""
+        """End the attempts that are in flight with ``error``, because nothing waits for their responses any longer."""
 
 
 class AttemptWatch(ABC):
-    """One attempt whose start the hooks have seen. Its methods call the hooks once for its end."""
+    """One attempt for which the hooks were called at its start. The methods call the hooks once at its end."""
 
     __slots__ = ()
 
@@ -127,7 +128,7 @@ class _AnsweredAttempt:
 
 
 def notify_failed(outgoing: Outgoing, target: Target, error: BaseException) -> None:
-    """Call the hooks, if any, for an attempt that found no connection.
+    """Call the hooks, if any, for the start and the end of an attempt for which there was no connection.
 
     Raises:
         ForbiddenError: If a hook refuses the attempt (see ``CallWatch.begin``).
@@ -140,7 +141,7 @@ class Encoder:
     """Encodes messages with the settings, unique ids and clock of one producer.
 
     Attributes:
-        instance: The property with the client's ``namespace``. Empty if there is no namespace.
+        instance: The encoded property with the client's ``namespace``. Empty if there is no namespace.
         outgoing: The class of the encoded messages, which is ``Watched`` if calls have hooks.
     """
 
@@ -174,8 +175,9 @@ class Encoder:
         """Return the encoded message, uncompressed.
 
         Args:
-            extra: Properties that this kind of send adds.
-            unique_id: A unique id that was taken earlier. The message's own id has precedence. Without either, a new id is taken.
+            extra: Additional properties, which this kind of send requires.
+            unique_id: A unique id that was made earlier. If the message has its own id, that id is used instead. Without either, a
+                new id is made.
         """
         unique_id = message.unique_id or unique_id or self.ids.next()
         if self.instance:
@@ -222,8 +224,8 @@ class Encoder:
         The messages are already checked, and some may be encoded.
 
         Args:
-            ids: The unique ids of the messages, if they were taken earlier.
-            plain: True if all messages have only a topic and a body, and all bodies are ``bytes``.
+            ids: The unique ids of the messages, if they were made earlier.
+            plain: Whether all messages have only a topic and a body, and all bodies are ``bytes``.
         """
         if len(messages) == 1:
             return self._encoded(messages[0], None if ids is None else ids[0])
@@ -277,7 +279,7 @@ IN_THREAD: Final = 64 * 1024
 
 
 class Compressor:
-    """The compressor of one producer.
+    """Compresses the bodies of one producer's messages.
 
     Args:
         unless_stopped: Awaits its argument, and raises ClientStateError if the producer stops first.

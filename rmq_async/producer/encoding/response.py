@@ -27,7 +27,9 @@ _STATUS: Final = {
 
 
 def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> SendResult | None:
-    """Return the result of a single send. Return None unless the reply says that the message is stored (see ``reply_error``)."""
+    """Return the result of a single send. Return None if the reply does not say that the message is stored (see
+    ``reply_error``).
+    """
     return stored(reply, outgoing.unique_id, target, attempts)
 
 
@@ -78,21 +80,24 @@ def stored_batch(reply: SendReply, outgoing: Outgoing, target: Target, attempts:
 
 
 def is_unclear(reply: SendReply, connection: Connection | None) -> bool:
-    """Return whether ``Replication.learn`` must ask the broker of ``connection`` before it is known if the message may be
+    """Return whether the broker's configuration must be requested (``Replication.learn``) to determine if the message may be
     stored.
+
+    Args:
+        connection: The connection on which the reply arrived, or None.
     """
     return connection is not None and is_unreplicated(reply.code, reply.remark) and Replication.counts_first(connection) is None
 
 
 def reply_error(reply: SendReply, target: Target, connection: Connection | None = None) -> RocketMQError:
-    """Return the error for a reply without a result.
+    """Return the error for a reply that is not a success.
 
     The error has ``maybe_stored`` in three cases: the code says "stored" but fields are missing; the broker's replicas have not
     confirmed the message, and the broker is not known to count its replicas first; the reply is a refusal but contains the id of a
     stored message. The last case occurs if a broker has stored a reply message that it cannot push to the requesting client.
 
     Args:
-        connection: The connection of the reply, or None.
+        connection: The connection on which the reply arrived, or None.
     """
     if reply.code in _STATUS:
         error: RocketMQError = RemoteProtocolError(

@@ -26,10 +26,10 @@ logger = logging.getLogger("rmq_async.producer")
 
 
 class Tally:
-    """The credits of messages that ``queue_now`` has queued on one connection and that are not yet written.
+    """The credits of one-way messages that ``queue_now`` has queued on one connection and that are not yet written.
 
     Args:
-        pacing: The pacing of the connection. None if the producer does not pace.
+        pacing: The pacing of the connection. None if the producer's ``oneway_window`` is 0.
     """
 
     __slots__ = ("_connection", "_credits", "_tallies", "epoch", "number", "pacing", "size")
@@ -45,7 +45,7 @@ class Tally:
         self.number = self.size = 0
 
     def written(self, _: int) -> None:
-        """Give the credits back. Called when all these messages are written or the connection is lost."""
+        """Give the credits back. This is called when all these messages are written or the connection is lost."""
         if self._tallies.get(self._connection) is self:
             del self._tallies[self._connection]
         self._credits.give_back(self.epoch, self.number, self.size)
@@ -54,8 +54,10 @@ class Tally:
 class Oneway:
     """The one-way sends of one producer.
 
+    A *window* is a series of one-way messages whose last one is sent as an ordinary request (see ``pacing``).
+
     Args:
-        answer_within: Seconds to wait for the response to the ordinary request that ends a window.
+        answer_within: Seconds to wait for the response to that request.
     """
 
     __slots__ = (
@@ -76,8 +78,7 @@ class Oneway:
         self._window = dispatch.config.oneway_window
 
     def queue_now(self, call: Call[Any]) -> bool:
-        """Queue the frame of an admitted call and transfer its credits to the tally of its connection. Return whether it was
-        queued.
+        """Queue the frame of an admitted call, and count its credits in the tally of its connection. Return whether it was queued.
 
         The frame is not queued if the call has hooks or must keep an order, if the connection is missing or not ready, if the
         broker is avoided, or if the message would end a window.
@@ -151,8 +152,8 @@ class Oneway:
         """Queue the frame of a one-way request, or of the ordinary request that ends a window.
 
         Args:
-            probes: Whether the broker is on trial. The message is then sent as an ordinary request, whose response can end the
-                trial.
+            probes: Whether the broker is on trial (it was avoided, and may be healthy again). The message is then sent as an
+                ordinary request, whose response can end the trial.
         """
         connection, pacing = await self._paced(call, probes=probes)
         target = call.target
@@ -184,8 +185,8 @@ class Oneway:
     async def _paced(self, call: Call[Any], *, probes: bool) -> tuple[Connection, OnewayPacing | None]:
         """Return an open connection to the call's target, and the pacing of the connection (None if it is not paced).
 
-        If there is no connection, connect to the newest known address of the broker. If the message would open another window, wait
-        while ``MAX_OPEN`` windows are open.
+        If there is no connection, connect to the newest known address of the broker. If the message would end a window, wait while
+        ``MAX_OPEN`` earlier windows have no response yet.
         """
         window = self._window
         while True:
@@ -203,14 +204,15 @@ class Oneway:
             await self._router.unless_stopped(pacing.wait(call.deadline, call.target.address))
 
     async def _connect(self, call: Call[Any], target: Target) -> Target:
-        """Connect to the broker, at its new address if it has moved. Return the target at that address, or raise the error."""
+        """Connect to the broker, at its new address if it has moved. Return the target with that address, or raise the error."""
         began, dispatch, topics, topic = machine.monotonic(), self._dispatch, self._router.topics, call.outgoing.topic
         target = topics.moved(topic, target)  # the call may have waited in a line since its target was chosen
         failed = await dispatch.connect(target, dispatch.connect_deadline(target, call.deadline))
         if failed is not None and failed.retriable:
             await self._router.unless_stopped(topics.renew(topic, call.deadline))
             before, target = target.address, topics.moved(topic, target)
-            # A connect that is still running gets the remaining time, because the broker may be slow and not have moved.
+            # A connection attempt that is still in progress gets the remaining time, because the broker may be slow and not have
+            # moved.
             if target.address != before or isinstance(failed, RequestTimeoutError):
                 failed = await dispatch.connect(target, call.deadline)
         if failed is None:
@@ -238,7 +240,7 @@ class Oneway:
         pacing.opened()  # only now: no response closes the window of a request that was not sent
 
     def _is_on_trial(self, target: Target) -> bool:
-        """Return whether the target's broker is on trial."""
+        """Return whether the target's broker is on trial: it was avoided, and may be healthy again."""
         faults = self._dispatch.faults
         return faults is not None and target.broker in faults.items and faults.on_trial(target.broker, machine.monotonic())
 

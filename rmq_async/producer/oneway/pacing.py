@@ -1,10 +1,12 @@
-"""Paces one-way sends, because a stock broker silently drops messages that wait too long in its queue.
+"""Limits the rate of one-way sends, because a stock broker silently drops messages that wait too long in its queue.
+
+Messages are counted in windows. The last message of each window is sent as an ordinary request, whose response shows that the
+broker has processed the window; until that response, the window is open. At most two windows are open: the last message of a third
+window waits. Therefore up to three windows are in the broker's queue.
 
 Each connection to a broker has its own pacing, which all producers on the connection share. Each producer ends a window after its
-own ``oneway_window`` messages at the latest. The last message of each window is sent as an ordinary request, whose response shows
-that the broker has processed the window; until that response, the window is open. At most two windows are open: the last message of
-a third window waits. Therefore up to three windows are in the broker's queue. Together they are at most as large as the
-connection's ``SendWindow``, which their responses adjust like the responses to other sends. The first window has two messages, and
+own ``oneway_window`` messages at the latest. Three windows together have at most as many messages as the connection's
+``SendWindow`` allows sends, and their responses adjust it like the responses to other sends. The first window has two messages, and
 each answered window doubles the size of the next one: messages that a broker drops before its first response are lost, and are not
 retried.
 """
@@ -32,17 +34,20 @@ FIRST_WINDOW: Final = 2
 MAX_OPEN: Final = 2
 """Maximum number of open windows of a connection."""
 SHARE: Final = 3
-"""One window may use at most this fraction (1 / SHARE) of the ``SendWindow``, because there are ``MAX_OPEN`` open windows and one
-that is being filled."""
+"""One window may use at most the fraction 1 / SHARE of the ``SendWindow``, because there are ``MAX_OPEN`` open windows and one that
+is being filled."""
 
 
 class OnewayPacing:
-    """The windows of one connection, whose requests are in ``requests``.
+    """The windows of one-way messages on one connection (see the docstring of the module).
+
+    Args:
+        requests: The request table of the connection.
 
     Attributes:
         size: Number of messages in a window.
         sent: Number of messages that were sent in the window that is being filled.
-        open: Number of open windows.
+        open: Number of windows that were sent and whose ordinary request is not answered yet.
         errors: Number of windows whose ordinary request failed or was refused.
     """
 
@@ -70,7 +75,7 @@ class OnewayPacing:
         self.open += 1
 
     def closed(self, answers: int, seconds: float | None) -> None:
-        """Close a window.
+        """Record that the ordinary request of a window has ended.
 
         Args:
             answers: Number of messages in the window if it had its full size, else 0.
@@ -85,10 +90,10 @@ class OnewayPacing:
             self._progress.set_result(None)
 
     async def wait(self, deadline: float, address: str) -> None:
-        """Wait until a window closes.
+        """Wait until the ordinary request of an open window has ended.
 
         Raises:
-            BackpressureError: If no window has closed at ``deadline`` (monotonic).
+            BackpressureError: If none has ended at ``deadline`` (monotonic).
         """
         if self._progress is None or self._progress.done():
             self._progress = asyncio.get_running_loop().create_future()
@@ -102,11 +107,12 @@ class OnewayPacing:
 
 
 class WindowReceiver:
-    """The receiver of the response to the ordinary request of a window.
+    """Receives the response to the ordinary request that ends a window.
 
-    Errors are counted, but not raised and not retried. The first error, and each error that doubles the count, is logged.
+    Errors are counted, but not raised and not retried. A WARNING is logged when their number is a power of two.
 
     Args:
+        finished: Called when the request has ended, to give the credits back.
         learn: Called with the response or the error, and the seconds until then, so that later messages can avoid the broker.
     """
 

@@ -1,4 +1,4 @@
-"""The table of brokers that a producer avoids, which is the common base of two policies.
+"""A table of the brokers that a producer avoids: the common base class of two policies.
 
 ``suspects.FailureTable`` judges brokers by failed attempts. ``fault_table.LatencyTable`` judges them also by the latency of each
 attempt. This module reads no clock: ``now`` is in seconds of a monotonic clock. A broker that is not in the table is healthy. A
@@ -15,11 +15,11 @@ from typing import Final, Generic, TypeVar
 MOST_ITEMS: Final = 1024
 """Maximum number of brokers in one table. The oldest entry is dropped for a new one."""
 KEPT: Final = 60.0
-"""An entry that has been on trial for more than this many seconds is removed when another broker enters the table."""
+"""Seconds on trial after which an entry is removed when another broker is added to the table."""
 
 
 class Suspect:
-    """The entry of one broker. Times are those of the caller's clock.
+    """The table entry of one broker. Times are those of the caller's clock.
 
     Args:
         address: The address of the broker's master when the entry was made.
@@ -41,7 +41,7 @@ S = TypeVar("S", bound=Suspect)
 
 
 class Avoidance(ABC, Generic[S]):
-    """The brokers that one producer avoids.
+    """The table of brokers that one producer avoids.
 
     Args:
         busy: Returns whether an attempt on a broker is in flight or is connecting.
@@ -50,8 +50,8 @@ class Avoidance(ABC, Generic[S]):
     Attributes:
         items: The entries, by broker name.
         patience: Seconds that a successful attempt may take without counting as a fault.
-        version: Rises when the table changes.
-        on_suspect: Called with each broker that enters the table.
+        version: A number that grows when the table changes.
+        on_suspect: Called with each broker that is added to the table.
     """
 
     __slots__ = ("_address_of", "_busy", "items", "measures", "on_suspect", "patience", "version")
@@ -65,7 +65,7 @@ class Avoidance(ABC, Generic[S]):
         self._address_of = address_of
         self.items: dict[str, S] = {}
         self.measures = False
-        """Whether ``succeeded`` must be called for every attempt; otherwise only for brokers in ``items``."""
+        """Whether ``succeeded`` must be called for every attempt. If False, it must be called only for brokers in ``items``."""
         self.patience = inf
         self.version = 0
         self.on_suspect: Callable[[str], None] | None = None
@@ -84,7 +84,7 @@ class Avoidance(ABC, Generic[S]):
         """Report an attempt that ended with ``error`` after ``latency`` seconds."""
 
     def chosen(self, broker: str, now: float) -> None:
-        """Report that an attempt that could choose its broker goes to ``broker``."""
+        """Report that an attempt goes to ``broker``, which was chosen among several brokers."""
 
     def proved(self, broker: str) -> None:
         """Remove a broker from the table, because it is healthy."""
@@ -92,12 +92,12 @@ class Avoidance(ABC, Generic[S]):
         self.items.pop(broker, None)
 
     def keep(self, named: Callable[[str], bool]) -> None:
-        """Remove brokers for which ``named(broker)`` is false."""
+        """Remove the brokers for which ``named(broker)`` is false."""
         for broker in [broker for broker in self.items if not named(broker)]:
             self.proved(broker)
 
     def moved(self, brokers: Collection[str]) -> None:
-        """Remove those of ``brokers`` whose master now has another address, because the faults belong to another process."""
+        """Remove those of ``brokers`` whose master now has another address, because their faults belong to another process."""
         for broker in [broker for broker in self.items if broker in brokers]:
             address = self._address_of(broker)
             if address is not None and address != self.items[broker].address:
@@ -122,7 +122,7 @@ class Avoidance(ABC, Generic[S]):
     def best(self, brokers: Collection[str], now: float) -> Collection[str]:
         """Return the usable brokers.
 
-        Return ``brokers`` itself if all of them are usable. Return the result of ``_of_none`` if no broker is usable.
+        Return ``brokers`` itself if all of them are usable. If none is usable, return the result of ``_of_none``.
         """
         avoided = self.avoided(brokers, now)
         if not avoided:

@@ -1,4 +1,5 @@
-"""The detector (``detector=True``) probes unreachable brokers, so that a broker that responds again is used sooner.
+"""The detector (``detector=True``) sends probe requests to unreachable brokers, so that a broker that responds again is used
+sooner.
 
 A probe requests the maximum offset of queue 0 of one of the broker's topics.
 """
@@ -22,13 +23,13 @@ from .fault_table import LatencyTable
 logger = logging.getLogger("rmq_async.producer")
 
 INTERVAL: Final = 2.0
-"""Seconds from the end of a round of probes to the start of the next one (Java's ``detectInterval``)."""
+"""Seconds from the end of the probes of all unreachable brokers to the next ones (Java's ``detectInterval``)."""
 TIMEOUT: Final = 0.2
-"""Seconds for a probe, including the connect (Java's ``detectTimeout``)."""
+"""Seconds for a probe, including connecting (Java's ``detectTimeout``)."""
 
 
 class BrokerProbe:
-    """The probing task of one producer.
+    """The task that probes brokers for one producer.
 
     Args:
         topic_on: Returns the name on the wire of a topic that a broker has, or None.

@@ -2,7 +2,7 @@
 
 The latency of an attempt determines for how long its broker is avoided. If the attempt failed because of the broker, ``isolation``
 counts as its latency. The two states of a broker, "avoided" and "unreachable", expire by themselves. A broker that is in neither
-state is also avoided while an attempt has been in flight for longer than ``FaultTable.patience``.
+state is also avoided while an attempt on it has been in flight for longer than ``FaultTable.patience``.
 """
 
 from __future__ import annotations
@@ -113,9 +113,10 @@ class Blame(Enum):
 def blame(error: BaseException, elapsed: float, table: FaultTable) -> Blame:
     """Return the verdict on the broker of an attempt that ended with ``error`` after ``elapsed`` seconds.
 
-    The verdict is NONE for a rejected message, missing permissions of the user, a queue that the broker does not have, and a
-    timeout that is shorter than the table's lowest threshold. For retriable and "too busy" codes it is ANSWERED. For an abandoned
-    or cancelled attempt it is SLOW if the attempt ran for at least ``patience``, else NONE.
+    NONE: a rejected message, missing permissions of the user, a queue that the broker does not have, or a timeout that is shorter
+    than the table's lowest threshold. ANSWERED: a retriable or "too busy" error response, or one that cannot be read. SILENT: a
+    failed or lost connection, or any other timeout. An abandoned or cancelled attempt is SLOW if it ran for at least ``patience``,
+    else NONE.
     """
     match error:
         case AuthenticationError() | PermissionDeniedError() | QueueNotExistError():
@@ -138,11 +139,11 @@ class GivenUpError(RequestTimeoutError):
 
 
 class FaultItem(Suspect):
-    """The entry of one broker.
+    """The table entry of one broker.
 
     Attributes:
-        latency: Seconds of the last faulty attempt.
-        reachable_from: The end of the time for which the broker counts as unreachable. 0 if the last recorded attempt got a
+        latency: Seconds of the last attempt that counted as a fault.
+        reachable_from: The end of the time for which the broker is considered unreachable. 0 if the last recorded attempt got a
             response.
     """
 
@@ -155,7 +156,7 @@ class FaultItem(Suspect):
 
 
 class LatencyTable(Avoidance[FaultItem]):
-    """The faulty brokers of one producer.
+    """The brokers that one producer avoids because of the latency or the failure of an attempt.
 
     Attributes:
         late: Brokers with an attempt that has been in flight for longer than ``patience``.
@@ -189,15 +190,16 @@ class LatencyTable(Avoidance[FaultItem]):
         """Record an attempt that ended at ``now``.
 
         Args:
-            isolated: True counts the attempt as ``isolation`` seconds instead of ``latency``.
+            isolated: Whether the attempt counts as ``isolation`` seconds instead of ``latency``.
+            reachable: Whether the broker responded.
         """
         duration = self.table.duration(self.table.isolation if isolated else latency)
         self.note(broker, latency, duration, reachable=reachable, now=now)
 
     def note(self, broker: str, latency: float, duration: float, *, reachable: bool, now: float) -> None:
-        """Avoid the broker for ``duration`` seconds from ``now``, or until the recorded end if that is later.
+        """Avoid the broker for ``duration`` seconds from ``now``, or until the recorded time if that is later.
 
-        A reachable broker with duration 0 is removed if the attempt began after the broker's last fault was recorded.
+        A reachable broker with a duration of 0 is removed if the attempt began after the broker's last fault was recorded.
         """
         item = self.items.get(broker)
         if duration <= 0 and reachable:
@@ -220,7 +222,7 @@ class LatencyTable(Avoidance[FaultItem]):
     # -- queries of queue selection
 
     def reachable(self, broker: str, now: float) -> bool:
-        """Return False while the broker counts as unreachable."""
+        """Return whether the broker is not considered unreachable at ``now``."""
         item = self.items.get(broker)
         return item is None or now >= item.reachable_from
 
@@ -235,7 +237,7 @@ class LatencyTable(Avoidance[FaultItem]):
     def _of_none(self, brokers: Collection[str], now: float) -> Collection[str]:
         """Return the reachable brokers, or all brokers if none is reachable.
 
-        With ``pick_one_at_least``, return the better half by availability and latency.
+        With ``pick_one_at_least``, return the better half, by availability and latency.
         """
         if self.table.pick_one_at_least:
             ranked = sorted(brokers, key=lambda broker: (self._rank(broker, now), broker))
@@ -243,7 +245,7 @@ class LatencyTable(Avoidance[FaultItem]):
         return frozenset(broker for broker in brokers if self.reachable(broker, now)) or brokers
 
     def silent(self) -> tuple[str, ...]:
-        """Return the brokers that the last recorded attempt did not reach. These brokers are probed."""
+        """Return the brokers for which the last recorded attempt got no response. These brokers are probed."""
         return tuple(broker for broker, item in self.items.items() if item.reachable_from)
 
     def _rank(self, broker: str, now: float) -> tuple[bool, float, float]:

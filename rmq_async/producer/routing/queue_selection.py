@@ -1,11 +1,11 @@
 """Queue selection for producers that avoid brokers (``latency_fault``) or have a selector (``queue_selector``).
 
-``retry_policy`` returns the candidate brokers of an attempt, and QueueSelection chooses among their queues.
+``retry_policy`` determines from which brokers an attempt may choose, and QueueSelection chooses among their queues.
 
-The following applies without a selector of the user. With ``latency_fault="failures"``, the round robin of a topic on several
-brokers runs unchanged until a broker is suspected; ``FailureRotation`` then replaces it until no broker is suspected. With
-``latency_fault=True``, ``LatencyRotation`` always replaces it. While no broker is suspected, it only reads the clock, and at
-intervals (``Overdue.interval``) it looks for attempts that have been in flight for too long.
+The following applies without a selector of the user. With ``latency_fault="failures"``, a topic on several brokers has plain round
+robin until a broker is suspected; ``FailureRotation`` then replaces it until no broker is suspected. With ``latency_fault=True``,
+``LatencyRotation`` always replaces it. While no broker is suspected, it only reads the clock, and at intervals
+(``Overdue.interval``) it looks for attempts that have been in flight for too long.
 """
 
 from __future__ import annotations
@@ -32,21 +32,25 @@ from .topic_queues import Target, TopicQueues
 logger = logging.getLogger("rmq_async.producer")
 
 LOOKS: Final = 16
-"""Minimum number of samples of the attempts in flight during the fault table's ``patience``, if attempts are frequent."""
+"""Minimum number of samples of the attempts in flight that are taken within the fault table's ``patience``, if attempts are
+frequent."""
 ADDRESSES_KEPT: Final = 1024
 SWEEP_COST: Final = 0.0002
-"""Minimum seconds per topic between two sweeps of the suspects: all routes may change at once, and a sweep checks each route."""
+"""Minimum seconds per topic between two calls of ``sweep`` that check all routes. All routes may change at once."""
 
 
 class Overdue:
-    """Finds attempts that have been in flight for too long, from samples of the newest opaque and without a record per attempt.
+    """Finds attempts that have been in flight for too long, without a record for each attempt.
+
+    It samples the newest opaque (request number) of a connection. Attempts with opaques up to an old sample began before that
+    sample.
 
     Args:
-        owner: Marks the producer's requests in the connections' tables.
+        owner: The object that identifies the producer's requests in the connections' request tables.
         patience: An attempt that has been in flight for more than this many seconds is late.
 
     Attributes:
-        interval: Minimum seconds between two samples of an address, and between two checks of a topic without suspects.
+        interval: Minimum seconds between two samples of an address, and between two checks of a topic without suspected brokers.
     """
 
     __slots__ = ("_known", "_owner", "_patience", "_pool", "interval")
@@ -59,7 +63,7 @@ class Overdue:
         self._known: dict[str, _Known] = {}  # by address
 
     def waits(self, address: str) -> bool:
-        """Return whether an attempt is in flight to ``address``, or a connect to it is in progress."""
+        """Return whether an attempt to ``address`` is in flight, or a connection attempt is in progress."""
         connection = self._pool.get(address)
         if connection is None:
             self._known.pop(address, None)
@@ -69,7 +73,7 @@ class Overdue:
     def late(self, address: str, now: float) -> bool:
         """Return whether an attempt to ``address`` has been in flight for longer than ``patience``.
 
-        Each call may add a sample. The result is as accurate as the samples are close together.
+        Each call may add a sample. The shorter the time between samples, the more accurate the result.
         """
         connection = self._pool.get(address)
         if connection is None:
@@ -98,7 +102,7 @@ class _Known:
     """The samples of one connection.
 
     Attributes:
-        since: An opaque. The producer has no request in flight with a lower one.
+        since: An opaque (request number). The producer has no request in flight with a lower one.
         samples: Pairs (time, newest opaque), the oldest first. One sample that is older than ``patience`` is kept.
     """
 
@@ -111,13 +115,13 @@ class _Known:
 
 
 class QueueSelection:
-    """The queue selection of one producer.
+    """Chooses the queues of one producer.
 
     Args:
         selector: The ``queue_selector``. It is called unless it is ``select_best``.
         faults: The fault table. None with ``latency_fault=False``.
         named: Returns whether a known route has writable queues on a broker.
-        queues_by_topic: A live view of the producer's queues by topic.
+        queues_by_topic: A mapping of topics to their queues that is always current.
 
     Attributes:
         custom: Whether the selector is not ``select_best``.
@@ -160,7 +164,7 @@ class QueueSelection:
             faults.on_suspect = self._suspected
 
     def adopt(self, topic_queues: TopicQueues) -> None:
-        """Replace the round robin of a topic's new queues if the fault policy needs it. A selector of the user needs no change."""
+        """Replace the round robin of a topic's new queues if the fault policy requires it. With a selector of the user, keep it."""
         if self._stale:
             self.sweep(machine.monotonic())
         if self.custom:
@@ -179,7 +183,8 @@ class QueueSelection:
     def uninviting(self, brokers: Collection[str]) -> Collection[str]:
         """Return those of ``brokers`` that ``latency_fault=True`` avoids. Attempts on other brokers need not leave time for them.
 
-        Return nothing with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for it.
+        Return no brokers with ``latency_fault="failures"``: a broker that did not respond may be back in time, so time is left for
+        it.
         """
         return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
 
@@ -212,7 +217,9 @@ class QueueSelection:
         return faults.best(brokers, now)
 
     def sweep(self, now: float) -> None:
-        """If a route has changed, remove brokers that have left the routes from the fault table (see ``SWEEP_COST``)."""
+        """Remove brokers that are in no route from the fault table, if a route has changed. Do this at most once per interval
+        (``SWEEP_COST``).
+        """
         if self._stale and self.faults is not None and now >= self._sweep_from:
             self._stale, self._sweep_from = False, now + len(self._queues_by_topic) * SWEEP_COST
             self.faults.keep(self._named)
@@ -229,12 +236,13 @@ class QueueSelection:
         """Return the queue that a selector chooses among ``queues`` of the topic, or a coroutine that returns it.
 
         Args:
-            selector: None stands for the producer's selector, or for ``select_by_hash`` if the producer has none.
+            selector: The selector to call. None stands for the producer's selector, or for ``select_by_hash`` if the producer has
+                none.
 
         Raises:
             SelectorError: If the selector raises an error, or chooses a queue that it was not given. A RocketMQError of the
                 selector is raised unchanged.
-            RequestTimeoutError: If the selector chooses at ``deadline`` or later.
+            RequestTimeoutError: If the selector returns at ``deadline`` or later.
         """
         if selector is None:
             selector = self.selector if self.custom else select_by_hash
@@ -252,9 +260,9 @@ class QueueSelection:
             return one_of(await awaited(selector, choosing, deadline), queues, selector, deadline)
 
     def pick(self, topic_queues: TopicQueues, queues: Sequence[MessageQueue]) -> MessageQueue:
-        """Return the next of ``queues``. ``select_best`` calls this inside a selector of this producer.
+        """Return the next of ``queues`` in turn. ``select_best`` calls this if a send of this producer has called it.
 
-        Queues of brokers that are away are skipped if there are others.
+        Queues of brokers that are avoided or down are skipped if there are others.
 
         Args:
             queues: Any queues of the topic.
@@ -283,7 +291,9 @@ class QueueSelection:
         return chosen
 
     def route_changed(self, brokers: Collection[str]) -> None:
-        """Update the fault table after a new route that names ``brokers``. These may have moved, and other brokers may be gone."""
+        """Update the fault table for a new route that names ``brokers``. Their addresses may have changed, and other brokers may be
+        gone.
+        """
         if self.faults is not None:
             self._stale = bool(self.faults.items)
             self.faults.version += 1
@@ -301,7 +311,7 @@ class QueueSelection:
 
 
 class LatencyRotation:
-    """Replaces a topic's round robin with ``latency_fault=True``. It keeps the order while no broker is suspected or late."""
+    """Replaces a topic's round robin with ``latency_fault=True``. It is also a round robin while no broker is suspected or late."""
 
     __slots__ = ("_calm_until", "_faults", "_in_turn", "_interval", "_selection", "_topic_queues", "_version")
 
@@ -350,7 +360,7 @@ class FailureRotation:
         return self._choose(now)
 
     def _choose(self, now: float) -> Target:
-        """Choose by the current state of the suspects. The choice of brokers is kept until that state can change."""
+        """Choose by the current entries of the fault table. Keep the set of chosen brokers until these entries can change."""
         faults, topic_queues, selection = self._faults, self._topic_queues, self._selection
         selection.sweep(now)
         suspects = faults.items.keys() & topic_queues.brokers

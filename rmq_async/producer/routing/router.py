@@ -15,7 +15,7 @@ from .topic_table import TopicTable
 
 
 class Router:
-    """The routing of one producer.
+    """Chooses queues for the calls of one producer.
 
     Args:
         selection: The queue selection. None for plain round robin.
@@ -42,12 +42,12 @@ class Router:
     ) -> tuple[TopicQueues, Target]:
         """Return the topic's queues and the target of the first attempt.
 
-        The target is the choice of the caller or of a selector, or the next queue.
+        The target is the queue that the caller or a selector chooses, or else the next queue.
 
         Args:
             message: The message. None for a batch.
-            shown: The message for the producer's selector. If it is None, the selector is not called: a prepared send uses the next
-                queue, and so do its further attempts.
+            shown: The message that is passed to the producer's selector. If it is None, the selector is not called: the next queue
+                is used, also for further attempts, as for a prepared send.
 
         Raises:
             RocketMQError: The errors of ``choose``, ``chosen`` and ``at``.
@@ -60,7 +60,7 @@ class Router:
         return topic_queues, topic_queues.next()
 
     async def at(self, topic: str, queue: MessageQueue, deadline: float) -> tuple[TopicQueues, Target]:
-        """Return the topic's queues and the target of a chosen queue. Wait for its broker if the broker is away.
+        """Return the topic's queues and the target of a chosen queue. If its broker is not in the route, wait until it is back.
 
         Raises:
             RocketMQError: The errors of ``TopicTable.find``, ``TopicTable.with_queue`` and ``TopicQueues.target``.
@@ -74,14 +74,14 @@ class Router:
         return topic_queues, topic_queues.target(queue)
 
     def is_away(self, topic: str, queue: MessageQueue) -> bool:
-        """Return whether the known route has no address for the queue, so that ``aim`` waits for a newer one."""
+        """Return whether the known route has no address for the queue, so that ``at`` would wait for a newer one."""
         topic_queues = self.queues_by_topic.get(topic)
         return topic_queues is not None and not topic_queues.knows(queue)
 
     def target_now(self, topic_queues: TopicQueues, message: Message | None, choice: QueueChoice) -> Target | None:
-        """Return the target for the hash of a key.
+        """Return the target that the hash of a key selects, without waiting.
 
-        Return None for a batch, if a selector must choose, or if the queue's broker is away.
+        Return None for a batch, if a selector must choose, or if the queue's broker is not in the route.
 
         Raises:
             SelectorError: If the key is invalid.
@@ -101,7 +101,7 @@ class Router:
         """Return the queue that the caller passed.
 
         Without it, the selector of the call, the selector of the producer or the hash of the key chooses the queue, in this order
-        of precedence. The broker of the queue may be away.
+        of precedence. The broker of the queue may be missing from the route.
 
         Raises:
             RocketMQError: The errors of ``TopicTable.find`` and ``QueueSelection.ask``.

@@ -23,7 +23,7 @@ from ...client import check_queue
 from ...errors import ConfigError, RequestTimeoutError, RocketMQError, SelectorError
 
 TOPICS_KEPT: Final = 1024
-"""Maximum number of topics that are remembered. The oldest topic is dropped for a new one."""
+"""Maximum number of topics whose queues are remembered. The oldest topic is dropped for a new one."""
 QUEUES_KEPT: Final = 4096
 """Maximum number of queues of one topic that are remembered in addition to the current list."""
 
@@ -137,7 +137,7 @@ def select_best(queues: Sequence[MessageQueue], message: Message, key: Any = Non
 
 
 class picking:  # noqa: N801 - used as a function; contextlib.contextmanager takes three times as long
-    """A context manager in which ``select_best`` calls ``pick``, even in coroutines that are awaited inside it."""
+    """A context manager during which ``select_best`` calls ``pick``, even in coroutines that are awaited inside it."""
 
     __slots__ = ("_pick", "_token")
 
@@ -244,7 +244,7 @@ def ask(
 
 
 async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadline: float) -> MessageQueue:
-    """Await the queue of a selector.
+    """Await the queue that a selector chooses.
 
     Raises:
         SelectorError: If the selector raises an error. A RocketMQError of the selector is raised unchanged.
@@ -274,7 +274,7 @@ async def awaited(selector: Selector, choosing: Awaitable[MessageQueue], deadlin
 
 
 def one_of(chosen: MessageQueue, queues: Sequence[MessageQueue], selector: Selector, deadline: float) -> MessageQueue:
-    """Return ``chosen``.
+    """Return ``chosen`` if it is valid.
 
     Raises:
         SelectorError: If ``chosen`` is not one of ``queues``.

@@ -1,4 +1,4 @@
-"""Avoidance of brokers that do not respond, judged by failed attempts (``latency_fault="failures"``, the default).
+"""Avoids brokers that do not respond, judged by failed attempts (``latency_fault="failures"``, the default).
 
 While no broker is suspected, a successful attempt reads no clock and calls no function for this.
 """
@@ -14,16 +14,16 @@ from .fault_table import GivenUpError
 
 FIRST: Final = 1.0
 LONGEST: Final = 30.0
-"""Seconds for which a broker is avoided. The time is FIRST after the first failure, and doubles with each failed trial up to
-LONGEST."""
+"""Maximum seconds for which a broker is avoided. The time is FIRST after the first failure, and doubles with each failed trial."""
 TRIAL: Final = 1.0
-"""Seconds for which a trial keeps other attempts away while it is not in flight yet, or if its end is not reported."""
+"""Seconds for which a trial keeps other attempts away from a broker while it is not in flight yet, or if it never reports its
+result."""
 SHORTEST: Final = 0.05
-"""If an attempt had less than this many seconds, its timeout is not a fault of the broker."""
+"""If an attempt had less than this many seconds, its timeout is not considered a fault of the broker."""
 
 
 class Silent(Suspect):
-    """The entry of one broker.
+    """The table entry of one broker.
 
     Attributes:
         wait: Seconds for which the broker is avoided after a failure.
@@ -39,7 +39,8 @@ class Silent(Suspect):
 
 
 class FailureTable(Avoidance[Silent]):
-    """Avoids a broker for a second after a timeout, a failed connect or a lost connection, and for up to 30 s after failed trials.
+    """Avoids a broker for a second after a timeout, a failed connection attempt or a lost connection, and for up to 30 s after
+    failed trials.
 
     If an attempt that began before the broker's trial fails, the time is extended but not doubled: a thousand attempts in flight to
     a broker that freezes count as one failure. If an attempt that began after the last failure stores its message, the broker is
@@ -78,7 +79,7 @@ class FailureTable(Avoidance[Silent]):
 
 
 def blamed(error: BaseException, latency: float) -> bool:
-    """Return whether an attempt that ended with ``error`` after ``latency`` seconds is a fault of its broker.
+    """Return whether the failure of an attempt with ``error`` after ``latency`` seconds is considered a fault of its broker.
 
     A response of any kind, an abandoned or cancelled attempt, and a timeout shorter than ``SHORTEST`` are not faults.
     """

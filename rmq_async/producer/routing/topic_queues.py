@@ -1,7 +1,7 @@
 """The writable queues of one topic, with addresses and header templates. They are made again when the route changes.
 
-Header templates are made lazily: the template for single sends at the first use of a queue, and the templates for one-way sends and
-batches when they are first needed.
+Header templates (pre-encoded parts of frames) are made lazily: the template for single sends at the first use of a queue, and the
+templates for one-way sends and batches when they are first needed.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class MessageGatherer(Protocol):
     """The gathering of messages of one topic into batches."""
 
     def add_plain(self, receiver: Receiver, message: Any, size: int, deadline: float, *, plain: bool = True) -> None:
-        """Add a message with the timeout of the producer.
+        """Add a message whose deadline results from the producer's ``timeout``.
 
         Args:
-            plain: True if the message has only a topic and a body. Other messages are already encoded.
+            plain: Whether the message has only a topic and a body. Other messages are already encoded.
         """
 
     def add(self, receiver: Receiver, message: Message, size: int, deadline: float) -> None:
-        """Add any other message."""
+        """Add a message with any deadline."""
 
     def left(self) -> None:
-        """Record that a caller's future is done."""
+        """Record that a caller no longer waits, because its future is done."""
 
 
 class HeaderSettings:
-    """The header fields that all sends of one producer share, and the mapping of topic names.
+    """The header fields that all sends of one producer share, and the conversion of topic names.
 
     Args:
         smart: Whether headers have the short form (V2).
 
     Attributes:
         general: Whether requests are built as commands, without templates.
-        outside: Topics outside the namespace, in addition to system topics, which are recognised by their names.
+        outside: Topics outside the namespace, in addition to system topics, which are recognized by their names.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class HeaderSettings:
         return without_namespace(topic, self.namespace) if self.namespace else topic
 
     def send_address(self, address: str) -> str:
-        """Return the address to which sends for the broker at ``address`` go (``vip_channel``)."""
+        """Return the address to which sends for the broker at ``address`` go. With ``vip_channel``, it is the broker's VIP port."""
         return vip_address(address) if self.vip else address
 
     def template(self, queue: MessageQueue, broker: str, *, batch: bool = False, oneway: bool = False) -> SendTemplate:
@@ -114,10 +114,11 @@ class HeaderSettings:
 
 
 class Target:
-    """One queue to send to, with the ``send_address`` of its broker in the route.
+    """A queue to send to, with the address of its broker and its header templates.
 
     Args:
         broker: The broker that holds the queue. The queue of a static topic itself names a logical broker.
+        address: The ``send_address`` of the broker in the route.
 
     Attributes:
         general: Whether requests to the queue are built as commands, without a template.
@@ -159,15 +160,16 @@ class TopicQueues:
     ``next()`` returns the next target, round robin from a random start. ``LatencyRotation`` and ``FailureRotation`` replace it.
 
     Args:
-        without: Queues that the route names but their brokers do not have. If ``keyed`` is fixed, it still contains them.
+        without: Queues that the route names but their brokers do not have. They are left out, but not from the ``keyed`` of a topic
+            with an order conf or a static topic.
 
     Attributes:
         queues: The queues of brokers with a master.
         keyed: The queues among which keys and selectors choose. These are ``queues``. With an order conf and for a static topic,
-            they are all queues in the route, so that no key moves while a broker is away.
+            they are all queues in the route, so that no key moves to another queue while a broker is down.
         several: Whether a retry may go to another broker.
-        addresses: Broker -> address of its master.
-        by_queue: Queue -> target, for the targets that were made so far.
+        addresses: The address of each broker's master, by broker name.
+        by_queue: The targets that were made so far, by queue.
         gathering: Gathers messages for ``next()`` into batches. None without batching.
 
     Raises:
@@ -258,11 +260,13 @@ class TopicQueues:
         return self._holders.get(queue, queue.broker_name)
 
     def is_away(self, queue: MessageQueue) -> bool:
-        """Return whether the topic has a fixed list of queues that contains the queue, and the queue's broker has no address."""
+        """Return whether the queue belongs to the topic's fixed list of queues (order conf, static topic), but its broker has no
+        address.
+        """
         return self.route.is_fixed and not self.knows(queue) and queue in self.keyed and self.holder(queue) != NO_BROKER
 
     def knows(self, queue: MessageQueue) -> bool:
-        """Return whether ``target`` has an address for the queue."""
+        """Return whether ``target`` would find an address for the queue."""
         return (
             queue in self.by_queue or self._own(queue) is not None or self.route.master_address(queue.broker_name) is not None
         )
@@ -275,7 +279,7 @@ class TopicQueues:
         """Return the target of a queue that the caller chose, even if the route does not list the queue.
 
         Raises:
-            BrokerNotFoundError: If the route has no address of its broker's master.
+            BrokerNotFoundError: If the route has no address of the master of the queue's broker.
         """
         if self._settings.namespace:
             queue = queue._replace(topic=self._settings.shown_topic(queue.topic))
@@ -304,7 +308,7 @@ class TopicQueues:
         return self._members.get(queue)
 
     def _target(self, queue: MessageQueue) -> Target:
-        """Return the target of one of the topic's queues; create it if it does not exist."""
+        """Return the target of one of the topic's queues. Create it if it does not exist."""
         target = self.by_queue.get(queue)
         if target is None:
             broker = self.holder(queue)

@@ -1,8 +1,8 @@
 """The queues of each topic to which a producer sends. They are made from the route at the first send and when the route changes.
 
-At each poll of the routes, all entries move to ``resting``; the next send to a topic moves its entry back. Therefore the table
-knows at each poll which topics were used since the last poll, without any cost per message. Entries that rest until the next poll
-are dropped.
+At each poll (the regular refresh of all routes), all entries move to ``resting``; the next send to a topic moves its entry back.
+Therefore the table knows at each poll which topics were used since the last poll, without any cost per message. Entries that are
+still in ``resting`` at the next poll are dropped.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from .topic_queues import HeaderSettings, Target, TopicQueues, is_writable
 logger = logging.getLogger("rmq_async.producer")
 
 DEPARTED_KEPT: Final = 1024
-"""Maximum number of topics whose brokers are remembered, and of topics whose departed brokers are remembered."""
+"""Maximum number of topics whose brokers are remembered, and of topics for which brokers that left the route are remembered."""
 NAMES_KEPT: Final = 256
 """Maximum number of brokers that are remembered for one topic, because each response of a name server may name other brokers."""
 LONGEST_NAME: Final = 255
 """Maximum number of characters of a broker's name that is remembered."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-"""Seconds between two checks whether a broker is back in a route. They begin with FIRST_PAUSE and double up to LONGEST_PAUSE."""
+"""Maximum seconds between two checks whether a broker is back in a route. The first pause is FIRST_PAUSE, and each further one is
+twice as long."""
 
 
 class TopicTable:
-    """The topic table of one producer.
+    """The queues of all topics to which one producer sends.
 
     Args:
         topics: Topics whose routes are fetched at the start (``warm_up``) and always kept.
 
     Attributes:
-        queues_by_topic: The topic's name in the API -> its queues. It is a plain dict, because each message looks it up. This dict
-            and ``resting`` are never replaced by other objects.
-        resting: The entries without a send since the last poll.
+        queues_by_topic: The queues of each topic, by the topic's name in the API. It is a plain dict, because each message looks up
+            its topic there. This dict and ``resting`` are never replaced by other objects.
+        resting: The entries of topics without a send since the last poll (regular refresh of all routes).
         adopt: Called with the topic and the entry when an entry is made.
         on_change: Called with each changed route.
     """
@@ -114,7 +115,7 @@ class TopicTable:
             RequestTimeoutError: If no time is left before ``deadline`` (``time.monotonic``).
             BrokerNotFoundError: If the route has no writable queue on a broker with a master.
             InvalidMessageError: If the topic name is too long with the namespace.
-            RocketMQError: Other errors of the look-up.
+            RocketMQError: Other errors of the route lookup.
         """
         topic_queues = self._known(topic)
         if topic_queues is None:
@@ -154,14 +155,16 @@ class TopicTable:
         self.resting.clear()
 
     def _known(self, topic: str) -> TopicQueues | None:
-        """Return the topic's entry, if any, and move it back from ``resting``."""
+        """Return the topic's entry, if any. If it is in ``resting``, move it back."""
         topic_queues = self.queues_by_topic.get(topic)
         if topic_queues is None and (topic_queues := self.resting.pop(topic, None)) is not None:
             self.queues_by_topic[topic] = topic_queues
         return topic_queues
 
     def _used(self) -> list[str]:
-        """Return the topics (with their names on the wire) used since the last call, and move their entries to ``resting``."""
+        """Return the topics (with their names on the wire) that were used since the last call, and move their entries to
+        ``resting``.
+        """
         self.resting.clear()
         self.resting.update(self.queues_by_topic)
         self.queues_by_topic.clear()
@@ -179,8 +182,8 @@ class TopicTable:
         """Wait until a broker of the topic is back in its route, and return the topic's queues.
 
         Raises:
-            BrokerNotFoundError: If no broker is back at the deadline. It is raised without a wait if no broker has departed, or if
-                no broker in the route permits writes.
+            BrokerNotFoundError: If no broker is back at the deadline. It is raised without a wait if no broker has left the route,
+                or if no broker in the route permits writes.
         """
         route = await self.newer_route(wire_topic, deadline)
         try:
@@ -197,8 +200,8 @@ class TopicTable:
     async def with_queue(self, topic: str, queue: MessageQueue, deadline: float) -> TopicQueues:
         """Return the topic's queues from a newer route.
 
-        Wait for the broker of ``queue`` if it was in the route earlier, or if the topic has a fixed list of queues that contains
-        ``queue``: while a broker restarts, it is in no route. At the deadline, return the queues that are known then.
+        While a broker restarts, it is in no route. Therefore wait for the broker of ``queue`` if it was in the route earlier, or if
+        the topic has a fixed list of queues that contains ``queue``. At the deadline, return the queues that are known then.
 
         Raises:
             RocketMQError: The errors of ``find``.
@@ -225,7 +228,7 @@ class TopicTable:
         return broker_name in self._brokers.get(self._settings.wire_topic(topic), ())
 
     async def _until(self, is_there: Callable[[], bool], wire_topic: str, deadline: float) -> None:
-        """Wait until the topic's route makes ``is_there()`` true, or until the deadline. All calls share the refreshes."""
+        """Refresh the topic's route until ``is_there()`` is true, or until the deadline. Concurrent calls share the refreshes."""
         with suppress(TimeoutError):
             while not is_there() and machine.monotonic() < deadline:
                 look = partial(self._look, wire_topic, self._instance.routes.cached(wire_topic))
@@ -242,10 +245,10 @@ class TopicTable:
                 await routes.refresh(wire_topic)
 
     async def newer_route(self, wire_topic: str, deadline: float) -> TopicRoute:
-        """Fetch the route from the name servers, for a call that finds no address in the known route.
+        """Fetch the route from the name servers, for a call whose queue has no address in the known route.
 
         Raises:
-            RocketMQError: The errors of the look-up.
+            RocketMQError: The errors of the route lookup.
         """
         return await self._waits.run(self._instance.routes.refresh(wire_topic, max(deadline - machine.monotonic(), 0.0)))
 
@@ -262,9 +265,9 @@ class TopicTable:
         return topic_queues
 
     def without(self, topic: str, gone: MessageQueue) -> bool:
-        """Leave out a queue that its broker does not have. Return whether the topic has any other queue.
+        """Stop using a queue that its broker does not have. Return whether the topic has any other queue.
 
-        The queue is left out for all calls until the route changes or one poll interval has passed.
+        The queue is not used by any call until the route changes or one ``route_poll_interval`` has passed.
         """
         topic_queues = self.now(topic)
         if topic_queues is None or gone not in topic_queues.queues:
@@ -286,24 +289,31 @@ class TopicTable:
         self._drop(topic)
 
     def doubt(self, topic: str, error: BaseException) -> None:
-        """If ``error`` means that queues may have moved, start a refresh of the route in the background. Ignore busy brokers."""
+        """If ``error`` means that queues may have moved, start a refresh of the route in the background. "Busy" responses do
+        not.
+        """
         elsewhere = isinstance(error, NotLeaderForQueueError) or (isinstance(error, RocketMQError) and error.retriable)
         if elsewhere and not (isinstance(error, BrokerError) and error.backs_off):
             self._instance.routes.refresh_soon(self._settings.wire_topic(topic))
 
     async def renew(self, topic: str, deadline: float) -> None:
-        """After an error that put the route in doubt, wait for its refresh, at most until ``deadline`` (monotonic)."""
+        """After an error that means that queues may have moved, wait for the refresh of the route, at most until ``deadline``
+        (monotonic).
+        """
         await self._instance.routes.renew(self._settings.wire_topic(topic), deadline)
 
     def moved(self, topic: str, target: Target) -> Target:
-        """Return the same queue at its broker's newest known address. Return ``target`` itself if no address is known."""
+        """Return a target for the same queue at its broker's newest known address. Return ``target`` itself if no address is
+        known.
+        """
         newest = self.now(topic)
         return newest.target(target.queue) if newest is not None and newest.knows(target.queue) else target
 
     async def warm_up(self) -> None:
         """Fetch the routes of ``topics`` and send heartbeats to their brokers, so that the first sends are not delayed.
 
-        If this fails, log a WARNING. If the client was started without a cluster, do this in the background once one is found.
+        If this fails, log a WARNING. If the client was started without a cluster, do this in the background once the cluster is
+        found.
         """
         if not self._topics:
             return

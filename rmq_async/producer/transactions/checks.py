@@ -1,15 +1,16 @@
-"""Transaction checks: requests of brokers for the status of a transaction (CHECK_TRANSACTION_STATE), and their answers.
+"""Transaction checks: requests of brokers for the status of a transaction (CHECK_TRANSACTION_STATE), and the responses to them.
 
 A broker checks a half message whose transaction has not ended. It stores the message again, which changes its offsets, and sends a
-one-way request with the message on a connection of the group. The answer, an END_TRANSACTION, goes back on that connection. Brokers
-repeat lost checks up to ``transactionCheckMax`` times, so checks beyond the limits may be dropped.
+one-way request with the message on a connection of the group. The answer, an END_TRANSACTION request, goes back on that connection.
+Brokers repeat lost checks up to ``transactionCheckMax`` times, so checks beyond the limits may be dropped.
 
 An answer with the offsets of an older check would end a copy that the broker no longer uses, and the newest copy would be checked
 and delivered a second time. Therefore each check of a message replaces the previous one, even while ``check`` runs, and even while
-the local transaction still runs in this process, which then ends the newest copy. A broker chooses the producer up to one second
-before it sends the check. It therefore also checks messages whose transaction has just ended, and then holds an extra copy. If this
-process has seen that end on the same connection in the last ten seconds, it answers such a check with ROLLBACK. For a later check,
-``check`` decides, because the broker may have become a replica, and then the master again, without the committed message.
+the local transaction still runs in this process, which then ends the newest copy. A broker chooses the producer for a check up to
+one second before it sends the check. It therefore also checks messages whose transaction has just ended, and then holds an extra
+copy. If this process has seen that end on the same connection in the last ten seconds, it answers such a check with ROLLBACK. For a
+later check, ``check`` decides, because the broker may have become a replica, and then the master again, without the committed
+message.
 """
 
 from __future__ import annotations
@@ -50,21 +51,22 @@ logger = logging.getLogger("rmq_async.producer")
 Check = Callable[[MessageExt], TransactionStatus | Awaitable[TransactionStatus]]
 
 MOST_WAITING: Final = 2000
-"""Maximum number of waiting checks (``checkRequestHoldMax``). They wait for their turn, or until the broker confirms their
-answer."""
+"""Maximum number of waiting checks (``checkRequestHoldMax``): those for which ``check`` was not called yet, and those whose answer
+the broker has not confirmed yet."""
 MOST_BYTES: Final = 64 * 1024 * 1024
 """Maximum total bytes of the messages of all held checks. A larger message is accepted only while no other message is held."""
 MOST_ENDED: Final = 10_000
 """Maximum number of ended transactions that are remembered for each connection."""
 REMEMBERED_FOR: Final = 10.0
-"""Seconds for which an ended transaction is remembered. A broker sees ends up to about 3 s late (``transactionOpBatchInterval``),
-and a new master is chosen 10 s after the last heartbeat of the old master (``brokerHeartbeatTimeoutMillis``)."""
+"""Seconds for which an ended transaction is remembered. A broker sees that a transaction has ended up to about 3 s late
+(``transactionOpBatchInterval``), and a new master is chosen 10 s after the last heartbeat of the old master
+(``brokerHeartbeatTimeoutMillis``)."""
 
 T = TypeVar("T")
 
 
 class Dispatch:
-    """Passes the checks that a client instance receives to the producer of their group."""
+    """Passes the checks that a client instance receives to the producers of their groups."""
 
     def __init__(self, max_decompressed_size: int) -> None:
         self.groups: dict[str, Checks] = {}
@@ -117,7 +119,7 @@ class _Which(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A transaction of this process.
+    """A transaction whose local part runs in this process.
 
     Attributes:
         chosen: The body and the earliest born time (ms) if the caller chose the message's id, else None.
@@ -134,7 +136,7 @@ class _Running(NamedTuple):
 
 
 class _Question:
-    """The newest check of one message."""
+    """The newest check of one message, which is to be answered."""
 
     __slots__ = ("connection", "end", "key", "message")
 
@@ -150,8 +152,7 @@ class Checks:
 
     Args:
         group: Name of the group, with its namespace.
-        limit: Maximum number of concurrent calls of ``check``. An answer that a broker has not confirmed yet does not delay other
-            checks.
+        limit: Maximum number of concurrent calls of ``check``. While a broker has not confirmed an answer yet, other checks go on.
     """
 
     def __init__(self, instance: ClientInstance, group: str, check: Check, limit: int) -> None:
@@ -219,7 +220,7 @@ class Checks:
 
     @contextmanager
     def ending(self, address: str, end: End, chosen: tuple[bytes, int] | None) -> Iterator[None]:
-        """Return a context manager that marks a transaction as running.
+        """Return a context manager during which a transaction is recorded as running.
 
         A check that matches this transaction and no other one updates ``end`` and does not call ``check``.
 
@@ -239,7 +240,8 @@ class Checks:
                 del self._under_way[key]
 
     def ended(self, connection: Connection | None, end: End, log_offset: int, *, known: bool) -> None:
-        """Record that the broker has confirmed the end of the copy at ``log_offset``, and roll back a newer copy.
+        """Record that the broker has confirmed the end of a transaction with the half message at ``log_offset``. Roll back a newer
+        copy, if any.
 
         Args:
             connection: The connection on which checks of the transaction come, if it was opened before the confirmation. If it is
@@ -259,8 +261,8 @@ class Checks:
         return found[0] if len(found) == 1 else None
 
     def _remember(self, connection: Connection, which: str | _Which) -> None:
-        """Remember an ended transaction for this connection for ``REMEMBERED_FOR`` seconds."""
-        # On a new connection, the broker may have lost the end in a crash, so ``check`` decides.
+        """Remember for ``REMEMBERED_FOR`` seconds that a transaction has ended, for checks on this connection."""
+        # On a new connection, the broker may have lost the ended state in a crash, so ``check`` decides.
         now, known = machine.monotonic(), self._ended.setdefault(connection, {})
         known.pop(which, None)
         known[which] = now + REMEMBERED_FOR
@@ -279,7 +281,7 @@ class Checks:
     # -- checks
 
     def take(self, connection: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
-        """Handle a check.
+        """Answer a check, or queue it for a call of ``check``.
 
         Args:
             message: The decoded message. Its topic has the namespace.
@@ -349,7 +351,7 @@ class Checks:
         self._called(task)
 
     def _called(self, task: asyncio.Task[None]) -> None:
-        """Start the next check in place of a check whose call has ended."""
+        """Start the next check after the call of ``check`` in ``task`` has ended."""
         self._calls.discard(task)
         self._go_on()
 
@@ -395,7 +397,7 @@ def _size(message: MessageExt) -> int:
 async def decided(
     function: Callable[..., Any], *arguments: Any, waiting: Callable[[Awaitable[T]], Awaitable[T]] | None = None
 ) -> tuple[TransactionStatus, Exception | None]:
-    """Return the status that a user's function returns.
+    """Call a user's function and return the status that it returns, and None.
 
     If the function raises an error or returns something else, return UNKNOWN and the error.
 

@@ -1,4 +1,4 @@
-"""The END_TRANSACTION request, and the fields from the response to a half message that it needs."""
+"""The END_TRANSACTION request, and those fields of the response to a half message that it needs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Half(SendResult, frozen=True, gc=False):
 
 
 def stored_half(reply: SendReply, outgoing: Outgoing, target: Target, attempts: int) -> Half | None:
-    """Return the result as ``stored_message`` does. Also return None if an offset that END_TRANSACTION needs is invalid."""
+    """Return the result of a half message, as ``stored_message`` does. Also return None if an offset that END_TRANSACTION needs is
+    invalid.
+    """
     result = stored(reply, outgoing.unique_id, target, attempts)
     if result is None:
         return None
@@ -110,7 +112,7 @@ def trace_end(
     address: str,
     region: str | None = None,
 ) -> None:
-    """If tracing is on, trace the end of a transaction that is sent to the broker at ``address``."""
+    """If tracing is on, trace that the end of a transaction is sent to the broker at ``address``."""
     if tracer is not None:
         tracer.end_transaction(
             message,

@@ -1,7 +1,7 @@
 """Transactional messages, which consumers see only after a local transaction has been committed.
 
 The half message is sent like any other message, but consumers do not see it. Then the local transaction runs, and its outcome is
-sent to the broker that stored the half message. If the broker receives no outcome, it sends a check to a producer of the group
+sent to the broker that stored the half message. If the broker receives no outcome, it asks a producer of the group for it
 (``checks``).
 """
 
@@ -48,7 +48,7 @@ _HALF: Final = int(SysFlag.TRANSACTION_PREPARED)
 _BUSY: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
-"""Seconds between two attempts to end a transaction at a busy broker."""
+"""Maximum seconds between two attempts to end a transaction at a busy broker."""
 
 
 @lists_options(ProducerConfig, ClientConfig)
@@ -57,9 +57,10 @@ class TransactionProducer(Producer):
 
     ``execute(message, arg)`` runs the local transaction of a ``send_in_transaction`` in the caller's task, after the half message
     is stored. Its ``message`` is a copy with the ``unique_id`` set, so that the id can be stored with the data of the transaction.
-    ``check(message)`` returns the status of a transaction whose broker has received no outcome. Another process of the group, which
-    may have exited, may have started the transaction. Both functions return a TransactionStatus and may be coroutine functions. If
-    a function raises an error, the status is UNKNOWN; brokers receive only the type of the error, for their logs.
+    ``check(message)`` returns the status of a transaction for which the broker has received no outcome. The transaction may have
+    been started by another process of the group, which may have exited. Both functions return a TransactionStatus and may be
+    coroutine functions. If a function raises an error, the status is UNKNOWN; brokers receive only the type of the error, for their
+    logs.
 
     At most ``max_concurrent_checks`` checks run at a time, and up to 2000 more wait. Together they hold at most 64 MiB of messages;
     a single larger message is accepted while there are no others. Checks beyond these limits are dropped, and the broker repeats
@@ -113,13 +114,13 @@ class TransactionProducer(Producer):
         ``execute`` is not called.
 
         If ``execute`` raises an error, the error is reported to the loop's exception handler, and the result has the status UNKNOWN
-        and the error in ``local_error``. If the call is cancelled during ``execute``, its transaction stays UNKNOWN. After a later
-        cancellation, COMMIT or ROLLBACK may have taken effect.
+        and the error in ``local_error``. If the call is cancelled during ``execute``, its transaction stays UNKNOWN. If it is
+        cancelled later, COMMIT or ROLLBACK may have taken effect.
 
         Args:
             arg: The second argument of ``execute``.
-            timeout: Seconds to send the half message, as in ``send``. ``execute`` has no time limit. After it, the broker has
-                ``request_timeout`` to confirm the outcome.
+            timeout: Seconds to send the half message, as in ``send``. ``execute`` has no time limit. After ``execute``, the broker
+                has ``request_timeout`` seconds to confirm the outcome.
 
         Raises:
             InvalidMessageError: If the message is delayed or otherwise invalid.
@@ -195,7 +196,7 @@ class TransactionProducer(Producer):
         return first_port(address) if sender.instance.config.vip_channel else address
 
     def _send_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
-        """If the connection is open, send UNKNOWN, which adds the reason to the broker's log. Do not wait."""
+        """Send UNKNOWN without waiting, if the connection is open. The broker writes the reason to its log."""
         connection = sender.connections.get(half.address)
         if connection is not None:
             send_control(connection, end_command(end, TransactionStatus.UNKNOWN, why))
@@ -344,7 +345,7 @@ def _stopped_during_execute(half: Half) -> ClientStateError:
 
 
 def _common(half: Half) -> dict[str, Any]:
-    """Return the ``SendResult`` fields of a stored half message."""
+    """Return the fields of a stored half message that belong to a ``SendResult``."""
     return {name: getattr(half, name) for name in SendResult.__struct_fields__}
 
 

@@ -1,4 +1,4 @@
-"""Message traces: the outcome of each attempt is sent to a topic in which mqadmin and consoles find it by id and key.
+"""Message traces: a record of each attempt is sent to a topic in which mqadmin and consoles find it by id and key.
 
 A record is made when an attempt ends. It is sent over the producer's connections, but without its credits, send hooks and
 selectors. Therefore no send waits for a trace, and a trace is not traced itself.
@@ -25,13 +25,13 @@ from ..routing import Target, TopicQueues
 logger = logging.getLogger("rmq_async.producer.trace")
 
 REGION: Final = "DefaultRegion"
-"""The region of a broker that does not name its region."""
+"""The region that is assumed for a broker that does not name its region."""
 REGIONS_KEPT: Final = 1024
 """Maximum number of brokers whose regions are kept."""
 
 
 class Tracer(TraceRecords):
-    """The built-in hook of a producer that sends traces."""
+    """The built-in hook of a producer that sends message traces."""
 
     def __init__(self, dispatch: Dispatch, encoder: Encoder, group: str, trace: bool | str) -> None:
         super().__init__(trace if isinstance(trace, str) else TRACE_TOPIC, self._send_message, logger, "producer")
@@ -121,11 +121,11 @@ class Tracer(TraceRecords):
         from_check: bool = False,
         region: str | None = None,
     ) -> None:
-        """Append a record of a transaction's end.
+        """Append a record of the request that ends a transaction.
 
         Args:
             state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW.
-            address: The address of the broker to which the end is sent.
+            address: The address of the broker to which the request is sent.
         """
         bean = TraceBean(
             topic=message.topic,
@@ -141,10 +141,10 @@ class Tracer(TraceRecords):
         self._append(TraceType.END_TRANSACTION, bean, region, success=True)
 
     def recall(self, topic: str, msg_id: str | None, *, success: bool, region: str | None = None) -> None:
-        """Append a record of the recall of a delayed message.
+        """Append a record of a request to cancel the delivery of a delayed message.
 
         Args:
-            success: Whether the broker confirmed the recall.
+            success: Whether the broker confirmed the request.
         """
         self._append(TraceType.RECALL, TraceBean(topic=topic, msg_id=msg_id), region, success=success)
 

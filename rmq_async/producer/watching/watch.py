@@ -1,9 +1,9 @@
 """Calls hooks around the attempts of sends.
 
-Only calls of a producer with hooks or message traces carry a ``Watch``.
+Only calls of a producer with hooks or message traces have a ``Watch``.
 
-Hooks see each attempt before it begins and after it ends, however it ends. The receiver of a watched attempt is wrapped, so that
-hooks see the response before the caller does. Code that ends an attempt without a response reports the end to the Watch. Each hook
+Hooks are called before each attempt begins and after it ends, however it ends. The receiver of such an attempt is wrapped, so that
+hooks get the response before the caller does. Code that ends an attempt without a response reports this to the Watch. Each hook
 runs in a copy of the context (of ``contextvars``) of the call, even if an attempt begins or ends in another task. For messages that
 were gathered without order, it runs in a copy of an empty context.
 """
@@ -58,7 +58,7 @@ class Watchers:
     """The hooks of one producer, by the methods that they define.
 
     Attributes:
-        active: Whether at least one hook watches sends.
+        active: Whether at least one hook has a method for sends.
         only_trace: The Tracer if it is the only hook, else None. The Tracer needs neither a SendContext nor the caller's context.
     """
 
@@ -79,7 +79,7 @@ class Watchers:
         mode: str,
         read: Callable[[SendReply, Outgoing, Target, int], Any],
     ) -> None:
-        """Let the hooks see the attempts of the call that sends ``outgoing``."""
+        """Have the hooks called for the attempts of the call that sends ``outgoing``."""
         kind = MessageType.NORMAL if isinstance(message, tuple) else message_type(message, outgoing.sys_flag)
         outgoing.watch = Watch(self, message, kind, mode, read)
 
@@ -113,7 +113,9 @@ class Watchers:
                 inside.run(report_hook, before, error)
 
     def with_added(self, own: str, added: Mapping[str, str]) -> str:
-        """Return the properties string of one message with the properties that hooks added. Report and leave out invalid ones."""
+        """Return the properties string of one message with the properties that hooks added. Report and leave out invalid
+        properties.
+        """
         try:
             return _with_properties(own, check_properties(added))
         except Exception as error:  # noqa: BLE001 - reported as any other error of a hook
@@ -136,7 +138,7 @@ class Watchers:
 
 
 class Watch(CallWatch):
-    """The attempts of one call, and the receiver of its first attempt (``first``).
+    """Calls the hooks for the attempts of one call. It is also the receiver of the first attempt (``first``).
 
     Args:
         read: The function that makes the result from a response.
@@ -176,7 +178,7 @@ class Watch(CallWatch):
     # -- the first attempt of an awaited call with one message, which needs only this object and reads the response once
 
     def first(self, outgoing: Outgoing, target: Target, future: asyncio.Future[Any]) -> str | None:
-        """Call the hooks before the first attempt, whose receiver this object becomes.
+        """Call the hooks before the first attempt, and become its receiver.
 
         Args:
             outgoing: A single message.
@@ -265,7 +267,7 @@ class Watch(CallWatch):
         self.watchers.end(self.scope, attempt.context)
 
     def give_up(self, error: BaseException) -> None:
-        """End open attempts with ``error``, because the call has ended."""
+        """End the attempts that are in flight with ``error``, because the call has ended."""
         if self._first_open:
             self._end_first(None, error)
         for attempt in self._open:
@@ -315,7 +317,7 @@ class WatchedAttempt(AttemptWatch):
         self.end(None, error)
 
     def queued(self) -> None:
-        """End the attempt of a one-way send, which has no outcome, after its frame was queued."""
+        """End the attempt of a one-way send after its frame was queued. Such an attempt has no outcome."""
         self.end(None, None)
 
     def end(self, result: Any, error: BaseException | None) -> None:
@@ -354,7 +356,7 @@ def _with_properties(own: str, added: Mapping[str, str]) -> str:
 def _batch_with_properties(records: list[BatchRecord], added: Mapping[str, str]) -> bytes:
     """Return the body of a batch with the properties added to each message.
 
-    Brokers (5.5.0) do not copy the properties of a batch to its messages.
+    The properties are added to each message because brokers (5.5.0) do not copy the properties of a batch to its messages.
     """
     return b"".join(
         [
