@@ -1,10 +1,10 @@
-"""Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items, and
-the base class of objects for ``async with``.
+"""Helpers for asyncio: waits with deadlines, work that several callers share, waits that a stop ends, work on many items, and the
+base class of objects for ``async with``.
 
-Unlike ``asyncio.wait_for``, the waits of ``WaitTable``, ``Flight`` and ``wait_until`` do not cancel the awaited object, because
-it is shared by several callers. The waits of one ``WaitTable`` share a timer. If a timer runs more than ``BLOCKED_AFTER`` seconds
-after its deadline, it waits ``GRACE`` seconds more, in which the loop does its I/O, because the result may already be in the
-socket.
+Unlike ``asyncio.wait_for``, the waits of ``WaitTable``, ``Flight`` and ``wait_until`` do not cancel the awaited object, because it
+is shared by several callers. The waits of one ``WaitTable`` share a timer. If a timer runs more than ``BLOCKED_AFTER`` seconds
+after its deadline, the event loop was blocked, and the result may already be in a socket. The wait then ends ``GRACE`` seconds
+later, so that the loop can read from its sockets first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SCAN_GRAIN: Final = 0.005
 """Minimum seconds between two scans of the deadlines. A new wait may end sooner."""
 RESOLVED_PER_TURN: Final = 256
 MIN_COMPACTED: Final = 64
-"""Number of entries that the heap may have in addition to two entries for each wait. Above that, it is compacted, which is O(n)."""
+"""Number of entries that the heap of deadlines may have in addition to two entries for each wait. Above that, it is compacted in
+O(n)."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -41,7 +42,7 @@ V = TypeVar("V")
 class WaitTable(Generic[T]):
     """Futures with deadlines that share one timer.
 
-    A future gets its result from ``resolve``, or None at its deadline. Leaving is O(1) on average; joining pushes onto a heap.
+    A future gets its result from ``resolve``, or None at its deadline. ``leave`` is O(1) on average; ``join`` pushes onto a heap.
     """
 
     __slots__ = ("_at", "_deadlines", "_joined", "_loop", "_timer", "_waiting")
@@ -132,10 +133,10 @@ class WaitTable(Generic[T]):
 
 
 async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
-    """Wait until ``future`` is done or ``deadline`` (``time.monotonic``) has come; return whether it is done.
+    """Wait until ``future`` is done or ``deadline`` (``time.monotonic``) has passed; return whether it is done.
 
     The future's outcome is neither read nor raised, and cancelling the wait does not cancel the future. Use this only for a future
-    with few waiters, because the end of each wait costs a pass over all of them.
+    with few waiters, because each wait, when it ends, takes time in proportion to their number.
     """
     if future.done():
         return True
@@ -168,7 +169,7 @@ async def wait_until(future: asyncio.Future[Any], deadline: float) -> bool:
 
 
 class Flight(Generic[T]):
-    """Shared work that is running.
+    """Work that several callers share, such as a connection attempt. It is running, or has just ended.
 
     Attributes:
         waiting: The futures of the callers, which get True when the work has ended.
@@ -183,7 +184,8 @@ class Flight(Generic[T]):
         self._result: T | None = None
 
     async def wait(self, deadline: float) -> T:
-        """Return the result of the work. The call always suspends. If the work failed, raise a copy of its error.
+        """Return the result of the work. If the work failed, raise a copy of its error. The call suspends even if the work has
+        ended.
 
         Raises:
             TimeoutError: At ``deadline`` (``time.monotonic``).
@@ -210,11 +212,12 @@ class Flight(Generic[T]):
 
 
 WaitFor = Callable[[Flight[T], float], Awaitable[T]]
-"""The type of ``Flight.wait``, and of similar functions that may end for more reasons (``StopScope.wait``)."""
+"""The type of ``Flight.wait``, and of functions such as ``StopScope.wait`` that do the same but may also end for other reasons."""
 
 
 class SingleFlight(Generic[T]):
-    """Runs shared work by key, such as a connect or a look-up. The first caller starts a task, and later callers join it.
+    """Runs shared work by key, such as a connection attempt or a lookup. The first caller starts a task, and later callers share
+    it.
 
     Each caller waits with its own deadline. The work continues if a deadline passes or a caller is cancelled. Joining and leaving
     stay cheap with 65,535 callers. Each caller gets its own copy of an error, because a shared instance would collect the
@@ -236,9 +239,9 @@ class SingleFlight(Generic[T]):
         return key in self._flights
 
     def start(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Flight[T]:
-        """Return the running work for ``key``. Start it with ``make()`` if it does not run.
+        """Return the running work for ``key``. If it is not running, start it with ``make()``.
 
-        Work that has ended in this iteration of the loop is not joined, because its result may be older than the caller's request.
+        Work that has ended in this iteration of the loop is not shared, because its result may be older than the caller's request.
         If no caller waits, an error of the work goes to the loop's exception handler, unless it is a RocketMQError or TimeoutError.
 
         Raises:
@@ -254,16 +257,16 @@ class SingleFlight(Generic[T]):
         return flight
 
     def waiting(self, key: Hashable) -> int:
-        """Return the number of callers that wait for the work ``key``. Return 0 if it does not run."""
+        """Return the number of callers that wait for the work ``key``. Return 0 if it is not running."""
         flight = self._flights.get(key)
         return 0 if flight is None else len(flight.waiting)
 
     async def join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]], deadline: float) -> T:
-        """Join or start the work for a key, and return its result. This is ``start``, followed by ``Flight.wait``."""
+        """Start or share the work for a key, and return its result. This is ``start``, followed by ``Flight.wait``."""
         return await self.start(key, make).wait(deadline)
 
     def close(self) -> list[asyncio.Task[T]]:
-        """Cancel all work, and make its callers fail. Return the tasks, which end later."""
+        """Cancel all work, and make its callers fail. Return the tasks, which need one more iteration of the loop to end."""
         self._closed = True
         flights = list(self._flights.values())
         for flight in flights:
@@ -293,8 +296,8 @@ def _stopping() -> ClientStateError:
 class StopScope:
     """Runs waits that ``stop()`` can end.
 
-    Waits for a flight, of which there may be thousands, share the table of the flight. Any other wait is a cancellation scope that
-    ``stop()`` triggers; other cancellations propagate.
+    Waits for a ``Flight``, of which there may be thousands, share the ``WaitTable`` of the flight. Any other wait runs in a
+    cancellation scope that ``stop()`` triggers; other cancellations propagate.
 
     Args:
         error: Returns the error that current and later waits raise after ``stop()``.
@@ -309,7 +312,7 @@ class StopScope:
         self._error = error
         self._scopes: OrderedSet[asyncio.Timeout] = OrderedSet()
         self._futures: dict[asyncio.Future[bool | None], None] = {}
-        """Futures in the tables of flights."""
+        """The futures of current waits for flights."""
         self._stopped = False
         self.deadline = 0.0
 
@@ -317,7 +320,7 @@ class StopScope:
         return len(self._scopes) + len(self._futures)
 
     async def wait(self, flight: Flight[T], deadline: float) -> T:
-        """Wait for a flight as ``Flight.wait`` does. Raise the error of the scope if the stop comes first."""
+        """Wait for a flight as ``Flight.wait`` does. If ``stop()`` is called first, raise the error of the scope."""
         if self._stopped:
             raise self._error()
         future = flight.waiting.join(deadline)
@@ -334,7 +337,7 @@ class StopScope:
         return flight.outcome()
 
     async def run(self, awaitable: Awaitable[T]) -> T:
-        """Await ``awaitable``. If the stop comes first, cancel it and raise the error of the scope."""
+        """Await ``awaitable``. If ``stop()`` is called first, cancel it and raise the error of the scope."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -352,7 +355,7 @@ class StopScope:
         raise self._error()  # here, so that its context is not the TimeoutError, which has a frame that references the scope
 
     def stop(self, deadline: float = 0.0) -> None:
-        """End all waits. A second call moves only the ``deadline``."""
+        """End all waits. A second call only changes the ``deadline``."""
         self._stopped, self.deadline = True, deadline
         for future in self._futures:
             if not future.done():
@@ -366,7 +369,7 @@ class StopScope:
 
 
 class Startable(ABC):
-    """Base class of objects that an ``async with`` block starts, and stops at its end, even after an error."""
+    """Base class of objects that an ``async with`` block starts. The block also stops them when it ends, even after an error."""
 
     __slots__ = ()
 
@@ -392,7 +395,7 @@ class Startable(ABC):
 async def for_each(items: Iterable[K], function: Callable[[K], Awaitable[V]], *, at_once: int = 16) -> dict[K, V]:
     """Await ``function(item)`` for every item, up to ``at_once`` at a time; return the results by item.
 
-    The first failure cancels the rest and is raised.
+    After the first failure, cancel the remaining calls and raise its error.
     """
     results: dict[K, V] = {}
     listed = list(items)

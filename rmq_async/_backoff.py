@@ -1,7 +1,7 @@
-"""Computes pauses between repeated attempts. Each pause is twice as long as the previous one, up to a limit, and shortened at
-random.
+"""Computes pauses between repeated attempts. Each pause is twice as long as the previous one, up to a limit, and is shortened by a
+random fraction.
 
-Without the random part, clients that fail together would retry together.
+Without the random fraction, clients that fail together would retry together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from . import machine
 
 SPREAD: Final = 0.2
-"""The maximum share by which a pause is shortened at random."""
+"""The maximum fraction by which a pause is shortened at random."""
 MOST_DOUBLINGS: Final = 64
 """The maximum exponent, which keeps ``2 ** failures`` within the range of a float."""
 
@@ -29,7 +29,7 @@ def pause_after(failures: int, first: float, longest: float, luck: float = 1.0) 
 
 
 class Backoff:
-    """The pauses after failures in a row.
+    """Computes the pauses after failures in a row.
 
     Args:
         first: Seconds of the pause after one failure.
@@ -44,10 +44,10 @@ class Backoff:
         self._failures = 0
 
     def next(self) -> float:
-        """Count a failure; return the seconds to pause after it."""
+        """Count a failure. Return the seconds to pause after it."""
         self._failures += 1
         return pause_after(self._failures, self._first, self._longest, machine.random.random())
 
     def reset(self) -> None:
-        """Reset the number of failures, so that the next pause is the first one again."""
+        """Reset the number of failures, so that the next pause is as long as after the first failure."""
         self._failures = 0

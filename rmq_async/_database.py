@@ -1,6 +1,6 @@
-"""Helpers for tables in a service's database: names, times of the database's clock, and the kinds of databases.
+"""Helpers for tables in a service's database: table names, times of the database's clock, and the supported databases.
 
-Alembic writes the name of a column's type into its migrations, but no import for a type from another package. So columns have
+Alembic writes the name of a column's type into its migrations, but no import if the type is from another package. So columns have
 SQLAlchemy's own types, and ``UtcDateTime`` is used only in statements.
 """
 
@@ -43,16 +43,21 @@ def split_table_name(name: str) -> tuple[str | None, str]:
 
 
 def check_engine(engine: AsyncEngine, owner: str) -> None:
-    """Raise ConfigError for an object that is not an AsyncEngine, and for a kind of database that is not supported."""
+    """Raise ConfigError for an object that is not an AsyncEngine, and for a database that is not supported.
+
+    Args:
+        owner: Subject of the error message, such as "an outbox".
+    """
     if not isinstance(engine, AsyncEngine):
         raise ConfigError(f"engine must be an AsyncEngine (sqlalchemy.ext.asyncio), not {type(engine).__name__}")
     check_dialect(engine.dialect.name, owner)
 
 
 def check_dialect(name: str, owner: str) -> None:
-    """Raise ConfigError for a kind of database that is not supported.
+    """Raise ConfigError for a database that is not supported.
 
     Args:
+        name: Name of the SQLAlchemy dialect.
         owner: Subject of the error message, such as "an outbox".
     """
     if name not in DIALECTS:
@@ -63,7 +68,7 @@ def checked_session(session: Session) -> AsyncSession | AsyncConnection:
     """Return the object that executes statements: the session of a scoped session, or else ``session`` itself.
 
     Raises:
-        TypeError: For any other object.
+        TypeError: For an object of another type.
     """
     if isinstance(session, async_scoped_session):
         session = session()
@@ -74,13 +79,13 @@ def checked_session(session: Session) -> AsyncSession | AsyncConnection:
 
 
 def dialect_of(session: AsyncSession | AsyncConnection) -> str:
-    """Return the name of the dialect of the session's database."""
+    """Return the name of the SQLAlchemy dialect of the session's database."""
     return (session if isinstance(session, AsyncConnection) else session.get_bind()).dialect.name
 
 
 def check_transactional(session: AsyncSession | AsyncConnection, owner: str) -> None:
-    """Raise ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT, because each statement would be
-    committed separately and stay after a rollback.
+    """Raise ConfigError if the isolation level of the session's engine or connection is AUTOCOMMIT. With that level, each statement
+    is committed separately, and a rollback has no effect.
 
     A level that a session sets for one transaction with ``session.connection(execution_options=...)`` is not detected.
     """
@@ -140,7 +145,7 @@ def _later_sqlite(element: seconds_from_now, compiler: Any, **options: Any) -> s
 
 
 class seconds_since(FunctionElement[float]):  # noqa: N801
-    """The SQL expression for the seconds from a time in the table until the database's current time."""
+    """The SQL expression for the seconds from a time in a column until the database's current time."""
 
     type = Float()
     inherit_cache = True

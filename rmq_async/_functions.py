@@ -20,7 +20,7 @@ def check_arguments(name: str, function: Callable[..., object], *given: str) -> 
     signature is not known, such as some builtins and wrappers of other packages, is accepted.
 
     Args:
-        name: Name of the option.
+        name: Name of the option to which the function was passed.
         *given: The names of the arguments.
     """
     if isinstance(function, type) and any("__call__" in vars(each) for each in function.__mro__):
@@ -38,8 +38,8 @@ def check_arguments(name: str, function: Callable[..., object], *given: str) -> 
 
 
 def check_plain(name: str, function: object, *given: str) -> None:
-    """Raise ConfigError if ``function`` is not callable, or is a coroutine or generator function, whose calls would not run its
-    body.
+    """Raise ConfigError if ``function`` is not callable, or is a coroutine or generator function, because calls of these do not run
+    the body.
 
     The TypeError of ``check_arguments`` propagates.
     """
@@ -72,7 +72,7 @@ def is_async(handler: Callable[..., object]) -> bool:
 
 
 def is_generator(handler: Callable[..., object]) -> bool:
-    """Return whether a call only creates a generator, without running the body."""
+    """Return whether a call of ``handler`` only creates a generator, without running the body."""
     return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in _functions(handler))
 
 

@@ -1,12 +1,12 @@
 """Looks up host names in daemon threads of the library.
 
 asyncio looks up names in the loop's default executor, which belongs to the service. While blocking calls of the service fill the
-executor, no name is resolved, and ``asyncio.run`` waits at its end for a look-up that hangs. ``uvloop.run`` also waits, and uses
-four threads that all loops of the process share. This module uses at most ``MAX_THREADS`` threads. They exist only while there
-are look-ups, and neither the loop nor the process waits for them at its end. All callers of a name share one look-up, which
-occupies its thread while it hangs.
+executor, no name is resolved, and ``asyncio.run`` does not return until a lookup that hangs has ended. ``uvloop.run`` also waits
+for it, and uses four threads that all loops of the process share. This module uses at most ``MAX_THREADS`` threads. They exist only
+while there are lookups, and neither the loop nor the process waits for them at its end. All callers of a name share one lookup,
+which occupies its thread while it hangs.
 
-If a loop resolves names by itself (another kind of loop, or a loop whose ``getaddrinfo`` was replaced), its method is used.
+If an event loop resolves names by itself (another kind of loop, or a loop whose ``getaddrinfo`` was replaced), its method is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_UNDER_WAY: Final = 1024
 """Maximum number of names that are being looked up or wait for a thread."""
 
 _IN_THREADS: Final = ("asyncio", "uvloop", "winloop")
-"""Packages whose loops resolve names in threads that they share with other work."""
+"""Packages whose event loops resolve names in threads that they share with other work."""
 
 Infos = list[tuple[Any, ...]]
 
@@ -43,26 +43,26 @@ class _Name(NamedTuple):
 
 
 class _Lookups:
-    """The look-ups of this process.
+    """The lookups of this process.
 
     Attributes:
-        _under_way: Look-ups that wait or run. The threads end after the last one.
+        _under_way: Lookups that wait or run. The threads end after the last one.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Set the initial state, without look-ups. This is also called in a forked child, which has no threads of its parent."""
+        """Set the initial state, without lookups. This is also called in a forked child, which has no threads of its parent."""
         self._lock = threading.Lock()
         self._threads = _threads()
         self._under_way: dict[_Name, Future[Infos]] = {}
 
     def start(self, name: _Name, done: Callable[[Future[Infos]], object]) -> None:
-        """Start or join a look-up.
+        """Start a lookup, or share the one that is running for the same name.
 
         Args:
-            done: Called at the end of the look-up with its future, in the thread of the look-up.
+            done: Called with the lookup's future when the lookup has ended, in the thread of the lookup.
 
         Raises:
             OSError: If too many names are being looked up, or no thread can be started.
@@ -100,19 +100,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def load() -> None:
-    """Load the codec for host names, so that no look-up has to open its files.
+    """Load the codec for host names, so that no lookup has to open the codec's files.
 
-    If the codec cannot be loaded now, each look-up tries again.
+    If the codec cannot be loaded now, each lookup tries again.
     """
     with suppress(LookupError, OSError):
         codecs.lookup("idna")
 
 
 async def look_up(host: str, port: int | None = None, kind: int = socket.SOCK_STREAM) -> Infos:
-    """Return the result of ``socket.getaddrinfo`` for a host name and a socket type. An IP address needs no thread.
+    """Return the result of ``socket.getaddrinfo`` for a host name and a socket type. An IP address is resolved without a thread.
 
     Raises:
-        OSError: If the look-up fails (socket.gaierror), or no thread can be started for it.
+        OSError: If the lookup fails (socket.gaierror), or no thread can be started for it.
         UnicodeError: For an invalid name.
     """
     loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ def is_ip(host: str) -> bool:
 
 
 def _resolves(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether the loop resolves names by itself, without threads that it shares with other work."""
+    """Return whether the event loop resolves names by itself, without threads that it shares with other work."""
     if "getaddrinfo" in getattr(loop, "__dict__", ()):
         return True
     owner = next(each for each in type(loop).__mro__ if "getaddrinfo" in vars(each))

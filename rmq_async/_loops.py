@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 class Turns:
     """A lock for an object that may be used on several event loops, one after the other: ``async with turns.here()``.
 
-    An ``asyncio.Lock`` is permanently bound to the first loop on which a task waited for it, so each loop gets a new lock. A holder
-    on a loop that has stopped does not block other loops.
+    An ``asyncio.Lock`` is permanently bound to the first loop on which a task waited for it, so each loop gets a new lock. A task
+    that holds the lock of a stopped loop does not block other loops.
     """
 
     __slots__ = ("_lock", "_loop")
@@ -30,10 +30,10 @@ class Turns:
 
 
 async def close_servers(servers: Collection[asyncio.Server]) -> None:
-    """Close listening sockets.
+    """Close servers, so that they accept no more connections.
 
-    On a ``SelectorEventLoop``, stop accepting connections one iteration earlier. That loop loses a connection that was accepted
-    in the iteration in which its server is closed: the socket stays open until it is garbage-collected (CPython issue 109564).
+    On a ``SelectorEventLoop``, stop accepting connections one iteration earlier. That loop loses a connection that was accepted in
+    the iteration in which its server is closed: the socket stays open until it is garbage-collected (CPython issue 109564).
     """
     loop = asyncio.get_running_loop()
     try:
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def run(coro: Coroutine[Any, Any, T]) -> T:
-    """Run ``coro`` to its end and return its result. Use uvloop if it is installed, otherwise asyncio's event loop.
+    """Run ``coro`` until it ends and return its result. Use uvloop if it is installed, otherwise asyncio's event loop.
 
     Raises:
         RuntimeError: If an event loop already runs in this thread.

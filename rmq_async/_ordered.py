@@ -10,7 +10,7 @@ T = TypeVar("T")
 class OrderedSet(dict[T, None]):
     """A set that keeps the order of insertion.
 
-    The order of a built-in set of objects depends on their addresses and differs between runs.
+    The order of a built-in set of objects depends on the objects' memory addresses and differs between runs.
     """
 
     __slots__ = ()

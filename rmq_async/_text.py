@@ -10,12 +10,14 @@ _FAQ: Final = "See http"
 
 
 def is_power_of_two(count: int) -> bool:
-    """Return whether ``count`` (1 or more) is a power of two. A repeated event is logged at these counts."""
+    """Return whether ``count`` (1 or more) is a power of two. Events that may repeat often are logged only at these counts."""
     return count & (count - 1) == 0
 
 
 def type_name(value: object) -> str:
-    """Return the name of the value's type for an error message. Return "the class X" for a class, where an object was expected."""
+    """Return the name of the value's type for an error message. For a class that was passed in place of an object, return "the
+    class X".
+    """
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 

@@ -1,9 +1,9 @@
 """The threads of the library. A job either starts in one of them, or is refused and never runs.
 
-``concurrent.futures`` is not suitable for two reasons. It refuses all jobs after the main thread has returned, even jobs of a
-loop that still runs in another thread. And if the system refuses a thread ("can't start new thread"),
+``concurrent.futures`` is not suitable for two reasons. It refuses all jobs after the main thread has returned, even jobs of an
+event loop that still runs in another thread. And if the system refuses a thread ("can't start new thread"),
 ``ThreadPoolExecutor.submit`` raises after it has queued the job, which nevertheless runs when a thread is free. Here, a job is
-queued only for a thread that exists.
+queued only if a thread exists that will run it.
 
 All threads are daemons. When the process exits, it waits for running jobs that must not be interrupted (``is_awaited``).
 """
@@ -27,7 +27,8 @@ from . import machine
 from .errors import ClientStateError
 
 _REFUSAL: Final = re.compile("can't (start|create) new thread|cannot schedule new futures")
-"""The errors of ``threading`` and ``concurrent.futures`` if no thread, or no further thread, can be started."""
+"""The errors with which ``threading`` and ``concurrent.futures`` refuse to start a thread, or to run a job during the shutdown of
+Python."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,10 +61,10 @@ def start_thread(target: Callable[P, object], name: str, *args: P.args, **option
 
 
 class FreeThread:
-    """A thread that is reserved for one job. Call ``submit`` with the job, or ``release`` to give the thread back.
+    """A thread that is reserved for one job. Call ``submit`` with the job, or ``release`` to return the thread to its pool.
 
-    ``submit`` has the signature of an executor's method, for ``loop.run_in_executor``. It raises ClientStateError after the pool
-    was closed.
+    ``submit`` has the signature of an executor's method, so that the object can be passed to ``loop.run_in_executor``. It raises
+    ClientStateError after the pool was closed.
     """
 
     __slots__ = ("_room",)
@@ -79,19 +80,19 @@ class FreeThread:
             return self._room.put(lambda: work(*args, **options))
 
     def release(self) -> None:
-        """Give the thread back unused."""
+        """Return the thread to its pool unused."""
         self._room.freed()
 
 
 class ThreadPool:
     """A pool of up to ``most`` threads, which are started when they are needed and kept until ``close``.
 
-    Its methods may be called from any thread. If ``machine.executor`` is set, that object runs the jobs.
+    Its methods may be called from any thread. If ``machine.executor`` is set, that object runs the jobs instead.
 
     Args:
         most: Maximum number of threads.
         name: Name of the threads, to which a number is added.
-        is_awaited: Whether the process waits at its exit for jobs that have begun.
+        is_awaited: Whether the process waits for running jobs when it exits.
     """
 
     def __init__(self, most: int, name: str, *, is_awaited: bool = False) -> None:
@@ -185,7 +186,7 @@ class _Room:
 
     Attributes:
         free: Number of threads that have no job and are not reserved, minus the number of waiting jobs.
-        under_way: The jobs that have begun, if ``is_awaited``.
+        under_way: The running jobs, if ``is_awaited``.
     """
 
     def __init__(self, *, is_awaited: bool) -> None:
@@ -203,7 +204,7 @@ class _Room:
             raise ClientStateError("the threads have ended with their client; start the client again")
 
     def put(self, work: Callable[[], T]) -> Future[T]:
-        """Queue a job. A thread for it is free, or will become free."""
+        """Queue a job. There is a free thread for it, or one will become free."""
         future: Future[T] = Future()
         self.jobs.put((future, work))
         return future
@@ -213,7 +214,7 @@ class _Room:
             self.free += 1
 
     def forget(self) -> None:
-        """End the pool in a forked child, where its threads do not exist and its lock may be held for ever."""
+        """End the pool in a forked child process, where its threads do not exist and its lock may never be released."""
         self.lock, self.closed, self.under_way = threading.Lock(), True, set()
 
     def close(self) -> None:
@@ -255,8 +256,8 @@ def _work(room: _Room) -> None:
 
 @contextmanager
 def naming_refusals() -> Iterator[None]:
-    """Return a context manager for third-party code that starts threads. If the system refuses a thread, it raises NoThreadError
-    in place of CPython's error.
+    """Return a context manager for third-party code that starts threads. It raises NoThreadError in place of CPython's error if the
+    system refuses a thread.
     """
     try:
         yield
@@ -267,7 +268,7 @@ def naming_refusals() -> Iterator[None]:
 
 
 def what_to_do(refused: str) -> str:
-    """Return the advice for the error message if threads are refused.
+    """Return advice for the user if threads are refused, as the end of an error message.
 
     Args:
         refused: The error of the attempt to start a thread.
@@ -291,8 +292,8 @@ def _forget() -> None:
         room.forget()
 
 
-# Both registrations are needed: children of ``multiprocessing`` exit without calling the functions of ``atexit``, and a loop that
-# outlives the main thread begins jobs after the functions of ``threading`` were called.
+# Both registrations are needed: children of ``multiprocessing`` exit without calling the functions of ``atexit``, and an event loop
+# that outlives the main thread may start jobs after the functions of ``threading`` were called.
 atexit.register(_wait_at_exit)
 if hasattr(threading, "_register_atexit"):
     threading._register_atexit(_wait_at_exit)

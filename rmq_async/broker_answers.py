@@ -1,4 +1,4 @@
-"""Makes the error for a server's response from its code, and from its remark if the code has several meanings."""
+"""Makes the error for a server's response from the response code, and from the remark if the code has several meanings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _NO_QUEUE_CODES = (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
 _NO_QUEUE_REMARK = "request queueId["
 _AUTHENTICATION_REMARKS = ("check signature failed", "is not found.", "is disabled.", "username cannot be null")
 _ACL_EXCEPTION = "AclException"
-"""Part of the remark of a 4.x broker, which responds with code 1 if a 5.x broker would respond with 16."""
+"""Part of the remark of a 4.x broker that refuses credentials or permissions. It responds with code 1, where a 5.x broker responds
+with 16."""
 _TOO_FEW = "in-sync replicas not enough"
 _UNREPLICATED_REMARKS = (_TOO_FEW, "[PC_SYNCHRONIZED]", "OS page cache busy")
-"""The beginnings of the remarks with which brokers that replicate by DLedger report WAIT_QUORUM_ACK_TIMEOUT
-(``DLedgerCommitLog``): brokers of 5.x, brokers of 4.9 in the response to a send, and brokers of 4.9 in the response to a commit.
-Brokers without DLedger respond with these remarks before they store a message."""
+"""The beginnings of the remarks with which brokers that replicate by DLedger report WAIT_QUORUM_ACK_TIMEOUT (``DLedgerCommitLog``):
+brokers of 5.x, brokers of 4.9 in the response to a send, and brokers of 4.9 in the response to a commit. Brokers without DLedger
+respond with these remarks before they store a message."""
 _BUSY_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL)
 _PAGE_CACHE_BUSY = "[PC_SYNCHRONIZED]"
 _ACL_RIGHTS = ("No default permission", "Need admin permission")
@@ -43,7 +44,7 @@ def broker_error(
 ) -> BrokerError:
     """Return the error for a server's response.
 
-    Only the remark distinguishes the meanings of codes 1, 16 and 29.
+    Codes 1, 16 and 29 have several meanings, which only the remark distinguishes.
 
     Args:
         counted: Whether the broker is known to count its in-sync replicas before it stores a message.
@@ -62,7 +63,7 @@ def broker_error(
 
 
 def _without_permission(text: str) -> type[BrokerError] | None:
-    """Return the error class for a remark with code 16. Return None if the class of the code applies."""
+    """Return the error class for a remark with code 16. Return None if the usual class for the code applies."""
     if "has no permission to access" in text:
         return PermissionDeniedError
     of_user = text.startswith("User:") or "check signature failed" in text or "username cannot be null" in text
@@ -75,5 +76,5 @@ def is_unreplicated(code: int | None, remark: str | None) -> bool:
 
 
 def is_busy(code: int, remark: str | None) -> bool:
-    """Return whether a broker is too busy for a request. If its page cache is busy, it reports this in the remark with code 1."""
+    """Return whether a broker is too busy for a request. A busy page cache is reported with code 1 and recognized by the remark."""
     return code in _BUSY_CODES or (code == ResponseCode.SYSTEM_ERROR and (remark or "").startswith(_PAGE_CACHE_BUSY))

@@ -1,4 +1,6 @@
-"""The settings of a client instance, and the checks of settings. ``ClientConfig`` is immutable, and checked when made."""
+"""The settings of a client instance, and functions that check settings. ``ClientConfig`` is immutable, and validated on
+creation.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from .timeouts import LONG_INTERVAL, warn_of_milliseconds
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
 LARGEST_FRAME_SIZE: Final = 8 * MAX_FRAME_SIZE
-"""The highest ``max_frame_size``."""
+"""The maximum of the setting ``max_frame_size``."""
 LONGEST: Final = 1e9
 """Seconds (31 years). Every time in a setting must be below this."""
 
 LONGEST_NAMESPACE: Final = 100
-"""Maximum number of characters, so that the remaining characters of a topic (127 in total) are sufficient for a name."""
+"""Maximum number of characters of a namespace. It leaves enough of a topic's 127 characters for a name."""
 _NAMESPACE: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
@@ -39,8 +41,8 @@ _inherited_names: Final[set[str]] = set()
 
 
 def _process_instance_name() -> str:
-    """Return ``<pid>#<8 hex digits>``, which is drawn once per process. Clients of one process share the name; clients of different
-    processes have different names.
+    """Return the default instance name, ``<pid>#<8 hex digits>``. It is drawn at random once per process, so the clients of one
+    process share it, and clients of different processes have different names.
     """
     if not machine.instance_name:
         machine.instance_name = f"{machine.process_id()}#{machine.entropy.getrandbits(32):08x}"
@@ -73,53 +75,53 @@ class ClientConfig:
     """Addresses of the name servers: "host:port;host:port" or a sequence of "host:port". The default is the environment variable
     NAMESRV_ADDR."""
     instance_name: str = field(default_factory=_process_instance_name)
-    """Part of the client id. Clients with different names share nothing. The default is drawn once per process."""
+    """Part of the client id. Clients with different names share nothing. The default is drawn at random once per process."""
     client_ip: str | None = None
     """Address under which brokers list this client. The default is the local address of the connection to the name server."""
     route_poll_interval: float = 30.0
-    """Seconds between two requests for the routes in use."""
+    """Seconds between two requests for the route of each topic in use."""
     heartbeat_interval: float = 30.0
-    """Seconds between two registrations of this client's groups at the brokers in use."""
+    """Seconds between two heartbeats, which register this client's groups at each broker in use."""
     connect_timeout: float = 3.0
-    """Maximum seconds for one connect, including the look-up of the host name, the attempts at all its addresses, and the TLS
-    handshake."""
+    """Maximum seconds for one connection attempt, including the lookup of the host name, the attempts at all its addresses, and the
+    TLS handshake."""
     request_timeout: float = 3.0
-    """Maximum seconds for a request that is not a send, unless the call has its own timeout. A pull that waits at the broker has
-    the time of that wait in addition."""
+    """Maximum seconds for a request that is not a send, unless the call has its own timeout. For a pull that waits at the broker,
+    the time of that wait is added."""
     idle_timeout: float = 120.0
     """Seconds after which an unused connection is closed."""
     max_frame_size: int = MAX_FRAME_SIZE
-    """Maximum size of a response in bytes, 1024 to 134,217,728. A larger response fails its request; a response above 256 MiB also
-    closes the connection."""
+    """Maximum size of a response in bytes, 1024 to 134,217,728. A request with a larger response fails; a response above 256 MiB
+    also closes the connection."""
     max_decompressed_size: int = MAX_DECOMPRESSED_SIZE
     """Maximum size of a received body in bytes after decompression, 1024 to 2^31."""
     serialize_type: str = "json"
     """Format of request headers: "json" or "rocketmq" (binary). Responses are accepted in both formats."""
     credentials: Credentials | None = None
-    """Keys that sign every request."""
+    """Keys with which every request is signed."""
     tls: bool | ssl.SSLContext = False
     """An SSLContext, or True for the default context, which verifies certificates unless ``tls_verify`` is False. It is used for
     name servers and brokers."""
     tls_verify: bool = True
-    """False accepts any certificate; it requires ``tls=True``."""
+    """Whether to verify certificates. False accepts any certificate; it requires ``tls=True``."""
     server_hostname: str | None = None
-    """Name that certificates must have, if it differs from the host name."""
+    """The name that the servers' certificates must contain, if it differs from the host name."""
     allowed_broker_hosts: Collection[str] | None = None
-    """Host names, addresses and networks ("10.0.0.0/8") to which routes may send this client. Names are compared as strings, not
-    resolved. By default, all hosts are allowed."""
+    """Host names, addresses and networks ("10.0.0.0/8") to which the client may connect because a route names them. Names are
+    compared as strings, not resolved. By default, all hosts are allowed."""
     vip_channel: bool = False
-    """True sends messages to the brokers' second port, two below the first."""
+    """Whether to send messages to the brokers' second port (the VIP port), which is two below the first."""
     namespace: str | None = None
     """Prefix of topics and groups: 1 to 100 letters, digits, "-" and "_". It must not begin with "rmq_sys_" or "CID_RMQ_SYS_"."""
     namespace_v2: str | None = None
-    """Namespace in a field of each request, for servers that support it. Names of topics and groups stay unchanged. The same
-    characters as in ``namespace`` are allowed."""
+    """Namespace that is sent in a field of each request, for servers that support it. The names of topics and groups stay
+    unchanged. The same characters as in ``namespace`` are allowed."""
     unit_name: str | None = None
     """Name of this client's unit of the cluster. It is appended to the client id."""
     unit_mode: bool = False
-    """True sets the flag in each send which says that the client belongs to one unit."""
+    """Whether each send has the flag which says that the client belongs to one unit."""
     start_without_cluster: bool = False
-    """True lets ``start()`` return even if no name server responds. Calls then wait, within their timeouts, until a name server
+    """Whether ``start()`` returns even if no name server responds. Calls then wait, within their timeouts, until a name server
     responds and names a broker. ``start()`` of a group consumer waits for ``request_timeout``."""
 
     def __post_init__(self) -> None:
@@ -186,10 +188,11 @@ class ClientConfig:
             raise ConfigError(f"{both} exclude each other; give only one of them")
 
     def resolved(self) -> ClientConfig:
-        """Return a copy of the settings with the name servers as a sorted tuple, taken from NAMESRV_ADDR if none are given.
+        """Return a copy of the settings with the name servers as a sorted tuple. If none are given, they are taken from
+        NAMESRV_ADDR.
 
-        A default ``instance_name`` from before a fork is replaced by the name of this process, because servers distinguish clients
-        by it.
+        A default ``instance_name`` that was drawn before a fork is replaced by the name of this process, because servers
+        distinguish clients by it.
 
         Raises:
             ConfigError: For an invalid address in the environment.
@@ -239,9 +242,11 @@ def client_options(
     options: Mapping[str, object],
     others: Collection[str] = (),
 ) -> ClientConfig:
-    """Return ``client``, or the default settings, with ``namesrv`` and those ``options`` that are fields of ClientConfig.
+    """Return ``client`` (or the default settings if it is None) with ``namesrv`` and those ``options`` that are fields of
+    ClientConfig.
 
     Args:
+        owner: The name of the class, for error messages.
         others: Names of options that are fields of another config.
 
     Raises:
@@ -264,7 +269,7 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
     """Return the addresses in "a:1;b:2" (or with commas) or in a sequence of such strings. Return an empty list for None.
 
     Raises:
-        ConfigError: For another object, and for an address that is not host:port.
+        ConfigError: For a value of another type, and for an address that is not host:port.
     """
     if given is None:
         return []
@@ -284,7 +289,7 @@ def name_servers(given: str | Sequence[str] | None) -> list[str]:
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Return the host and port of "host:port", "[v6]:port" or "v6:port", in which the last colon separates the port.
+    """Return the host and port of "host:port", "[v6]:port" or "v6:port". The last colon separates the port.
 
     Return None for other strings, and for a port outside 1 to 65535.
     """
@@ -353,8 +358,8 @@ def check_int(name: str, value: int, low: int, high: int) -> None:
 
 
 def plain_fields(config: Any) -> None:
-    """Replace the values of a dataclass's fields that are instances of subclasses of str, int or float with plain values. A member
-    of an Enum, for example, has another hash than its str value, and formatting it may give its name.
+    """Convert those field values of a dataclass that are instances of subclasses of str, int or float to the plain types. For
+    example, a member of an Enum has another hash than its str value, and formatting it may give its name.
     """
     for name in [each.name for each in fields(config)]:
         value = getattr(config, name)
@@ -392,7 +397,7 @@ def check_trace(trace: bool | str) -> None:
 
 
 def check_text(name: str, value: str, *, longest: int | None = None) -> str:
-    """Return a string as a plain str.
+    """Return a string as an instance of str, not of a subclass.
 
     Raises:
         ConfigError: For a value that is not a str, is blank, has more than ``longest`` characters, or cannot be encoded in UTF-8.
@@ -408,7 +413,9 @@ def check_text(name: str, value: str, *, longest: int | None = None) -> str:
 
 
 def checked_tags(tags: str) -> str:
-    """Return the tags of a subscription, or of a read, as a plain str. Raise ConfigError for an invalid value."""
+    """Return the tags of a subscription or of a read as an instance of str, not of a subclass. Raise ConfigError for an invalid
+    value.
+    """
     try:
         if isinstance(tags, str) and (tags == "*" or parse_tags(tags)):  # blanks alone would select nothing at brokers
             return plain_text("tags", tags)
@@ -418,7 +425,7 @@ def checked_tags(tags: str) -> str:
 
 
 def plain_text(name: str, text: str) -> str:
-    """Return a plain str. Raise ConfigError for a string that cannot be encoded in UTF-8."""
+    """Return a string as an instance of str, not of a subclass. Raise ConfigError for a string that cannot be encoded in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -11,7 +11,7 @@ from .errors import ConfigError
 class Credentials(SessionCredentials, frozen=True):
     """The keys with which requests are signed.
 
-    Neither ``repr`` nor an error shows the secret or the token.
+    Neither ``repr`` nor an error shows the secret key or the token.
 
     Args:
         access_key: The user's name.
@@ -35,9 +35,9 @@ class Credentials(SessionCredentials, frozen=True):
 
 
 def _fault_of(secret: object) -> str:
-    """Return the fault of a secret, or "" if it has none.
+    """Return what is wrong with a secret, as part of an error message, or "" if it is valid.
 
-    It raises no error itself, because a traceback may show the variables of its frames, which would include the secret.
+    The function raises no error itself, because a traceback may show the variables of its frames, which would include the secret.
     """
     if not isinstance(secret, str):
         return f"not {type(secret).__name__}"

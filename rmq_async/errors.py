@@ -2,10 +2,10 @@
 
 Attributes of the error classes decide about retries.
 
-``retriable`` means that another attempt may succeed, on another broker if there is one. ``maybe_stored`` means that the request
-may have reached the broker, so the message may be stored although the call failed. ``uses_retry`` means that the attempt counts
-towards ``retries``. For the response of a broker, ``ProducerConfig.retry_codes`` decides, unless the class has ``never_retried`` or
-``always_retried``.
+``retriable`` means that another attempt may succeed, on another broker if there is one. ``maybe_stored`` means that the request may
+have reached the broker, so the message may be stored although the call failed. ``uses_retry`` means that the attempt counts towards
+``retries``. After an error response of a broker, ``ProducerConfig.retry_codes`` decides whether to retry, unless the class has
+``never_retried`` or ``always_retried``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SubscriptionConflictError(ConfigError):
 
 
 class InvalidGroupError(ConfigError, InvalidMessageError):
-    """The name of a group is not a str, is blank or too long, or has a character that is not allowed (-1, as in Java's
+    """The name of a group is not a str, is blank or too long, or has a character that is not allowed (code -1, as in Java's
     ``Validators``).
     """
 
@@ -98,8 +98,8 @@ class InvalidGroupError(ConfigError, InvalidMessageError):
 
 
 class SelectorError(RocketMQError):
-    """A selector failed, cannot use the key, or did not return one of the queues that it was given; or ``queue`` belongs to another
-    topic.
+    """A selector failed, cannot use the key, or did not return one of the queues that it was given; or the ``queue`` of a send
+    belongs to another topic.
     """
 
 
@@ -108,7 +108,7 @@ class ForbiddenError(RocketMQError):
 
 
 class ClientStateError(RocketMQError):
-    """The call is not possible in the current state, or a stop or a cancellation ended it.
+    """The call is not possible in the current state, or it was ended by a stop or a cancellation.
 
     The message names the state: for example, the client is not started or is already running, the group has members, or the
     delivery has ended.
@@ -126,8 +126,8 @@ class WrongLoopError(RocketMQError):
 class BackpressureError(RocketMQError):
     """The timeout of the call passed before the message could be sent, so the message was not sent.
 
-    Other calls had too many unfinished messages or bytes, earlier ordered sends were unfinished, or a broker did not keep up with
-    one-way messages.
+    The call had to wait because other calls had too many unfinished messages or bytes, earlier ordered sends were unfinished, or a
+    broker did not keep up with one-way messages.
     """
 
 
@@ -140,8 +140,8 @@ class _LastingError(RocketMQError):
 class NameServerError(_LastingError):
     """No name server is configured, or none sent a usable response in time (10004).
 
-    For calls that need the responses of all name servers, at least one did not respond. ``permanent`` is True if later calls will
-    fail, too, because all addresses belong to brokers.
+    If a call needs the responses of all name servers, at least one did not respond. ``permanent`` is True if later calls will fail,
+    too, because all addresses belong to brokers.
     """
 
     code = 10004
@@ -165,8 +165,8 @@ class BrokerNotFoundError(RocketMQError):
 class ConnectError(_LastingError):
     """No connection to ``address`` could be made, so nothing was sent (10001).
 
-    ``__cause__`` is the error of the system, if there is one. ``permanent`` is True if every later attempt will fail, too, because
-    the address is malformed or a setting forbids it.
+    ``__cause__`` is the error of the operating system, if there is one. ``permanent`` is True if every later attempt will fail,
+    too, because the address is malformed or a setting forbids it.
     """
 
     code = 10001
@@ -220,9 +220,9 @@ class BrokerError(RocketMQError):
     response_code: ClassVar[int | None] = None
     never_retried: ClassVar[bool] = False
     always_retried: ClassVar[bool] = False
-    """Whether a send is retried regardless of ``retry_codes``, if the call may use another queue."""
+    """Whether a send is retried regardless of ``retry_codes``, provided that the call may use another queue."""
     backs_off: ClassVar[bool] = False
-    """Whether a retry waits a little first, because the broker reported that it is too busy."""
+    """Whether there is a short pause before a retry, because the broker reported that it is too busy."""
 
     def __init__(self, remark: str = "", *, code: int | None = None, request: str = "", **details: Any) -> None:
         number = code if code is not None else self.response_code
@@ -243,7 +243,7 @@ class BrokerSystemError(BrokerError):
 class NotEnoughReplicasError(BrokerSystemError):
     """The broker has fewer in-sync replicas than ``minInSyncReplicas`` (1), and has not stored the message.
 
-    A send tries again within its ``timeout``. Brokers that replicate by DLedger send the same response after they have stored the
+    The send is retried within its ``timeout``. Brokers that replicate by DLedger send the same response after they have stored the
     message; the error is then a BrokerSystemError with ``maybe_stored``.
     """
 
@@ -416,8 +416,8 @@ class OffsetRangeError(BrokerError):
     """The offset is outside the queue (21), or the messages there were deleted or replaced before they were read.
 
     Args:
-        min_offset: The first offset of the queue; 0 if it is not known. A broker that deletes messages updates it some seconds
-            later.
+        min_offset: The first offset of the queue; 0 if it is not known. After a broker has deleted messages, it updates this offset
+            some seconds later.
         max_offset: The offset after the last message of the queue; 0 if it is not known.
         lost: The offsets that were deleted before they were read, as far as they are known.
     """
@@ -436,14 +436,14 @@ class OffsetRangeError(BrokerError):
 class TransactionError(RocketMQError):
     """The half message is stored, but COMMIT or ROLLBACK was refused or not confirmed.
 
-    If the request did not take effect, the broker will check the transaction. ``code`` is the code of the refusal; None if there
-    was none.
+    If the request did not take effect, the broker will check the transaction. ``code`` is the code of the broker's response; None
+    if there was no response.
 
     Args:
         result: The TransactionSendResult, with ``local_status``.
         maybe_ended: True if the broker may have ended the transaction nevertheless.
         maybe_stored: True if the outcome was COMMIT. Consumers may see the message now, or after ``check`` has returned COMMIT.
-        remark: The remark of the refusal; "" if there was none.
+        remark: The remark of the broker's response; "" if there was no response.
     """
 
     def __init__(
@@ -471,13 +471,13 @@ class ReplyTimeoutError(RocketMQError, TimeoutError):
 
 class HandlerTimeoutError(RocketMQError, TimeoutError):
     """A handler ran for longer than the ``timeout`` of its subscription, or messages from an iterator or ``receive()`` were not
-    settled within that time. The attempt counts as failed.
+    settled within that time. The attempt to handle the messages counts as failed.
     """
 
 
 class QueueLostError(RocketMQError):
-    """The consumer does not read the queue, or gave it up or lost it during the call. ``consumer.assignment`` has the queues that
-    the consumer reads.
+    """The consumer does not read the queue, or it released or lost the queue during the call. ``consumer.assignment`` has the
+    queues that the consumer reads.
     """
 
 
@@ -485,8 +485,11 @@ class Attempt(NamedTuple):
     """One attempt of a send.
 
     Attributes:
+        queue: The queue to which the attempt was made.
+        address: The broker's address, "host:port".
         elapsed: Seconds that the attempt took.
-        error: The error of the attempt; None if it had no response when the call ended.
+        error: The error of the attempt; None if there was no response yet when the call ended.
+        maybe_stored: True if this attempt may have stored the message.
     """
 
     queue: MessageQueue
@@ -504,7 +507,7 @@ class SendError(RocketMQError):
 
     Args:
         attempts: The first eight and the last eight attempts, or all attempts if there are at most 16.
-        made: The number of all attempts, including attempts that ``attempts`` leaves out.
+        made: The number of all attempts, including those that are not in ``attempts``.
         maybe_stored: True if at least one attempt may have stored the message.
     """
 

@@ -68,14 +68,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class BrokerHealth:
-    """The state of the connection to a broker's master. It is read without a request.
+    """The state of the connection to a broker's master. It is determined without a request.
 
     Attributes:
         address: The address, "host:port".
         connected: True if a connection is open.
-        reachable: False if the last connect failed, if the connection broke and no new one was made, or if requests have no
-            response and no byte has arrived for ``request_timeout`` seconds. A broker that was not needed yet counts as
-            reachable.
+        reachable: False if the last connection attempt failed, if the connection broke and no new one was made, or if requests are
+            unanswered and no byte has arrived for ``request_timeout`` seconds. True for a broker to which no connection was needed
+            yet.
         unanswered: Number of requests without a response, of all clients that share the connection.
     """
 

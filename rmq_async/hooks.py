@@ -1,7 +1,7 @@
 """Hooks of users in producers and group consumers, and the context object of a send.
 
 Only the methods that a hook defines are called. They run on the event loop and must not block. An error of ``check_forbidden`` ends
-the call. After an error of any other method, the message is sent or handled nevertheless.
+the call. After an error of any other method, the message is nevertheless sent or handled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
     Attributes:
         message: The caller's message; a tuple of messages for a batch.
         attempt: Number of the attempt in its call, counted from 1.
-        elapsed: Seconds of this attempt, including a connect; 0.0 before the attempt.
+        elapsed: Seconds that this attempt took, including connecting; 0.0 before the attempt.
         result: The result of a successful attempt. None before the attempt, after a failed attempt, and for a one-way attempt.
         error: The error of a failed attempt, or None.
         mode: "sync", "async" or "oneway".
@@ -91,15 +91,16 @@ class SendContext(msgspec.Struct, eq=False, kw_only=True):
 
 
 class Hook:
-    """Base class of hooks. Subclasses define the methods that they need, as plain functions. The methods run on the event loop
-    and must not block.
+    """Base class of hooks. Subclasses define the methods that they need, as plain functions. The methods run on the event loop and
+    must not block.
 
-    One object may be a hook of both producers and group consumers. Each of them calls only its own methods. Errors go to the loop's
-    exception handler, and the message is sent or handled nevertheless; only ``check_forbidden`` can end a call. Of the errors of
-    ``before_consume`` and ``after_consume``, only the first, second, fourth, eighth ... go to the exception handler.
+    One object may be a hook of both producers and group consumers. Each of them calls only its own methods. Errors of the methods
+    go to the loop's exception handler, and the message is nevertheless sent or handled; only ``check_forbidden`` can end a call. Of
+    the errors of ``before_consume`` and ``after_consume``, only the first, second, fourth, eighth and so on go to the exception
+    handler.
 
     ``before_request`` and ``after_request`` are called for every request of the client instance, which the producer or consumer may
-    share with other clients. This includes heartbeats and requests for routes.
+    share with other clients. This includes heartbeats and route requests.
     """
 
     def before_send(self, context: SendContext) -> None:
@@ -118,25 +119,25 @@ class Hook:
         """
 
     def check_forbidden(self, context: SendContext) -> None:
-        """Run before ``before_send``, for each attempt.
+        """Run before ``before_send``, for each attempt (``CheckForbiddenHook``).
 
-        The hook raises ForbiddenError to refuse the attempt and end the call (``CheckForbiddenHook``). Any other error becomes the
-        ``__cause__`` of a ForbiddenError.
+        The hook raises ForbiddenError to refuse the attempt and end the call. Any other error becomes the ``__cause__`` of a
+        ForbiddenError.
         """
 
     def before_consume(self, delivery: Any) -> None:
-        """Run before each handler call, with its ``Delivery``, in the context (of ``contextvars``) of the call
-        (``ConsumeMessageHook.consumeMessageBefore``).
+        """Run before each handler call, with its ``Delivery`` (``ConsumeMessageHook.consumeMessageBefore``).
 
-        The handler sees the context variables that the hook sets. When reading by hand, the hook runs for each step that hands out
-        messages, in a copy of the caller's context.
+        The hook runs in the context (of ``contextvars``) of the handler call, so the handler sees the context variables that the
+        hook sets. When an iterator or ``receive()`` is used instead of a handler, the hook runs each time that messages are
+        returned, in a copy of the caller's context.
         """
 
     def after_consume(self, delivery: Any) -> None:
         """Run once for each handler call, with its ``Delivery``, when its messages have their outcomes (``consumeMessageAfter``).
 
-        When reading by hand, it runs when no message of the step is in hand and all have their outcomes, except for messages that
-        went back into the buffer.
+        When an iterator or ``receive()`` is used, the hook runs when all messages that were returned together have their outcomes,
+        except those that went back into the buffer.
         """
 
     def before_request(self, address: str, command: RemotingCommand) -> None:
@@ -162,9 +163,9 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
     """Return ``hooks`` as a tuple.
 
     Raises:
-        ConfigError: If ``hooks`` is not an iterable of objects that have at least one method of a hook, for a class instead of an
-            object, and for a method that is a coroutine or generator function.
-        TypeError: For a method that does not take its arguments.
+        ConfigError: If ``hooks`` is not an iterable of objects that have at least one method of a hook, or if it contains a class
+            instead of an object, or a method that is a coroutine or generator function.
+        TypeError: If a method cannot be called with its arguments.
     """
     if isinstance(hooks, Hook) or not isinstance(hooks, Iterable):
         raise ConfigError(f"hooks must be a sequence of Hook objects, not {shown(hooks)}")
@@ -185,7 +186,7 @@ def checked_hooks(hooks: object) -> tuple[Any, ...]:
 
 
 def _check_overrides(hook: object) -> None:
-    """Raise ConfigError for an instance of a subclass of Hook that overrides no method. A name is probably misspelt."""
+    """Raise ConfigError for an instance of a subclass of Hook that overrides no method. A method name is probably misspelt."""
     if isinstance(hook, Hook) and type(hook) is not Hook and not any(defining([hook], name) for name in METHODS):
         raise ConfigError(f"{shown(hook)} would never be called: its class must define one of {', '.join(METHODS)}")
 
@@ -198,9 +199,9 @@ def defining(hooks: Iterable[Any], name: str) -> tuple[Any, ...]:
 
 
 class RequestHook:
-    """The request methods of a user's hook.
+    """Those methods of a user's hook that are called for requests.
 
-    Two objects for the same hook are equal, so that a hook of two clients is called only once for each request.
+    Two objects for the same hook are equal, so that a hook that two clients share is called only once for each request.
     """
 
     __slots__ = ("_after", "_before", "_hook")
@@ -231,6 +232,6 @@ class RequestHook:
 
 
 def request_hooks(hooks: Iterable[Any]) -> list[RequestHook]:
-    """Return a RequestHook, which the transport calls, for each hook that defines a request method."""
+    """Return a RequestHook, which the transport calls, for each hook that defines ``before_request`` or ``after_request``."""
     found = [(hook, defining([hook], "before_request"), defining([hook], "after_request")) for hook in hooks]
     return [RequestHook(hook, before, after) for hook, before, after in found if before or after]

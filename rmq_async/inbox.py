@@ -1,5 +1,4 @@
-"""An inbox: a table of handled messages in the database to which the handlers write. With an inbox, each message takes effect
-once.
+"""An inbox: a table of handled messages in the database to which the handlers write. With an inbox, each message takes effect once.
 
     inbox = Inbox(group="payments")
 
@@ -9,9 +8,9 @@ once.
             if await inbox.first(session, message):
                 session.add(Payment.from_json(message.body))
 
-Brokers deliver messages at least once. The inbox inserts a row with the group and the key of the message in the same
-transaction as the effect, so either both are committed or neither is. The module requires the extra ``outbox`` (SQLAlchemy 2,
-aiosqlite, asyncpg).
+Brokers deliver messages at least once. The inbox inserts a row with the group and the key of the message in the transaction in
+which the handler writes its own rows, so either both are committed or neither is. The module requires the extra ``outbox``
+(SQLAlchemy 2, aiosqlite, asyncpg).
 """
 
 from __future__ import annotations
@@ -55,18 +54,18 @@ LONGEST_KEY: Final = 255
 
 
 class Inbox:
-    """A table with the keys of the messages whose effects are committed.
+    """A table with the keys of the messages that have taken effect.
 
-    Errors of the database propagate from the methods: SQLAlchemyError, and OSError or an error of the driver if the database
-    cannot be reached.
+    Errors of the database propagate from the methods: SQLAlchemyError, and OSError or an error of the driver if the database cannot
+    be reached.
 
     Args:
         group: The group of the consumer. Groups that share a table have separate rows.
         table: The name of the table, "name" or "schema.name". The name may have at most 40 bytes in UTF-8.
-        key: A function that returns the identity of a message, a str of 1 to 255 characters. The default is the message's
-            unique id, which all attempts of one send and all deliveries share. For a message without a unique id, the default
-            is the offset id of the first copy at a broker, or, with ``mode="pop"``, the offset id of each copy. A key of the
-            application, such as an order number, also detects messages that were sent by two calls.
+        key: A function that returns the identity of a message, a str of 1 to 255 characters. The default is the message's unique
+            id, which all attempts of one send and all deliveries share. For a message without a unique id, the default is the
+            offset id of the first copy at a broker, or, with ``mode="pop"``, the offset id of each copy. A key of the application,
+            such as an order number, also detects messages that were sent by two calls.
 
     Raises:
         ConfigError: For an invalid table name or ``key``.
@@ -104,12 +103,12 @@ class Inbox:
         """Add a row for the message in the session's transaction. Return whether the message is new to the group.
 
         Return False if the key was added before, by a committed transaction or by this one. Two transactions with the same key do
-        not run concurrently: in PostgreSQL, the second one waits here for the end of the first one; in SQLite, it waits for its
-        turn to write. A rollback removes the row. The pending changes of an AsyncSession are flushed first, unless its
-        ``autoflush`` is off.
+        not run concurrently: in PostgreSQL, the second one waits here until the first one has ended; in SQLite, it waits until it
+        may write. A rollback removes the row. The pending changes of an AsyncSession are flushed first, unless its ``autoflush`` is
+        off.
 
-        At isolation levels above READ COMMITTED, the database also raises serialization errors. Let these errors propagate out
-        of the handler; the message is then delivered again.
+        At isolation levels above READ COMMITTED, the database also raises serialization errors. Let these errors propagate out of
+        the handler; the message is then delivered again.
 
         Raises:
             InvalidMessageError: For a key that is empty, longer than 255 characters, not a str, or contains NUL.
@@ -157,7 +156,9 @@ class Inbox:
 
 
 def _id_of(message: MessageExt) -> str:
-    """Return the message's unique id. If it has none, return its ORIGIN_MESSAGE_ID, or else its own offset id."""
+    """Return the message's unique id. If it has none, return its ORIGIN_MESSAGE_ID (the offset id of the first copy), or else its
+    own offset id.
+    """
     return message.unique_id or message.properties.get("ORIGIN_MESSAGE_ID") or message.offset_msg_id
 
 
@@ -176,7 +177,7 @@ def _inbox_table(metadata: sa.MetaData, name: str) -> sa.Table:
 
 
 def _insert(insert: Callable[[sa.Table], Any], table: sa.Table) -> Any:
-    """Return the statement that inserts a row, with the time of the database's clock, if the row does not exist."""
+    """Return the statement that inserts a row, with the current time of the database's clock, unless the row exists."""
     given = {name: sa.bindparam(name, type_=table.c[name].type) for name in ("consumer_group", "message_key")}
     created = seconds_from_now(sa.literal_column("0", sa.Float))
     return insert(table).values(**given, created=created).on_conflict_do_nothing()

@@ -1,8 +1,8 @@
 """The resources that the library uses from the machine: clocks, random sources, the process id, threads, and the instance name that
 clients share.
 
-The library reads these attributes each time it needs them (``machine.monotonic()``), so a simulation can set them for each of its
-processes.
+The library reads these attributes each time that it needs them (``machine.monotonic()``), so a simulation can set them for each of
+its simulated processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Jobs(Protocol):
-    """The type of ``executor``, which runs jobs in place of the library's threads.
+    """The type of ``executor``, an object that runs jobs in place of the library's threads.
 
     Attributes:
         refused: The error with which the machine refuses threads; None while it grants them.
@@ -37,13 +37,13 @@ monotonic: Callable[[], float] = _time.monotonic
 time: Callable[[], float] = _time.time
 """Returns the seconds since the epoch. This clock may be adjusted."""
 random: Random = cast("Random", _random)
-"""The random source for pauses, orders and choices. It is the generator that ``random.seed`` seeds."""
+"""The random source for pauses, orders and choices. It is the generator of the ``random`` module, which ``random.seed`` seeds."""
 entropy: Random = SystemRandom()
-"""The random source for ids and names, which two processes must never have in common."""
+"""The random source for ids and names, which must differ between processes."""
 process_id: Callable[[], int] = os.getpid
 executor: Jobs | None = None
-"""Runs the library's jobs and plain handlers. If it is None, the threads of the library (``_threads``) run them."""
+"""The object that runs the library's jobs and plain handlers. If it is None, the threads of the library (``_threads``) run them."""
 address = ""
-"""The IP address of this machine that name servers see. If it is empty, the system determines the address."""
+"""The IP address from which this machine connects to name servers. If it is empty, the system determines the address."""
 instance_name = ""
-"""The default ``instance_name`` of the clients of this process; empty until it is drawn."""
+"""The default ``instance_name`` of the clients of this process; empty until it is drawn at random."""

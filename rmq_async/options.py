@@ -14,13 +14,17 @@ from typing import Any, Final, TypeVar
 from rmq_protocol.errors import shown
 
 LONGEST_DEFAULT: Final = 40
-"""Maximum number of characters of a default in the list. For a longer default, its type is shown."""
+"""Maximum number of characters of a default value in the list. For a longer default value, its type is shown."""
 
 Class = TypeVar("Class", bound=type[Any])
 
 
 def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeError:
-    """Return the error for the unknown keyword ``name`` of ``owner``. It suggests the most similar name of ``known``, if any."""
+    """Return the error for the unknown keyword ``name``. It suggests the most similar name of ``known``, if any.
+
+    Args:
+        owner: The name of the function or class that was called.
+    """
     like: list[str] = []
     with suppress(ImportError, OSError):  # the import fails if the process cannot open more files
         from difflib import get_close_matches  # imported here, because it is needed only for errors
@@ -32,7 +36,7 @@ def unexpected_keyword(owner: str, name: str, known: Collection[str]) -> TypeErr
 
 
 def suggests_keywords(cls: Class) -> Class:
-    """Make a dataclass's constructor raise ``unexpected_keyword`` for a keyword that is not a field."""
+    """Make a dataclass's constructor raise the error of ``unexpected_keyword`` for a keyword that is not a field."""
     construct: Callable[..., None] = cls.__init__
     known = [field.name for field in fields(cls)]
 

@@ -9,8 +9,9 @@ version 1.36. Names that the conventions do not define begin with ``rmq_async.``
 
 Each attempt of a send has its own span, a child of the span that was current when the call was made. So a stored message carries
 the context of the attempt that stored it, and the spans of a retried send show the time of each attempt. Each handler call is the
-root of a trace, with links to the contexts that its messages carry, because one call may have messages of many senders. Each step
-of reading by hand is also the root of a trace; its span is not current in the caller.
+root of a trace, with links to the contexts that its messages carry, because one call may have messages of many senders. With an
+iterator or ``receive()``, the messages that are returned together also have a span that is the root of a trace, but it is not
+current in the caller.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ TYPES: Final = {
 
 class OpenTelemetryHook(Hook):
     """A hook that reports sends and handler calls, for the ``hooks`` of producers and group consumers. Several clients may share
-    one.
+    one hook.
 
     A message that already has a trace context in its properties keeps that context, and the span of the send links to it. If a
     message of a batch has a trace context, no context is added to the other messages of the batch.
@@ -175,7 +176,7 @@ class OpenTelemetryHook(Hook):
 
 
 class OutboxGauges:
-    """Gauges of an outbox, for its ``on_status``. They report the numbers of pending, sent (and kept) and failed messages, and
+    """Gauges of an outbox, for its ``on_status``. They report the numbers of pending, sent and failed messages in its table, and
     the age of the oldest pending message in seconds.
 
     Args:
@@ -241,7 +242,7 @@ def _messages(context: SendContext) -> tuple[Message, ...]:
 
 
 def _shared_attributes(context: SendContext) -> dict[str, Any]:
-    """Return the attributes of both spans and metrics of a send."""
+    """Return the attributes that the span and the metrics of a send have in common."""
     host, _, port = context.address.rpartition(":")
     return {
         "messaging.system": "rocketmq",
@@ -299,7 +300,7 @@ def _finish(span: Span, context: SendContext, failed: str | None) -> None:
 
 
 def _consume_attributes(delivery: Delivery) -> dict[str, Any]:
-    """Return the attributes of both spans and metrics of a handler call."""
+    """Return the attributes that the span and the metrics of a handler call have in common."""
     attributes: dict[str, Any] = {
         "messaging.system": "rocketmq",
         "messaging.operation.name": "process",

@@ -1,6 +1,4 @@
-"""The results of calls. They are small frozen structs; because one is made for each message, derived values are computed on
-access.
-"""
+"""The results of calls. They are small frozen structs. One is made for each message, so derived values are computed on access."""
 
 from __future__ import annotations
 
@@ -29,13 +27,13 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         status: The status of the stored message.
         msg_id: The unique id (UNIQ_KEY), the same for every attempt of the call.
-        offset_msg_id: The broker's id of the message, made of the broker's address and the offset in the commit log.
+        offset_msg_id: The broker's id of the message, which contains the broker's address and the offset in the commit log.
         queue: The queue in which the message is stored.
         queue_offset: The offset in the queue.
         transaction_id: The transaction id in the response, or None.
         region_id: The region id in the response, or None.
         trace_on: False if the broker has disabled message traces.
-        recall_handle: The handle for ``recall`` of a message that is delivered later, or None.
+        recall_handle: The argument with which ``recall`` cancels the delivery of a delayed message, or None.
         attempts: Number of attempts of the call.
     """
 
@@ -52,7 +50,9 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransactionStatus(Enum):
-    """The outcome of a local transaction. UNKNOWN means that the outcome is not known yet, and the broker will check."""
+    """The outcome of a local transaction. UNKNOWN means that the outcome is not known yet, and the broker will check the
+    transaction later.
+    """
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -62,7 +62,7 @@ class TransactionStatus(Enum):
 class TransactionSendResult(SendResult, frozen=True, gc=True):
     """The result of a half message and its local transaction.
 
-    Status, ids, queue and offset belong to the half message. The message that consumers read after a commit has another offset.
+    Status, ids, queue and offset belong to the half message. After a commit, the message that consumers read has another offset.
 
     Attributes:
         local_status: The outcome of the local transaction. It is ROLLBACK if ``status`` is not SEND_OK, because ``execute`` is not
@@ -116,7 +116,7 @@ class PullStatus(Enum):
     Attributes:
         FOUND: There are messages.
         NO_NEW: There is no message at or after the offset yet.
-        NO_MATCH: The broker has searched some offsets, but has found no message that the filter accepts yet.
+        NO_MATCH: The broker has searched some offsets without finding a message that the filter accepts.
         OFFSET_ILLEGAL: The offset is outside the queue.
     """
 
@@ -135,10 +135,10 @@ class PullResult(msgspec.Struct, frozen=True):
         next_offset: The offset for the next pull, with any status.
         min_offset: The first offset of the queue.
         max_offset: The offset after the last message of the queue.
-        corrupt: Errors of the records that were left out.
-        lost: Offsets from the requested offset to ``next_offset`` whose messages were deleted. If the settings of the topic
-            cannot be read, all offsets without a message. It is empty with a filter, because the broker does not report the
-            messages that it skipped, and for compacted and lite topics.
+        corrupt: The errors of records that cannot be decoded and are not in ``messages``.
+        lost: Offsets from the requested offset to ``next_offset`` whose messages were deleted. If the settings of the topic cannot
+            be read, all offsets without a message. It is empty with a filter, because the broker does not report the messages that
+            it skipped, and for compacted and lite topics.
     """
 
     status: PullStatus

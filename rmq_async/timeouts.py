@@ -1,4 +1,4 @@
-"""Checks the ``timeout`` argument of calls, and caps it so that it can be added to a clock."""
+"""Checks the ``timeout`` argument of calls, and limits it so that it can be added to a clock's time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MILLISECONDS_FROM: Final = 1000
 """Seconds from which a timeout was probably meant in milliseconds, the unit of other clients."""
 
 LONG_INTERVAL: Final = 3601
-"""The same limit for intervals and for timeouts of stops, which may be as long as an hour."""
+"""The same threshold for intervals and for ``stop_timeout``, which may be as long as an hour."""
 
 _BETWEEN: Final = frozenset({__name__.partition(".")[0], "asyncio", "contextlib", "dataclasses"})
-"""Packages whose frames may lie between the caller's line and the check of its argument."""
+"""Packages whose frames may be on the stack between the caller's line and the check of its argument."""
 _warned = False
 
 
@@ -46,7 +46,7 @@ def checked_timeout(timeout: float, name: str = "timeout") -> float:
 def stop_budget(timeout: float | None, default: float) -> float:
     """Return the seconds that ``stop(timeout)`` may take: ``default`` for None, otherwise at most ``FOR_EVER``.
 
-    It raises and warns as ``checked_timeout`` does, but allows 0.
+    The errors and the warning are those of ``checked_timeout``, except that 0 is allowed.
     """
     if timeout is None:
         return default
@@ -59,8 +59,8 @@ def stop_budget(timeout: float | None, default: float) -> float:
 
 
 def warn_of_milliseconds(name: str, timeout: float, *, least: float = MILLISECONDS_FROM) -> None:
-    """Issue a UserWarning for a time from ``least`` seconds to below ``FOR_EVER``, once per process. The warning points at the
-    line that called into the package.
+    """Issue a UserWarning if a time is at least ``least`` and below ``FOR_EVER`` seconds, once per process. The warning points at
+    the line that called into the package.
     """
     global _warned
     if _warned or not least <= timeout < FOR_EVER:
@@ -80,7 +80,7 @@ def _number(timeout: Any, name: str) -> float:
 
 
 def _callers_level() -> int:
-    """Return the ``stacklevel`` of the nearest frame outside ``_BETWEEN``, for ``warnings.warn`` in the calling function.
+    """Return the ``stacklevel`` of the nearest frame outside ``_BETWEEN``, for a call of ``warnings.warn`` in the calling function.
 
     Return 1 if there is no such frame.
     """

@@ -1,5 +1,5 @@
-"""Removes the tracebacks of errors that are kept, and copies errors that are shared, because a traceback keeps its frames and their
-variables alive.
+"""Removes the tracebacks of errors that are stored, and copies errors that several callers get. A traceback keeps its frames and
+their variables alive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def drop_frames(error: BaseException) -> None:
 
 def without_frames(error: Error) -> Error:
     """Remove the error's traceback and a suppressed context, and return the error itself. Otherwise, a stored error would keep its
-    frames alive, and through them itself.
+    frames alive, and the frames would keep the error alive.
     """
     error.__traceback__ = None
     if error.__suppress_context__:

@@ -220,7 +220,7 @@ class RouteTable:
         """Return the route of a topic without I/O. Return None if it is unknown."""
 
     def __repr__(self) -> str:
-        return f"<RouteTable {len(self._routes)} topics, {len(self._brokers)} brokers, {len(self._asking)} look-ups>"
+        return f"<RouteTable {len(self._routes)} topics, {len(self._brokers)} brokers, {len(self._asking)} lookups>"
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -583,7 +583,7 @@ class TopicGathering(Gathering):
             task.exception()
             if not task.cancelled()
             else ClientStateError(
-                f"the look-up of the route of topic {self.topic} was cancelled; the message was not sent, send it again"
+                f"the lookup of the route of topic {self.topic} was cancelled; the message was not sent, send it again"
             )
         )
         if error is not None:

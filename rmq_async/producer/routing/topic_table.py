@@ -122,7 +122,7 @@ class TopicTable:
             remaining = deadline - machine.monotonic()
             if remaining <= 0:
                 raise RequestTimeoutError(
-                    f"send to topic {topic}: the timeout ended before the route look-up; use a longer timeout"
+                    f"send to topic {topic}: the timeout ended before the route lookup; use a longer timeout"
                 )
             routes, settings = self._instance.routes, self._settings
             wire_topic = self._settings.wire_topic(topic)
