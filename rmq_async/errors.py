@@ -396,7 +396,7 @@ class NotLeaderForQueueError(BrokerError):
 
 
 class IllegalOperationError(BrokerError):
-    """The broker refuses the operation (604), for example a recall, or the end of a transaction, that arrives too late."""
+    """The broker refuses the operation (604), for example because a recall or the end of a transaction arrives too late."""
 
     response_code = ResponseCode.ILLEGAL_OPERATION
 

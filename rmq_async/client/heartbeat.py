@@ -341,7 +341,7 @@ class Heartbeats:
         """Connect to every master in use and wait at most ``timeout`` seconds for the responses to the first heartbeats."""
         self.round()
         deadline = machine.monotonic() + timeout
-        while self._tasks and machine.monotonic() < deadline:  # a heartbeat follows each connect
+        while self._tasks and machine.monotonic() < deadline:  # a heartbeat follows each new connection
             await asyncio.wait(tuple(self._tasks), timeout=deadline - machine.monotonic())
 
     async def introduce(self, addresses: Iterable[str], timeout: float) -> None:

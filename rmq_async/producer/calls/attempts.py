@@ -99,7 +99,7 @@ class AttemptRecord:
             self.error = without_frames(error)
 
     def never_connected(self, error: RequestTimeoutError) -> bool:
-        """Replace the error if the attempt timed out without a connection. Return whether it did.
+        """Replace the error if the attempt timed out without a connection. Return whether the error was replaced.
 
         Args:
             error: The new error, which covers the whole time that the call waited.

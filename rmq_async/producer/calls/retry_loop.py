@@ -238,9 +238,7 @@ class RetryLoop(Generic[Result]):
                     self._fixed = topic_queues.target(self._fixed.queue)  # the same queue at its broker's current address
 
     def _elsewhere_than(self, gone: Target) -> bool:
-        """Stop using a queue that its broker does not have, unless the call is fixed to it. Return whether the call may use another
-        queue.
-        """
+        """Drop a queue that its broker does not have, unless it is fixed. Return whether the call may use another queue."""
         return self._fixed is None and self._router.topics.without(self._outgoing.topic, gone.queue)
 
     def _next_step(self) -> Step:
