@@ -41,7 +41,7 @@ from ..transport import CloseReason, Connection, ConnectionPool
 # notices to the old one.
 
 NOTICED: Final = 0.5
-"""Seconds after which a broker has noticed the end of a former connection."""
+"""Seconds after which a broker has noticed that a former connection has ended."""
 SILENT: Final = 120.5
 """Seconds from the last heartbeat on a silent connection to the earliest time at which the broker closes it."""
 SILENT_UNTIL: Final = 155.5
@@ -231,7 +231,7 @@ class Heartbeats:
         return frozenset(self._consumers)
 
     def add_producer(self, group: str) -> None:
-        """Add a producer group.
+        """Add a producer group to the heartbeats.
 
         Raises:
             ConfigError: If the group exists already.
@@ -242,7 +242,7 @@ class Heartbeats:
         self._groups_changed(announce=True)
 
     def add_consumer(self, data: ConsumerData) -> None:
-        """Add a consumer group.
+        """Add a consumer group to the heartbeats.
 
         Raises:
             ConfigError: If the group exists already.
@@ -264,7 +264,7 @@ class Heartbeats:
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, producerGroup=group), timeout)
 
     async def remove_consumer(self, group: str, timeout: float) -> None:
-        """Remove the group as ``remove_producer`` does."""
+        """Remove a consumer group and unregister it, as ``remove_producer`` does for a producer group."""
         if self._consumers.pop(group, None) is not None:
             self._groups_changed(announce=False)
             await self._unregister(UnregisterClientRequestHeader(clientID=self._client_id, consumerGroup=group), timeout)

@@ -292,7 +292,7 @@ class ClientInstance:
         return response, address
 
     def plain_connection(self, broker_name: str) -> Connection | None:
-        """Return the connection of ``open_connection`` if requests on it may be sent as frames from templates.
+        """Return the connection of ``open_connection`` if requests on it may be sent as frames from pre-encoded templates.
 
         Return None if there is no connection, or if hooks, credentials, ``namespace_v2`` or binary headers need a RemotingCommand.
         """

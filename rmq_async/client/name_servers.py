@@ -310,7 +310,7 @@ class NameServers:
         return await self.fullest(command, timeout, _read_cluster, lambda info: len(_brokers_in(info)), is_former)
 
     async def listed_at(self, address: str, timeout: float) -> frozenset[tuple[str, bool]] | None:
-        """Return the brokers that a server lists now, in the form of ``listed_brokers``.
+        """Return the brokers that a server currently lists, as ``listed_brokers`` returns them.
 
         Return None if the response contains no list, as from a proxy. If there is no response, raise the error of the request.
         """
@@ -442,7 +442,7 @@ class NameServers:
 
 
 def listed_brokers(addresses: Mapping[str, Collection[int]]) -> frozenset[tuple[str, bool]]:
-    """Return the brokers in a response, in a form in which two responses can be compared.
+    """Return the brokers in a response as a set, so that two responses can be compared.
 
     The set contains (name, False) for each broker, and (name, True) for each broker that has a master.
 

@@ -15,7 +15,7 @@ from rmq_protocol.validation import is_system_topic, plain
 
 
 class Names:
-    """Converts names of topics and groups between the form for users and the form on the wire.
+    """Converts names of topics and groups: with the namespace prefix, as on the wire, and without it, as users see them.
 
     Args:
         namespace: The namespace. If it is None or empty, names are not changed.
@@ -27,7 +27,7 @@ class Names:
         self.namespace = namespace or ""
 
     def wire(self, name: str) -> str:
-        """Return the name of a topic or group on the wire."""
+        """Return the name of a topic or group with the prefix, as it is on the wire."""
         name = plain(name)
         return with_namespace(self.namespace, name) if self.namespace else name
 

@@ -109,7 +109,7 @@ async def send_copy(
         group: Name of the group on the wire.
         topic: Name on the wire of the topic to which the message was first sent.
         level: Delay level. 0 makes the broker turn the copy into a dead letter.
-        max_times: Maximum number of deliveries after the first one. The copy carries it for its readers.
+        max_times: Maximum number of deliveries after the first one. It is stored with the copy, for the consumers that read it.
 
     Raises:
         BrokerError: If the broker refuses the copy.

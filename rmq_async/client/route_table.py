@@ -157,7 +157,7 @@ its error."""
 
 
 class _Answer(NamedTuple):
-    """A name server's response about a topic.
+    """A name server's response to a route request.
 
     Attributes:
         route: The route. None for "no such topic", and for a route that cannot be used.
@@ -737,5 +737,5 @@ def _lacks(route: TopicRoute, known: TopicRoute) -> bool:
 
 
 def _has_route(answer: _Answer, known: TopicRoute | None = None) -> bool:
-    """Return whether a response has a route that lacks nothing of ``known``."""
+    """Return whether a response has a route in which nothing of ``known`` is missing."""
     return answer.route is not None and (known is None or not _lacks(answer.route, known))

@@ -25,7 +25,7 @@ MAX_BROKERS: Final = 1024
 """Maximum number of brokers in all these lists together, unless a single list has more."""
 
 MAX_COUNTS: Final = 500
-"""Maximum number of characters of a list of brokers in a message."""
+"""Maximum number of characters of a list of brokers in a log or error message."""
 
 _READ_AND_WRITE: Final = Perm.READ | Perm.WRITE
 

@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
 
 class TraceRecords:
-    """The records of a message trace that wait to be sent.
+    """The trace records of a producer or consumer that wait to be sent.
 
     Args:
         topic: The trace topic, without the namespace prefix.

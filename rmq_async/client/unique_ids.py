@@ -94,7 +94,7 @@ class UniqueIds:
         return self.born_ms
 
     def given(self, unique_id: str) -> str:
-        """Update ``born_ms`` as a new id would, and return ``unique_id``, which the message already has."""
+        """Update ``born_ms`` as making a new id would, and return ``unique_id``, which the message already has."""
         self.now()
         return unique_id
 

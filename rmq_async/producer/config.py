@@ -125,7 +125,7 @@ class ProducerConfig:
     """Maximum bytes of an uncompressed body or an encoded batch. For more than 16,646,144, the client's ``max_frame_size`` must be
     larger by at least 131,072."""
     create_topic_key: str = AUTO_CREATE_TOPIC_KEY
-    """The topic whose route is used for a topic that does not exist yet."""
+    """The topic (by default TBW102) whose route is used for a topic that does not exist yet."""
     default_topic_queues: int = 4
     """Number of queues on each broker for a topic that a send creates, 1 to 65,536. It is at most the number of queues that
     ``create_topic_key`` has on that broker."""
@@ -160,7 +160,7 @@ class ProducerConfig:
     detector: bool = False
     """Whether to send probe requests to brokers that did not respond. It requires ``latency_fault=True``."""
     batching: bool | Batching = False
-    """True or a Batching gathers single messages into batches while requests are in flight."""
+    """Whether to gather single messages into batches while requests are in flight. A Batching turns this on with its settings."""
     queue_selector: Selector = select_best
     """The function that chooses the queue of each attempt if the call has neither a queue nor a selector. For a call with a key, it
     is called only once."""

@@ -1,4 +1,4 @@
-"""Sends with a future and callbacks instead of an awaited result (``send_async``)."""
+"""Sends that return a future and call callbacks (``send_async``)."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class _Race(Generic[T]):
 
     Attributes:
         trying: The task of each running attempt, with the result of ``connect`` while ``prove`` checks it, and None before.
-        winner: The first result that passed the check.
+        winner: The result that ``first_of`` returns; None until there is one.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class _Waiter:
     """A call that waits for credits.
 
     Attributes:
-        left: True if the call was served or abandoned, and its entry has been accounted for.
+        left: True after the call was served, refused or abandoned.
     """
 
     __slots__ = ("future", "left", "number", "size")

@@ -26,7 +26,8 @@ from ..encoding import SEND_OK, Outgoing, stored_message
 from ..routing import Target, TopicQueues
 
 ILLEGAL: Final = frozenset({int(ResponseCode.MESSAGE_ILLEGAL), int(ResponseCode.INVALID_PARAMETER)})
-"""Response codes that a single message of a batch, or the size of the batch, can cause. The broker then stores no message of it."""
+"""Response codes that may be caused by a single message of a batch, or by the size of the batch. The broker then stores no message
+of it."""
 SAME_END: Final = 0.02
 """A caller whose deadline is at most this many seconds before the deadline of the batch request gets the outcome of that
 request."""

@@ -547,7 +547,9 @@ class TopicGathering(Gathering):
         return sum([max(0, limit - under_way.get(broker, 0)) for broker in self._preferred(topic_queues)])
 
     def _elsewhere(self, topic_queues: TopicQueues, target: Target) -> Target:
-        """Return the next queue of a broker below its limit, or ``target`` if there is none."""
+        """Return the next queue of a broker with fewer than ``lanes_per_broker`` requests in flight. Return ``target`` if there is
+        none.
+        """
         limit, selection = self._batcher.lanes_per_broker, self._batcher.router.selection
         free = [broker for broker in self._preferred(topic_queues) if self._under_way.get(broker, 0) < limit]
         if not free:

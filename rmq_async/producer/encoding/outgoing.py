@@ -1,4 +1,4 @@
-"""Encodes a caller's Message into the form that the attempts of the call send. The message itself is not changed."""
+"""Encodes a caller's Message into the form that all attempts of the call send. The message itself is not changed."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def stored_message(reply: SendReply, outgoing: Outgoing, target: Target, attempt
 
 
 def stored(reply: SendReply, unique_id: str, target: Target, attempts: int) -> SendResult | None:
-    """Do the work of ``stored_message`` with only a unique id, without an Outgoing."""
+    """Do the work of ``stored_message`` if there is no Outgoing, but only a unique id."""
     status = _STATUS.get(reply.code) if reply.code else SEND_OK
     fields = reply.extFields
     if status is None or fields is None:

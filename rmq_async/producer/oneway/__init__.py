@@ -1,4 +1,4 @@
-"""One-way sends, and their pacing for brokers that drop messages when they are overloaded."""
+"""One-way sends, and the limit on their rate for brokers that drop messages when they are overloaded."""
 
 from .oneway import Oneway
 from .pacing import MAX_OPEN, OnewayPacing

@@ -165,7 +165,7 @@ class WindowReceiver:
 
 
 def pacing_of(connection: Connection) -> OnewayPacing:
-    """Return the connection's pacing; create it if it does not exist."""
+    """Return the OnewayPacing of the connection. Create it if it does not exist."""
     pacing: OnewayPacing | None = connection.attributes.get(OnewayPacing)
     if pacing is None:
         connection.attributes[OnewayPacing] = pacing = OnewayPacing(connection.requests)

@@ -189,7 +189,7 @@ class QueueSelection:
         return self.avoided(brokers) if self.faults is not None and self.faults.measures else ()
 
     def avoided(self, brokers: Collection[str]) -> Collection[str]:
-        """Return those of ``brokers`` that attempts avoid if there are others."""
+        """Return those of ``brokers`` that attempts avoid if others are available."""
         faults = self.faults
         if faults is None or self.custom or not (faults.items or faults.measures):
             return ()

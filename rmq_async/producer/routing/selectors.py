@@ -1,4 +1,4 @@
-"""Queue selectors: functions of (queues, message, key) that choose the queue for a message.
+"""Queue selectors: functions that choose the queue for a message, called as ``selector(queues, message, key)``.
 
 A selector must return one of the queues that it is given, directly or from a coroutine, and must not block.
 """
@@ -70,7 +70,7 @@ Selector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue | Await
 one, and must not block."""
 
 Pick = Callable[[Sequence[MessageQueue]], MessageQueue]
-"""The function that ``select_best`` calls. It returns the next of the queues."""
+"""The function that ``select_best`` calls. It returns the next of the queues in turn."""
 
 _NO_QUEUES: Final = "there are no queues to choose from; pass at least one to the selector"
 
@@ -203,7 +203,7 @@ def select_by_machine_room(rooms: Mapping[str, str]) -> Selector:
     The selector chooses among the queues of that room as ``select_best`` does. It raises SelectorError if the room has no queues.
 
     Args:
-        rooms: Broker name -> room. The mapping is copied.
+        rooms: The room of each broker, by broker name. The mapping is copied.
 
     Raises:
         ConfigError: If ``rooms`` is not a mapping, or has a key that is not a str.

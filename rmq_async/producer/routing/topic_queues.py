@@ -27,7 +27,7 @@ from ...transport import Receiver
 
 
 class MessageGatherer(Protocol):
-    """The gathering of messages of one topic into batches."""
+    """Gathers messages of one topic into batches. ``TopicGathering`` implements this."""
 
     def add_plain(self, receiver: Receiver, message: Any, size: int, deadline: float, *, plain: bool = True) -> None:
         """Add a message whose deadline results from the producer's ``timeout``.

@@ -192,7 +192,9 @@ class TransactionProducer(Producer):
         return status, error
 
     def _first_port(self, sender: ProducerCore, address: str) -> str:
-        """Return the broker's main address: brokers send checks on connections with heartbeats, which do not use the VIP port."""
+        """Return the regular address of a broker, not its VIP port: checks arrive on connections with heartbeats, which use the
+        regular port.
+        """
         return first_port(address) if sender.instance.config.vip_channel else address
 
     def _send_unknown(self, sender: ProducerCore, half: Half, end: End, why: str | None) -> None:
