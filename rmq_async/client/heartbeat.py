@@ -434,8 +434,8 @@ class Heartbeats:
         except RequestTimeoutError as error:
             state.unanswered += 1
             logger.warning(
-                "broker %s left %d heartbeats in a row unanswered; the connection is closed after %d; check the broker's log and "
-                "load, and the network in between", address, state.unanswered, UNANSWERED_LIMIT,
+                "broker %s did not respond to %d heartbeats in a row; the connection is closed after %d; check the broker's log "
+                "and load, and the network in between", address, state.unanswered, UNANSWERED_LIMIT,
             )  # fmt: skip
             if state.unanswered >= UNANSWERED_LIMIT:
                 connection.close(CloseReason.DEAD, error)

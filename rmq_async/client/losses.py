@@ -157,7 +157,7 @@ async def _settings(
         if not isinstance(error, AuthenticationError | NoPermissionError | PermissionDeniedError):
             raise error
     logger.warning(
-        "gaps of topic %s count as losses, because broker %s does not show whether the topic is compacted: %s",
+        "missing offsets of topic %s count as lost messages, because broker %s does not show whether the topic is compacted: %s",
         instance.names.display_name(topic),
         address,
         printable(error),

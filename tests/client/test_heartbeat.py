@@ -204,7 +204,7 @@ async def test_two_unanswered_heartbeats_close_the_connection_as_dead(caplog: py
         await until(lambda: not connection.is_open)
         assert connection.close_reason is CloseReason.DEAD
         assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING][:2] == [
-            f"broker {broker.address} left {count} heartbeats in a row unanswered; the connection is closed after 2; check the "
+            f"broker {broker.address} did not respond to {count} heartbeats in a row; the connection is closed after 2; check the "
             "broker's log and load, and the network in between" for count in (1, 2)
         ]  # fmt: skip
         assert len(broker.links[0].requests) == 2

@@ -100,7 +100,7 @@ class OnewayPacing:
         began = machine.monotonic()
         if not await wait_until(self._progress, deadline):
             raise BackpressureError(
-                f"{address} did not answer {MAX_OPEN} windows of one-way messages (oneway_window) within "
+                f"{address} did not respond to {MAX_OPEN} windows of one-way messages (oneway_window) within "
                 f"{machine.monotonic() - began:.3g} s; send more slowly or use a longer timeout",
                 address=address,
             )

@@ -71,7 +71,7 @@ class FaultTable:
                 f"durations must have as many values as latencies, {len(self.latencies)}, not {len(self.durations)}"
             )
         if any(low >= high for low, high in zip(self.latencies, self.latencies[1:], strict=False)):
-            raise ConfigError(f"latencies must rise from each to the next, not {shown(self.latencies)}")
+            raise ConfigError(f"latencies must be in strictly ascending order, not {shown(self.latencies)}")
         if not isinstance(self.isolation, int | float) or not 0 < self.isolation < 1e9:
             raise ConfigError(f"isolation must be a number of seconds above 0 and below 1e9, not {shown(self.isolation)}")
 

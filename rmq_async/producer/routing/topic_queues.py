@@ -328,5 +328,5 @@ def _nowhere(topic: str, route: TopicRoute) -> str:
         return f"{text}; no client can connect to {wrong}; correct brokerIP1 and listenPort of the broker"
     closed = sorted({data.broker_name for data in route.data.queue_datas if not data.perm & Perm.WRITE})
     if not closed:
-        return f"{text}; start one of its masters, or give the topic write queues"
-    return f"{text}; {printable(', '.join(closed))} does not permit writes: allow writes there, or start another master"
+        return f"{text}; start the master of one of its brokers, or give the topic write queues"
+    return f"{text}; no write permission on {printable(', '.join(closed))}: allow writes there, or start another master"
