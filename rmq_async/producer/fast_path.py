@@ -223,7 +223,7 @@ class SendMethods(ProducerLife):
         """Send one message that no broker confirms, and return when its frame is queued.
 
         Only one attempt is made. The message counts towards ``oneway_limit`` until the last byte of its frame is in the kernel. On
-        each connection, at least one of ``oneway_window`` messages is sent as an ordinary request. Such a message counts until its
+        each connection, at least one in ``oneway_window`` messages is sent as an ordinary request. Such a message counts until its
         request has ended, and an error of the request is at most logged. While two of these requests are unanswered, a call that
         would send a third one waits at most ``timeout`` seconds.
 
