@@ -49,6 +49,8 @@ from .disk import DiskLog as DiskLog
 from .faults import FailureScript as FailureScript
 from .faults import PopSettings as PopSettings
 from .faults import PopStore, check_code, checked_settings
+from .lite_settings import MAX_LITE_SUBSCRIPTIONS, MAX_LITE_TOPICS, checked_lite_settings
+from .lite_settings import LiteSettings as LiteSettings
 from .nameserver import LiveBrokers
 from .nameserver import NameServer as NameServer
 from .schedule import DELAY_LEVELS
@@ -138,6 +140,13 @@ class EmbeddedRocketMQ:
         pop_retry_v2: Whether the retry topics of pops have the newer form of names (``enableRetryTopicV2``).
         pop_revive_delay: Seconds from the end of an invisible time to the redelivery. None means the delay of a real broker,
             about 2 s with "log" and 0.5 s with "kv".
+        lite_topics: Whether brokers serve lite topics. A real broker does this only with ``enableLmq=true`` and
+            ``enableMultiDispatch=true``, which are not the defaults. Otherwise, it confirms a message to a lite topic and stores
+            it only in the parent topic.
+        max_lite_topics: Number of lite topics from which on a broker refuses messages to new ones (2017).
+        max_lite_subscriptions: Number of subscriptions to lite topics from which on a broker refuses further ones (2018).
+        min_lite_ttl: Seconds before which no lite topic expires, after its last message and after the start of the broker. The
+            expiration is an attribute of the topic (``lite.topic.expiration``, in minutes).
 
     Raises:
         ValueError: For a number out of range and for an unknown ``version`` or ``pop_store``.
@@ -167,6 +176,10 @@ class EmbeddedRocketMQ:
         pop_store: PopStore = "log",
         pop_retry_v2: bool = False,
         pop_revive_delay: float | None = None,
+        lite_topics: bool = True,
+        max_lite_topics: int = MAX_LITE_TOPICS,
+        max_lite_subscriptions: int = MAX_LITE_SUBSCRIPTIONS,
+        min_lite_ttl: float = 900.0,
     ) -> None:
         check_text("host", host)
         check_flags(auto_create_topics=auto_create_topics, auto_create_groups=auto_create_groups, order_conf=order_conf)
@@ -195,7 +208,13 @@ class EmbeddedRocketMQ:
         checks = CheckSettings(transaction_timeout, transaction_check_interval, transaction_check_max)
         pops = checked_settings(pop_store, pop_revive_delay, retry_v2=pop_retry_v2)
         by_server = server_side_reset and version == VERSIONS[0]
-        settings = BrokerSettings(clock, delay_levels, checks, by_server, property_filter, version, pops)
+        lite = checked_lite_settings(
+            enabled=lite_topics,
+            max_topics=max_lite_topics,
+            max_subscriptions=max_lite_subscriptions,
+            min_ttl=min_lite_ttl,
+        )
+        settings = BrokerSettings(clock, delay_levels, checks, by_server, property_filter, version, pops, lite)
         self._turns = Turns()
         self._host = host
         self._failures = FailureScript()
@@ -215,7 +234,10 @@ class EmbeddedRocketMQ:
         ]
         for broker in self._brokers:
             broker.state.peers = [each.state for each in self._brokers]
-        self._name_server = NameServer(LiveBrokers(self._brokers), self._failures, order_conf=order_conf)
+        directory = LiveBrokers(self._brokers)
+        for broker in self._brokers:
+            broker.state.holders = directory.holders
+        self._name_server = NameServer(directory, self._failures, order_conf=order_conf)
         self._services: list[BaseService] = [self._name_server, *self._brokers]
 
     async def start(self) -> None:
@@ -337,6 +359,8 @@ class EmbeddedRocketMQ:
             for topic in broker.state.topics:
                 for queue in topic.queues():
                     queue.correct()
+            for queue in broker.state.topics.light:
+                queue.correct()
 
     def expire(self, queue: MessageQueue, before: int, *, corrected: bool = False) -> None:
         """Delete the messages of ``queue`` below offset ``before``, as a broker does when it removes its oldest files.

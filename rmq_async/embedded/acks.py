@@ -8,7 +8,6 @@ after an ack, unless the message was popped in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from rmq_protocol.bodies import BatchAck, BatchAckMessageRequestBody, decode_body, unpack_bits
 from rmq_protocol.command import RemotingCommand, make_response
@@ -19,34 +18,38 @@ from rmq_protocol.headers import (
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
 )
+from rmq_protocol.message import is_blank
 from rmq_protocol.pop import ExtraInfo, parse_extra_info, real_topic
 
 from .check_points import MAX_IN_FLIGHT, Handle
 from .clock import Clock
 from .faults import PopFaults
+from .lite_acks import LiteAcks
 from .ordered_pops import OrderedQueue, OrderedQueues
 from .pops import ORDERED_REVIVE_QUEUE
 from .server import Connection
-from .service import Processor, Refused, fields_of, handles, header_of
+from .service import NO_REMARK, Processor, Refused, fields_of, handles, header_of
 from .state import BrokerState
 from .topics import FAQ
-
-_NO_REMARK: Final = "not set any response code"
-"""The remark of the response to a change of the invisible time that is not refused. Java's broker creates its responses with this
-remark."""
 
 
 class AckProcessor(Processor):
     """Serves acks and changes of invisible times.
+
+    Args:
+        lite: Serves the requests for messages of lite topics.
 
     Attributes:
         changed: Called when check points were added.
         freed: Called with a queue that ordered pops may read again.
     """
 
-    def __init__(self, state: BrokerState, ordered: OrderedQueues, clock: Clock, faults: PopFaults) -> None:
+    def __init__(
+        self, state: BrokerState, ordered: OrderedQueues, clock: Clock, faults: PopFaults, lite: LiteAcks | None = None
+    ) -> None:
         self._state = state
         self._ordered = ordered
+        self._lite = lite
         self._clock = clock
         self._faults = faults
         self.changed: Callable[[], object] = lambda: None
@@ -56,6 +59,12 @@ class AckProcessor(Processor):
     def ack(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(AckMessageRequestHeader, command)
         low, high = self._bounds(connection, header.topic, header.queueId)
+        if self._lite is not None and _is_lite(header):
+            self._lite.check(header)
+            info = _extra_info(header.extraInfo)
+            if not self._faults.take_lost_ack():
+                self._lite.ack(header, info)
+            return make_response(command, ResponseCode.SUCCESS)
         if not low <= header.offset <= high:
             remark = f"offset is illegal, key:{header.topic}@{header.queueId}, commit:{header.offset}, store:{low}~{high}"
             raise Refused(ResponseCode.NO_MESSAGE, remark)
@@ -94,14 +103,20 @@ class AckProcessor(Processor):
         except Refused as refusal:
             refusal.ext_fields = empty
             raise
+        lite = self._lite if _is_lite(header) else None
+        if lite is not None:
+            if lite.is_beyond(header):
+                return make_response(command, ResponseCode.NO_MESSAGE, NO_REMARK, empty)
+            answer = lite.change(header, _extra_info(header.extraInfo))
+            return make_response(command, ResponseCode.SUCCESS, NO_REMARK, fields_of(answer))
         if not low <= header.offset < high:
-            return make_response(command, ResponseCode.NO_MESSAGE, _NO_REMARK, empty)
+            return make_response(command, ResponseCode.NO_MESSAGE, NO_REMARK, empty)
         info = _extra_info(header.extraInfo)
         if info.revive_qid == ORDERED_REVIVE_QUEUE:
             answer = self._change_ordered(header, info)
         else:
             answer = self._change(header, info)
-        return make_response(command, ResponseCode.SUCCESS, _NO_REMARK, fields_of(answer))
+        return make_response(command, ResponseCode.SUCCESS, NO_REMARK, fields_of(answer))
 
     def _bounds(self, connection: Connection, name: str, queue_id: int) -> tuple[int, int]:
         """Return the minimum and maximum offset of a queue.
@@ -206,6 +221,10 @@ class AckProcessor(Processor):
         return ChangeInvisibleTimeResponseHeader(
             popTime=info.pop_time, invisibleTime=visible_at - info.pop_time, reviveQid=info.revive_qid
         )
+
+
+def _is_lite(header: AckMessageRequestHeader | ChangeInvisibleTimeRequestHeader) -> bool:
+    return header.liteTopic is not None and not is_blank(header.liteTopic)
 
 
 def _extra_info(text: str) -> ExtraInfo:

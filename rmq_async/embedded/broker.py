@@ -20,12 +20,14 @@ from .clock import Clock, SystemClock
 from .connections import ClientProcessor
 from .directory import Registration
 from .disk import BrokerDisk
-from .faults import LONGEST_WAIT, NO_POPS, THROTTLED, FailureScript, PopSettings, SendQueue
+from .faults import LONGEST_WAIT, NO_POPS, THROTTLED, FailureScript, PopFaults, PopSettings, SendQueue
 from .groups import GroupProcessor
 from .held_pops import HeldPops
+from .lite_serving import LiteServing
+from .lite_settings import LiteSettings
 from .locks import LockProcessor
 from .lookups import LookupProcessor
-from .popping import Popping
+from .popping import Popping, PopServing
 from .progress import ProgressProcessor, QueryProcessor
 from .pulls import HeldPulls, PullMessageProcessor
 from .relay import RelayProcessor
@@ -55,6 +57,7 @@ _FIRST_PORT_ONLY: Final = frozenset(
         RequestCode.PULL_MESSAGE,
         RequestCode.LITE_PULL_MESSAGE,
         RequestCode.POP_MESSAGE,
+        RequestCode.POP_LITE_MESSAGE,
         RequestCode.NOTIFICATION,
         RequestCode.POLLING_INFO,
     }
@@ -79,6 +82,14 @@ _SINCE_5: Final = frozenset(
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
         RequestCode.NOTIFICATION,
         RequestCode.POLLING_INFO,
+        RequestCode.POP_LITE_MESSAGE,
+        RequestCode.LITE_SUBSCRIPTION_CTL,
+        RequestCode.GET_BROKER_LITE_INFO,
+        RequestCode.GET_PARENT_TOPIC_INFO,
+        RequestCode.GET_LITE_TOPIC_INFO,
+        RequestCode.GET_LITE_CLIENT_INFO,
+        RequestCode.GET_LITE_GROUP_INFO,
+        RequestCode.TRIGGER_LITE_DISPATCH,
     }
 )
 """Request codes that a broker of version ``NO_POPS`` does not know."""
@@ -94,6 +105,7 @@ class BrokerSettings(NamedTuple):
     property_filter: bool = True
     version: str = VERSIONS[0]
     pops: PopSettings = PopSettings()
+    lite: LiteSettings = LiteSettings()
 
     def as_config(self) -> dict[str, bool]:
         """Return the boolean settings by their names on a real broker."""
@@ -103,6 +115,8 @@ class BrokerSettings(NamedTuple):
             "popConsumerKVServiceEnable": self.pops.store == "kv",
             "enableRetryTopicV2": self.pops.retry_v2,
             "enableDLegerCommitLog": False,
+            "enableLmq": self.lite.served_by(self.version),
+            "enableMultiDispatch": self.lite.served_by(self.version),
         }
 
 
@@ -144,15 +158,26 @@ class Broker(BaseService):
         self.calls = ClientCalls()
         self._clients = ClientProcessor(self.state, self.calls, property_filter=settings.property_filter)
         held_pops = HeldPops(settings.clock, self._reply)
-        writer = MessageWriter(self.state, self.held, held_pops)
+        writer = MessageWriter(self.state, self.held, held_pops, has_light=settings.lite.served_by(settings.version))
+        faults = PopFaults()
+        self.lite = LiteServing(self.state, self.calls, settings.clock, settings.lite, faults, self._reply)
+        writer.light_arrived = self.lite.arrived
+        serving = PopServing(held_pops, faults, self.lite.acks)
         self.popping = Popping(
-            self.state, writer, held_pops, settings.clock, settings.pops, property_filter=settings.property_filter
+            self.state, writer, serving, settings.clock, settings.pops, property_filter=settings.property_filter
         )
         self._schedule = Schedule(self.state, writer, settings.clock, settings.delay_levels)
         self._transactions = Transactions(self.state, writer, self._schedule, self.calls, settings.clock, settings.checks)
         self._lookups = LookupProcessor(self.state, self._reply)
         self.send_back = SendBackProcessor(self.state, self._schedule)
-        self._sends = SendMessageProcessor(self.state, writer, self._schedule, self._transactions, self.send_back)
+        self._sends = SendMessageProcessor(
+            self.state,
+            writer,
+            self._schedule,
+            self._transactions,
+            self.send_back,
+            knows_lite=settings.version != NO_POPS,
+        )
         self._fast_send = self._sends.fast
         self.broker_id = MASTER_ID
         self._ticks = 0
@@ -177,10 +202,11 @@ class Broker(BaseService):
             **GroupProcessor(self.state.groups, self.state.offsets, self.state.pop_offsets).handlers(),
             **LockProcessor(self.state.locks).handlers(),
             **AssignmentProcessor(self.state).handlers(),
-            **TopicProcessor(self.state, self.held, self.popping).handlers(),
+            **TopicProcessor(self.state, self.held, self.popping, self.lite).handlers(),
             **StatisticsProcessor(self.state, settings.as_config(), settings.version, settings.clock.now_ms).handlers(),
             **RelayProcessor(self.state, self.calls, self._reply).handlers(),
             **self.popping.handlers(),
+            **self.lite.handlers(),
         }
         if settings.version == NO_POPS:
             self.handlers = {code: handler for code, handler in self.handlers.items() if code not in _SINCE_5}
@@ -297,6 +323,8 @@ class Broker(BaseService):
         self.state.log.expire(found, before)
         if corrected:
             found.correct()
+            for light in self.state.topics.light:
+                light.correct()
 
     async def start(self, host: str, port: int) -> None:
         """Start the listener on two ports, and start deliveries, transaction checks and redeliveries."""
@@ -306,6 +334,7 @@ class Broker(BaseService):
         self._schedule.start()
         self._transactions.start()
         self.popping.start()
+        self.lite.start()
 
     async def stop(self) -> None:
         """Stop the broker gracefully: save its progress and flush its log.
@@ -331,6 +360,7 @@ class Broker(BaseService):
         self._schedule.stop()
         self._transactions.stop()
         self.popping.stop()
+        self.lite.stop()
         self._forget_waiting()
 
     def _save(self, *, offsets: bool = True, levels: bool = True) -> None:
@@ -348,6 +378,7 @@ class Broker(BaseService):
     def _forget_waiting(self) -> None:
         self.held.close()
         self.popping.held.close()
+        self.lite.close()
         self.calls.close()
         self._clients.close()
         self._lookups.close()
@@ -357,6 +388,7 @@ class Broker(BaseService):
         """Drop the state that a new process would not have."""
         self.state.locks.clear()
         self.state.offsets.clear_resets()
+        self.lite.forget()
 
     def serve(self, connection: Connection, frame: Frame) -> Parts | None:
         fast = (
@@ -397,12 +429,14 @@ class Broker(BaseService):
     def disconnected(self, connection: Connection) -> None:
         self.held.disconnected(connection)
         self.popping.held.disconnected(connection)
+        self.lite.disconnected(connection)
         self.calls.disconnected(connection)
         self.state.clients.disconnected(connection)
 
     def resumed(self, connection: Connection) -> None:
         self.held.resumed(connection)
         self.popping.held.resumed(connection)
+        self.lite.resumed(connection)
 
     def answered(self, connection: Connection, response: RemotingCommand) -> None:
         self.calls.answered(connection, response)

@@ -72,8 +72,8 @@ class DiskLog(CommitLog):
     def flushed(self) -> int:
         return self._flushed
 
-    def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
-        super().append(queue, record, code, stored_ms)
+    def append(self, queue: Queue, record: bytes, code: int, stored_ms: int, light: tuple[Queue, ...] = ()) -> None:
+        super().append(queue, record, code, stored_ms, light)
         if not self.flush_interval:
             self._flushed = self.end
         elif not self._flushing.pending:
@@ -145,3 +145,5 @@ class BrokerDisk:
         for topic in self.topics:
             for queue in topic.queues():
                 queue.waiting = 0
+        for queue in self.topics.light:
+            queue.waiting = 0

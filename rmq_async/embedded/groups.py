@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from rmq_protocol import bodies
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import DeleteSubscriptionGroupRequestHeader, GetSubscriptionGroupConfigRequestHeader
 from rmq_protocol.validation import SYSTEM_GROUPS
 
+from .attributes import OF_GROUPS, changed_attributes
 from .names import group_refusal
 from .offsets import OffsetTable
 from .server import Connection
@@ -79,11 +82,14 @@ class SubscriptionGroups:
     def put_all(self, configs: Iterable[bodies.SubscriptionGroupConfig]) -> None:
         """Store the settings of new or existing groups.
 
+        Args:
+            configs: Settings in which the attributes are changes (``changed_attributes``).
+
         Raises:
-            Refused: With code 29 for an invalid name, and with code 1 if a limit would be exceeded. No settings are stored in
-                these cases.
+            Refused: With code 29 for an invalid name, and with code 1 for an impossible change of attributes or if a limit would
+                be exceeded. No settings are stored in these cases.
         """
-        checked = [(config, self._check(config)) for config in configs]
+        checked = [(merged, self._check(merged)) for merged in map(self._merged, configs)]
         new = [config for config, _ in checked if config.group_name not in self._groups]
         there = len(self._groups) - len(SYSTEM_GROUPS)
         if there + len(new) > MAX_GROUPS:
@@ -108,6 +114,16 @@ class SubscriptionGroups:
 
     def _is_full(self) -> bool:
         return len(self._groups) - len(SYSTEM_GROUPS) >= MAX_GROUPS
+
+    def _merged(self, config: bodies.SubscriptionGroupConfig) -> bodies.SubscriptionGroupConfig:
+        """Return the settings with the attributes that the group has after the changes."""
+        old = self._groups.get(config.group_name)
+        before = {} if old is None else old.attributes
+        try:
+            attributes = changed_attributes(OF_GROUPS, before, config.attributes, is_new=old is None)
+        except Refused as refusal:
+            raise Refused(refusal.code, f"java.lang.RuntimeException: {refusal.remark}") from None
+        return msgspec.structs.replace(config, attributes=attributes)
 
     def _check(self, config: bodies.SubscriptionGroupConfig) -> int:
         remark = group_refusal(config.group_name)

@@ -37,7 +37,7 @@ class LiveBrokers:
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers
 
-    def holders(self, topic: str, connection: Connection) -> list[Holder]:
+    def holders(self, topic: str, connection: Connection | None = None) -> list[Holder]:
         return [
             Holder(broker.name, broker.listener.address(connection), found.config, broker.broker_id)
             for broker in self._running()

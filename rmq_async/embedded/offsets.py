@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rmq_protocol.constants import ResponseCode
+from rmq_protocol.lite import LITE_PREFIX
 
 from .service import Refused
 
@@ -127,12 +128,30 @@ class OffsetTable:
         """Return the topics in which the group has a committed offset."""
         return dict.fromkeys(topic for name, topic in self._committed if name == group)
 
+    def __len__(self) -> int:
+        """Return the number of pairs of a group and a topic with committed offsets."""
+        return len(self._committed)
+
+    def light_of(self, group: str) -> dict[str, int]:
+        """Return the group's committed offsets in the queues of lite topics, by queue."""
+        return {
+            topic: offsets[0]
+            for (name, topic), offsets in self._committed.items()
+            if name == group and topic.startswith(LITE_PREFIX) and 0 in offsets
+        }
+
     def all(self) -> dict[str, _Offsets]:
         """Return the committed offsets as a mapping ``topic@group`` -> queue id -> offset."""
         return {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._committed.items()}
 
     def forget_group(self, group: str) -> None:
         self._forget(lambda key: key[0] == group)
+
+    def forget(self, group: str, topic: str) -> None:
+        """Forget the group's offsets in one topic."""
+        for table in (self._committed, self._pulled, self._reset):
+            self._count -= len(table.pop((group, topic), ()))
+        self._unsaved[group, topic] = None
 
     def forget_topic(self, topic: str) -> None:
         self._forget(lambda key: key[1] == topic)

@@ -57,14 +57,19 @@ class OrderedQueues:
 
     Args:
         wake: Called with a queue when its first invisible message becomes visible.
+        when_free: Call ``wake`` when the last invisible message becomes visible, and after an ack that frees the queue.
     """
 
-    def __init__(self, clock: Clock, wake: Callable[[OrderedQueue], object]) -> None:
+    def __init__(self, clock: Clock, wake: Callable[[OrderedQueue], object], *, when_free: bool = False) -> None:
         self._clock = clock
         self._wake = wake
+        self._when_free = when_free
         self._batches: dict[OrderedQueue, _Batch] = {}
         self._times: list[tuple[int, OrderedQueue]] = []
         self._alarm = Alarm(clock, self._ring)
+
+    def __len__(self) -> int:
+        return len(self._batches)
 
     def start(self) -> None:
         self._alarm.start()
@@ -124,6 +129,17 @@ class OrderedQueues:
             batch.visible[offset] = visible_at
             self._look_later(queue, batch)
 
+    def suspend(self, queue: OrderedQueue, pop_time: int, visible_at: int) -> None:
+        """Make all messages of the queue's last pop without an ack visible at one time, without counting the delivery if they were
+        delivered before (``MemoryConsumerOrderInfoManager.suspendQueue``). Do nothing for other pops.
+        """
+        batch = self._batches.get(queue)
+        if batch is not None and batch.pop_time == pop_time:
+            batch.counts = {offset: max(count - 1, 0) for offset, count in batch.counts.items()}
+            batch.visible.clear()
+            batch.invisible_time = visible_at - pop_time
+            self._look_later(queue, batch)
+
     def clear(self, queue: OrderedQueue) -> None:
         """Unblock the queue for all pops."""
         self._batches.pop(queue, None)
@@ -135,11 +151,15 @@ class OrderedQueues:
 
     def _look_later(self, queue: OrderedQueue, batch: _Batch) -> None:
         """Set the time at which waiting pops are woken. It is the time at which the first invisible message without an ack
-        becomes visible (``OrderInfo.getLockFreeTimestamp``).
+        becomes visible (``OrderInfo.getLockFreeTimestamp``). With ``when_free``, it is the time at which all are visible, at the
+        earliest now (``getMaxLockFreeTimestamp``).
         """
         now = self._clock.now_ms()
-        times = (batch.visible_at(offset) for offset in batch.offsets if offset not in batch.acked)
-        batch.free_at = next((time for time in times if now < time), 0)
+        times = [batch.visible_at(offset) for offset in batch.offsets if offset not in batch.acked]
+        if self._when_free:
+            batch.free_at = max([now, *times])
+        else:
+            batch.free_at = next((time for time in times if now < time), 0)
         if batch.free_at:
             heapq.heappush(self._times, (batch.free_at, queue))
             if len(self._times) > 1024 + 2 * len(self._batches):

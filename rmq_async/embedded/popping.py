@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rmq_protocol.message import MessageExt
 from rmq_protocol.pop import pop_retry_topic, pop_retry_topic_v1
 from rmq_protocol.stored import decode_messages
@@ -10,12 +12,27 @@ from .acks import AckProcessor
 from .clock import Clock
 from .faults import PopFaults, PopSettings
 from .held_pops import ANY_QUEUE, HeldPops, PopKey
+from .lite_acks import LiteAcks
 from .ordered_pops import OrderedQueue, OrderedQueues
 from .pops import PopProcessor, PopReader
 from .revival import Revival
 from .service import Handler
 from .state import BrokerState
 from .writer import MessageWriter
+
+
+class PopServing(NamedTuple):
+    """What pops of a broker share with other parts.
+
+    Attributes:
+        held: The pops that wait for messages.
+        faults: The faults of the next pops, and of pops of lite topics.
+        lite: Serves acks and changes for messages of lite topics.
+    """
+
+    held: HeldPops
+    faults: PopFaults
+    lite: LiteAcks
 
 
 class Popping:
@@ -33,19 +50,18 @@ class Popping:
         self,
         state: BrokerState,
         writer: MessageWriter,
-        held: HeldPops,
+        serving: PopServing,
         clock: Clock,
         settings: PopSettings,
         *,
         property_filter: bool,
     ) -> None:
         self._state = state
-        self.faults = PopFaults()
-        self.held = held
+        self.held, self.faults, lite = serving
         self._ordered = OrderedQueues(clock, self._freed)
         reader = PopReader(state, self._ordered, settings)
-        self._pops = PopProcessor(state, reader, held, clock, self.faults, property_filter=property_filter)
-        self._acks = AckProcessor(state, self._ordered, clock, self.faults)
+        self._pops = PopProcessor(state, reader, self.held, clock, self.faults, property_filter=property_filter)
+        self._acks = AckProcessor(state, self._ordered, clock, self.faults, lite)
         self._acks.freed = self._freed
         self._revival = Revival(state, writer, clock, settings, self.faults, self._revived)
         self._pops.popped = self._acks.changed = self._revival.arm

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rmq_protocol import bodies, headers
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import LanguageCode, RequestCode, ResponseCode
-from rmq_protocol.message import MessageQueue
+from rmq_protocol.lite import lmq_name
+from rmq_protocol.message import MessageQueue, is_blank
 
 from .calls import ClientCalls
 from .faults import Gate
@@ -57,7 +58,7 @@ class ProgressProcessor(Processor):
         group, topic = header.consumerGroup, header.topic
         if self._state.groups.get(group) is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group[:160]} not exist!", {})
-        if self._state.topics.get(topic) is None:
+        if self._state.topics.get(topic) is None and not self._state.topics.light.knows(topic):
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic[:160]} not exist!", {})
         if self._loses(group, topic, header.queueId):
             return make_response(command, ResponseCode.SUCCESS)
@@ -167,7 +168,9 @@ class QueryProcessor(Processor):
     @handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     def search_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.SearchOffsetRequestHeader, command)
-        queue = self._state.topics.find_queue(header.topic, header.queueId)
+        lite = header.liteTopic is not None and not is_blank(header.liteTopic)
+        topic = lmq_name(header.topic, header.liteTopic or "") if lite else header.topic
+        queue = self._state.topics.find_queue(topic, header.queueId)
         if queue is None or queue.max_offset == queue.min_offset:
             return _offset(command, queue.min_offset if queue else 0)
         return _offset(command, queue.offset_at(header.timestamp, upper=header.boundaryType is headers.BoundaryType.UPPER))

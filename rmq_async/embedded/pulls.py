@@ -17,6 +17,8 @@ from rmq_protocol.bodies import SubscriptionGroupConfig
 from rmq_protocol.command import RemotingCommand, make_response
 from rmq_protocol.constants import PullSysFlag, RequestCode, ResponseCode
 from rmq_protocol.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from rmq_protocol.lite import lmq_name
+from rmq_protocol.message import is_blank
 from rmq_protocol.subscription import TAG
 
 from .clock import PendingCall
@@ -51,7 +53,7 @@ class _Pull:
     """
 
     __slots__ = (
-        "at", "command", "connection", "count", "filter", "group", "queue", "start", "sub_version", "sys_flags", "timer",
+        "at", "command", "connection", "count", "filter", "group", "queue", "start", "sub_version", "sys_flags", "timer", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +66,7 @@ class _Pull:
         self.count = max(1, min(header.maxMsgNums, MAX_RECORDS))
         self.filter = wanted
         self.group = header.consumerGroup
+        self.topic = header.topic
         self.sub_version = None if header.sysFlag & _SUBSCRIPTION else header.subVersion
         """The version of the group's subscription that the client has. None if the pull contains its subscription."""
         self.sys_flags = (0, 0)
@@ -238,9 +241,9 @@ class PullMessageProcessor(Processor):
         header = header_of(PullMessageRequestHeader, command)
         state, group, queue_id = self._state, header.consumerGroup, header.queueId
         config = self._consuming(group)
-        topic = state.topics.for_read(header.topic, queue_id, connection.remote)
-        pull = _Pull(connection, command, header, topic.queue(queue_id), self._filter(header, config))
-        pull.sys_flags = (topic.config.topic_sys_flag, config.group_sys_flag)
+        queue, topic_flags = self._queue(connection, header)
+        pull = _Pull(connection, command, header, queue, self._filter(header, config))
+        pull.sys_flags = (topic_flags, config.group_sys_flag)
         reset = state.offsets.take_reset(group, header.topic, queue_id)
         response = pull.answer() if reset is None else pull.reset(reset)
         if header.sysFlag & _COMMIT_OFFSET:
@@ -256,16 +259,34 @@ class PullMessageProcessor(Processor):
             return None
         return response
 
+    def _queue(self, connection: Connection, header: PullMessageRequestHeader) -> tuple[Queue, int]:
+        """Return the queue to read, and the topicSysFlag of its topic. A light queue is a topic with one queue.
+
+        Raises:
+            Refused: As ``TopicTable.for_read`` does; with code 29 for another queue of a light queue.
+        """
+        topics, light = self._state.topics, self._state.topics.light
+        if light.knows(header.topic):
+            if header.queueId != 0:
+                remark = f"queueId[{header.queueId}] is illegal, topic:[{header.topic}] topicConfig.readQueueNums:[1] "
+                raise Refused(ResponseCode.INVALID_PARAMETER, f"{remark}consumer:[/{connection.remote}]", {})
+            return light.find_or_empty(header.topic), 0
+        topic = topics.for_read(header.topic, header.queueId, connection.remote)
+        if is_blank(header.liteTopic or ""):
+            return topic.queue(header.queueId), topic.config.topic_sys_flag
+        name = lmq_name(header.topic, header.liteTopic or "")
+        return light.find_or_empty(name, header.queueId), topic.config.topic_sys_flag
+
     def _judge(self, pull: _Pull) -> RemotingCommand | None:
         """Return the response to a held pull that is now refused, or whose offset was reset. Return None for other pulls."""
         queue = pull.queue
         try:
             config = self._consuming(pull.group)
             if pull.sub_version is not None:
-                self._group_subscription(pull.group, queue.topic, pull.sub_version, config)
+                self._group_subscription(pull.group, pull.topic, pull.sub_version, config)
         except Refused as refusal:
             return make_response(pull.command, refusal.code, refusal.remark, refusal.ext_fields)
-        reset = self._state.offsets.take_reset(pull.group, queue.topic, queue.queue_id)
+        reset = self._state.offsets.take_reset(pull.group, pull.topic, queue.queue_id)
         return None if reset is None else pull.reset(reset)
 
     def _consuming(self, group: str) -> SubscriptionGroupConfig:

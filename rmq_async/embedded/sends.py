@@ -30,9 +30,10 @@ from rmq_protocol.constants import (
     ResponseCode,
     SysFlag,
 )
-from rmq_protocol.errors import ProtocolError, RemoteProtocolError
+from rmq_protocol.errors import InvalidMessageError, ProtocolError, RemoteProtocolError
 from rmq_protocol.frame import Frame
 from rmq_protocol.ids import pack_host, pack_offset_id, pack_unique_id, unique_id_prefix
+from rmq_protocol.lite import check_lite_topic, lmq_name
 from rmq_protocol.properties import decode_properties, properties_text
 
 from .. import machine
@@ -51,7 +52,9 @@ MAX_BATCH: Final = 65_536
 _ADDED: Final = {"CLUSTER": CLUSTER, "MSG_REGION": REGION, "TRACE_ON": "true"}
 _ADDED_TEXT: Final = properties_text(_ADDED)
 _REPLY_FIELDS: Final = {"TRACE_ON": "true", "MSG_REGION": REGION}
-_SPECIAL: Final = frozenset({*_ADDED, *DELAY_NAMES, "TRAN_MSG", "POP_CK"})
+_LITE: Final = "__LITE_TOPIC"
+_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+_SPECIAL: Final = frozenset({*_ADDED, *DELAY_NAMES, "TRAN_MSG", "POP_CK", _LITE, _DISPATCH})
 _TRANSACTION: Final = int(TRANSACTION_MASK)
 _COMMITTED: Final = int(SysFlag.TRANSACTION_COMMIT)
 _priority = re.compile(r"\+?[0-9]{1,10}").fullmatch
@@ -85,6 +88,13 @@ class _Stored(NamedTuple):
 
 
 class SendMessageProcessor(Processor):
+    """Serves sends.
+
+    Args:
+        knows_lite: Whether messages to lite topics get the name of their light queue, whether the broker serves lite topics or
+            not.
+    """
+
     def __init__(
         self,
         state: BrokerState,
@@ -92,12 +102,15 @@ class SendMessageProcessor(Processor):
         schedule: Schedule,
         transactions: Transactions,
         send_back: SendBackProcessor,
+        *,
+        knows_lite: bool = True,
     ) -> None:
         self._state = state
         self._append = writer.append
         self._schedule = schedule
         self._transactions = transactions
         self._send_back = send_back
+        self._knows_lite = knows_lite
         self._id_prefix = ""
         self._unique_prefix = ""
         self._made = 0
@@ -208,13 +221,15 @@ class SendMessageProcessor(Processor):
 
     def _put_special(self, draft: Draft, queue_id: int, max_reconsume_times: int | None) -> _Stored:
         """Store a message that needs more than additional properties: a message with a delay or a transaction, a message for a
-        topic whose name begins with "%", or a message with properties that a broker has added earlier.
+        lite topic or for a topic whose name begins with "%", or a message with properties that a broker has added earlier.
         """
         asked_for, properties = draft.topic, draft.properties
         for name in (*_ADDED, "POP_CK"):
             properties.pop(name, None)
         unique_id = properties.get("UNIQ_KEY") or self._unique_id()
         properties.update(UNIQ_KEY=unique_id, **_ADDED)
+        if self._knows_lite and properties.get(_LITE):
+            properties[_DISPATCH] = _light_queue(draft.topic, properties[_LITE])
         if draft.topic.startswith(RETRY_TOPIC_PREFIX):
             self._send_back.bury(draft, max_reconsume_times)
         if properties.get("TRAN_MSG", "").lower() == "true" and not _is_retry(draft):
@@ -278,6 +293,18 @@ def send_header_of(command: RemotingCommand) -> headers.SendMessageRequestHeader
     if command.code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE):
         return headers.send_header_v2(header_of(headers.SendMessageRequestHeader, command))
     return header_of(headers.SendMessageRequestHeaderV2, command)
+
+
+def _light_queue(topic: str, lite_topic: str) -> str:
+    """Return the name of the queue of a lite topic.
+
+    Raises:
+        Refused: With code 13 for an invalid name, after which a real broker dispatches no more messages.
+    """
+    try:
+        return lmq_name(topic, check_lite_topic(topic, lite_topic))
+    except InvalidMessageError as error:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
 
 
 def _is_retry(draft: Draft) -> bool:

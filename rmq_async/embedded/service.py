@@ -31,6 +31,8 @@ Reply = Callable[[Connection, RemotingCommand, RemotingCommand], None]
 STORED_WITH_A_FLAW: Final = STORED_CODES - {ResponseCode.SUCCESS}
 """Response codes of sends whose message was stored nevertheless."""
 MAX_CODES: Final = 1024
+NO_REMARK: Final = "not set any response code"
+"""The remark with which Java's broker creates its responses. Some responses to requests that are not refused keep it."""
 SENDS: Final = frozenset({int(RequestCode.SEND_MESSAGE), int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.SEND_BATCH_MESSAGE)})
 
 H = TypeVar("H", bound=Header)

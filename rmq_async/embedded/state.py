@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from .check_points import CheckPoints
 from .clients import ClientTable
+from .directory import Holder
 from .disk import BrokerDisk
 from .locks import QueueLocks
 from .offsets import OffsetTable
@@ -22,6 +23,8 @@ class BrokerState:
 
     Attributes:
         peers: All brokers of the cluster, including this broker.
+        holders: A function that returns the brokers that have a topic, as the name server lists them. By default, it knows only
+            this broker.
         address: The "ip:port" of the broker's socket. It is known once the broker listens.
     """
 
@@ -41,6 +44,11 @@ class BrokerState:
         self.locks = QueueLocks()
         self.peers: Sequence[BrokerState] = (self,)
         self.address = ""
+        self.holders: Callable[[str], Iterable[Holder]] = self._this_broker
+
+    def _this_broker(self, topic: str) -> list[Holder]:
+        found = self.topics.get(topic)
+        return [] if found is None else [Holder(self.name, self.address, found.config)]
 
     @property
     def ip(self) -> str:

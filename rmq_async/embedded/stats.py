@@ -50,18 +50,22 @@ class StatisticsProcessor(Processor):
     @handles(RequestCode.GET_CONSUME_STATS)
     def consume_stats(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = header_of(headers.GetConsumeStatsRequestHeader, command)
-        topics = [topic for name in self._topics_to_show(header) if (topic := self._state.topics.get(name)) is not None]
-        count = sum(topic.config.read_queue_nums for topic in topics)
+        names = self._topics_to_show(header)
+        topics = [topic for name in names if (topic := self._state.topics.get(name)) is not None]
+        light = [name for name in names if self._state.topics.light.knows(name)]
+        count = sum(topic.config.read_queue_nums for topic in topics) + len(light)
         if count > MAX_QUEUES_SHOWN:
             remark = f"the group's topics have {count} queues, {MAX_QUEUES_SHOWN} can be shown at once; ask for one topic"
             raise Refused(ResponseCode.SYSTEM_ERROR, remark)
         table = {
             MessageQueue(topic.config.topic_name, self._state.name, queue_id): self._progress(
-                header.consumerGroup, topic, queue_id
+                header.consumerGroup, topic.config.topic_name, queue_id
             )
             for topic in topics
             for queue_id in range(topic.config.read_queue_nums)
         }
+        for name in light:
+            table[MessageQueue(name, self._state.name, 0)] = self._progress(header.consumerGroup, name, 0)
         return make_response(command, ResponseCode.SUCCESS, body=bodies.encode_body(bodies.ConsumeStats(table)))
 
     def _topics_to_show(self, header: headers.GetConsumeStatsRequestHeader) -> list[str]:
@@ -82,8 +86,8 @@ class StatisticsProcessor(Processor):
             topics = [name for name in topics if name in read]
         return topics
 
-    def _progress(self, group: str, topic: Topic, queue_id: int) -> bodies.OffsetWrapper:
-        name, queue, offsets = topic.config.topic_name, topic.find(queue_id), self._state.offsets
+    def _progress(self, group: str, name: str, queue_id: int) -> bodies.OffsetWrapper:
+        queue, offsets = self._state.topics.find_queue(name, queue_id), self._state.offsets
         committed = max(0, offsets.find(group, name, queue_id))
         return bodies.OffsetWrapper(
             broker_offset=queue.max_offset if queue else 0,

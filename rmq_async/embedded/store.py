@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from typing import Final
 
-from rmq_protocol.heartbeat import java_hash
+from rmq_protocol.java_types import string_hash
 
 from .records import keys_of, physical_offset, stored_ms
 
@@ -161,6 +161,10 @@ class Queue:
             self._records[at - self._start] = b""
         self._expired = max(self._expired, before)
 
+    def offset_after(self, position: int) -> int:
+        """Return the offset after the records with physical offsets up to ``position``."""
+        return self._start + bisect_right(self._records, position, self.oldest - self._start, key=physical_offset)
+
     def correct(self) -> None:
         """Set ``min_offset`` to the offset of the oldest record."""
         self._first = self.oldest - self._start
@@ -258,6 +262,8 @@ class CommitLog:
         self._queues: list[Queue | None] = []
         self._offsets = array("q")
         self._first = 0
+        self._light: dict[int, tuple[Queue, ...]] = {}
+        """The light queues of records, by physical offset."""
 
     def __len__(self) -> int:
         return len(self._records) - self._first
@@ -288,14 +294,20 @@ class CommitLog:
     def halt(self) -> None:
         """Stop the flushes, because the process has ended. This log has no flushes."""
 
-    def append(self, queue: Queue, record: bytes, code: int, stored_ms: int) -> None:
+    def append(self, queue: Queue, record: bytes, code: int, stored_ms: int, light: tuple[Queue, ...] = ()) -> None:
         """Store a message.
 
         Args:
             code: Hash code of the message's tags (``tag_code``).
             stored_ms: The store time, a result of ``now``.
+            light: The light queues that also contain the message.
         """
         queue.append(record, code, stored_ms)
+        if light:
+            self._light[self.end] = light
+            self.memory += len(light) * RECORD_OVERHEAD
+            for each in light:
+                each.append(record, code, stored_ms)
         self._records.append(record)
         self._queues.append(queue)
         self._offsets.append(self.end)
@@ -375,10 +387,22 @@ class CommitLog:
             if self._queues[at] in gone:
                 self._cut(at)
 
+    def drop_light(self, queue: Queue) -> None:
+        """Forget a light queue, which must not be used afterwards. Its records stay in the queues of their topics."""
+        self._forget_light(queue, queue.max_offset)
+
     def expire(self, queue: Queue, before: int) -> None:
-        """Delete the queue's records below ``before``. The queue's minimum offset stays unchanged until it is corrected."""
+        """Delete the queue's records below ``before``. The queue's minimum offset stays unchanged until it is corrected.
+
+        Light queues lose these records and all older ones, as when a real broker deletes a file of the log.
+        """
         for offset in range(queue.oldest, before):
-            self._cut(self._place(queue, offset))
+            at = self._place(queue, offset)
+            for light in self._light.get(self._offsets[at], ()):
+                light_before = light.offset_after(self._offsets[at])
+                self._forget_light(light, light_before)
+                light.expire(light_before)
+            self._cut(at)
         queue.expire(before)
 
     def truncate(self, position: int, broker_name: str) -> int:
@@ -397,6 +421,8 @@ class CommitLog:
             queue = queues[at]
             if queue is not None and queue.broker_name == broker_name:
                 queue.take_back()
+                for light in self._leave_light(offsets[at]):
+                    light.take_back()
                 self._cut(at)
                 taken += 1
         while len(offsets) > low and queues[-1] is None:
@@ -416,6 +442,23 @@ class CommitLog:
             if not count:
                 break
         return place
+
+    def _forget_light(self, queue: Queue, before: int) -> None:
+        """Remove a light queue from the entries of its records below ``before``."""
+        for offset in range(queue.oldest, before):
+            record = queue.record(offset)
+            position = physical_offset(record) if record else -1
+            light = self._light.pop(position, ())
+            rest = tuple(each for each in light if each is not queue)
+            self.memory -= (len(light) - len(rest)) * RECORD_OVERHEAD
+            if rest:
+                self._light[position] = rest
+
+    def _leave_light(self, position: int) -> tuple[Queue, ...]:
+        """Remove and return the light queues of a record."""
+        light = self._light.pop(position, ())
+        self.memory -= len(light) * RECORD_OVERHEAD
+        return light
 
     def _cut(self, at: int) -> None:
         rest = self._records[at][:_FIXED_SIZE]
@@ -444,6 +487,9 @@ class CommitLog:
         queue = self._queues[first]
         if queue is not None:
             queue.forget_oldest()
+        if self._light:
+            for light in self._leave_light(self._offsets[first]):
+                light.forget_oldest()
         self.memory -= len(self._records[first]) + RECORD_OVERHEAD
         self._records[first] = b""
         self._queues[first] = None
@@ -461,4 +507,4 @@ class CommitLog:
 @lru_cache(maxsize=256)  # each key may have 32 kB
 def tag_code(tags: str | None) -> int:
     """Return the number that a consume queue stores for a message's tags: Java's ``String.hashCode``, or 0 without tags."""
-    return java_hash(tags) if tags else 0
+    return string_hash(tags) if tags else 0

@@ -8,6 +8,7 @@ from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.headers import CreateTopicRequestHeader, DeleteTopicRequestHeader, GetTopicConfigRequestHeader
 from rmq_protocol.topics import TopicConfig, encode_topic_config
 
+from .lite_serving import LiteServing
 from .popping import Popping
 from .pulls import HeldPulls
 from .server import Connection
@@ -16,10 +17,11 @@ from .state import BrokerState
 
 
 class TopicProcessor(Processor):
-    def __init__(self, state: BrokerState, held: HeldPulls, popping: Popping) -> None:
+    def __init__(self, state: BrokerState, held: HeldPulls, popping: Popping, lite: LiteServing) -> None:
         self._state = state
         self._held = held
         self._popping = popping
+        self._lite = lite
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
     def create(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -63,6 +65,7 @@ class TopicProcessor(Processor):
             queues = topic.queues()
             self._state.offsets.forget_topic(name)
             self._popping.deleted(name)
+            self._lite.deleted(topic)
             self._state.log.drop(queues)
             self._held.dropped(queues)
         return make_response(command, ResponseCode.SUCCESS)

@@ -17,6 +17,8 @@ from rmq_protocol.message import is_blank
 from rmq_protocol.topics import TopicConfig
 from rmq_protocol.validation import SYSTEM_TOPICS, is_not_allowed_send_topic, is_system_topic
 
+from .attributes import OF_TOPICS, changed_attributes, parse_changes
+from .light_queues import LightQueues
 from .names import topic_refusal
 from .service import Refused
 from .store import Queue
@@ -56,15 +58,6 @@ _OWN: Final = (
 """System topics that a broker has from the start, each with its name, number of queues and permissions."""
 _READ: Final = int(Perm.READ)
 _INHERIT: Final = int(Perm.INHERIT)
-_ATTRIBUTES: Final = {
-    "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY"}),
-    "queue.type": frozenset({"SimpleCQ"}),
-    "cleanup.policy": frozenset({"DELETE"}),
-}
-
-
-_UNCHANGEABLE: Final = frozenset({"queue.type", "cleanup.policy"})
-"""Attributes that can be set only when a topic is created."""
 
 
 def describe(config: TopicConfig) -> str:
@@ -109,6 +102,16 @@ class Topic:
         """Whether unordered pops begin with the queue that has the highest id."""
         return self.config.attributes.get("message.type") == "PRIORITY"
 
+    @property
+    def is_lite(self) -> bool:
+        """Whether the topic has the type LITE."""
+        return self.config.attributes.get("message.type") == "LITE"
+
+    @property
+    def lite_expiration(self) -> int:
+        """Minutes after the last message after which a lite topic of the topic is deleted. -1 if it is never deleted."""
+        return int(self.config.attributes.get("lite.topic.expiration", "-1")) if self.is_lite else -1
+
     def find(self, queue_id: int) -> Queue | None:
         return self._queues.get(queue_id)
 
@@ -121,6 +124,7 @@ class TopicTable:
     def __init__(self, broker_name: str, cluster: str, *, auto_create: bool) -> None:
         self.broker_name = broker_name
         self.queues_in_use = 0
+        self.light = LightQueues(broker_name)
         self._topics: dict[str, Topic] = {}
         self._auto_create = auto_create
         self.changes = 0
@@ -198,7 +202,8 @@ class TopicTable:
         """
         self.check(config)
         old = self._topics.get(config.topic_name)
-        merged = _attributes(old.config.attributes if old else {}, attributes, is_new=old is None)
+        before = old.config.attributes if old else {}
+        merged = changed_attributes(OF_TOPICS, before, parse_changes(attributes), is_new=old is None)
         self._put(msgspec.structs.replace(config, attributes=merged))
 
     def delete(self, name: str) -> Topic | None:
@@ -284,8 +289,11 @@ class TopicTable:
         return topic
 
     def find_queue(self, name: str, queue_id: int) -> Queue | None:
+        """Return a queue in use, also by the name of a light queue, which is a topic with one queue."""
         topic = self._topics.get(name)
-        return None if topic is None else topic.find(queue_id)
+        if topic is None:
+            return self.light.find(name) if queue_id == 0 else None
+        return topic.find(queue_id)
 
     def _put(self, config: TopicConfig) -> Topic:
         topic = self._topics.get(config.topic_name)
@@ -309,29 +317,3 @@ class TopicTable:
         if not is_not_allowed_send_topic(name):
             self._sendable[name] = topic
         return topic
-
-
-def _attributes(old: dict[str, str], text: str, *, is_new: bool) -> dict[str, str]:
-    """Return the attributes after the changes in ``text``, such as ``+key=value,-key`` (``AttributeParser``).
-
-    Raises:
-        Refused: With code 1 for a malformed change, an unknown key or value, and a change of an attribute that can be set only
-            when a topic is created.
-    """
-    attributes = dict(old)
-    for item in text.split(",") if text else ():
-        key, equals, value = item[1:].partition("=")
-        if not item.startswith("+" if equals else "-") or not key:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"attribute format is wrong: {item[:60]}")
-        if key not in _ATTRIBUTES:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"unsupported key: {key[:60]}")
-        if not is_new and key in _UNCHANGEABLE:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"attempt to update an unchangeable attribute. key: {key}")
-        if not equals:
-            attributes.pop(key, None)
-        elif value not in _ATTRIBUTES[key]:
-            known = ", ".join(sorted(_ATTRIBUTES[key]))
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"value {value[:60]} of {key} is not supported, only {known}")
-        else:
-            attributes[key] = value
-    return attributes

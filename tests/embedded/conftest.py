@@ -11,6 +11,7 @@ from rmq_async.embedded import EmbeddedRocketMQ, ManualClock
 from ..support.fakes import RawClient
 from ..support.leftovers import nothing_is_left
 from ..support.loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from .lite_client import LiteClient
 
 
 @pytest.fixture(autouse=True)
@@ -49,4 +50,11 @@ async def broker(server: EmbeddedRocketMQ) -> AsyncIterator[RawClient]:
 async def names(server: EmbeddedRocketMQ) -> AsyncIterator[RawClient]:
     """Connected to the name server."""
     async with RawClient(server.namesrv) as client:
+        yield client
+
+
+@pytest.fixture
+async def lite(server: EmbeddedRocketMQ) -> AsyncIterator[LiteClient]:
+    """A client of lite topics, connected to broker-a."""
+    async with LiteClient(server.brokers["broker-a"]) as client:
         yield client

@@ -26,8 +26,8 @@ from rmq_protocol.heartbeat import (
     ProducerData,
     SubscriptionData,
     encode_heartbeat,
-    java_hash,
 )
+from rmq_protocol.java_types import string_hash
 
 from ..support.fakes import RawClient
 from .inside import broker_of
@@ -100,7 +100,7 @@ async def test_fingerprints_say_whether_subscriptions_changed(broker: RawClient)
 async def test_pulls_without_a_subscription_use_the_groups(broker: RawClient) -> None:
     await broker.send("T")
     assert (await broker.pull("T", sysFlag="0", consumerGroup="CGS")).code == 24
-    subscription = SubscriptionData("T", "B", ("B",), (java_hash("B"),), sub_version=5)
+    subscription = SubscriptionData("T", "B", ("B",), (string_hash("B"),), sub_version=5)
     await beat(broker, consumer_data_set=(consumer("CGS", subscription),))
     for without_sub in (False, True):
         if without_sub:

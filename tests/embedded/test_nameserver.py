@@ -129,6 +129,8 @@ async def test_configuration_of_a_broker_is_shown(broker: RawClient) -> None:
         "popConsumerKVServiceEnable=false",
         "enableRetryTopicV2=false",
         "enableDLegerCommitLog=false",
+        "enableLmq=true",
+        "enableMultiDispatch=true",
     ]
 
 

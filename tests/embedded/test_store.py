@@ -10,7 +10,7 @@ import pytest
 from rmq_async.embedded.records import Draft, keys_of, pack_record, physical_offset, queue_offset, read_record, stored_ms
 from rmq_async.embedded.store import RECORD_OVERHEAD, CommitLog, Queue, tag_code
 from rmq_protocol.errors import ProtocolError
-from rmq_protocol.heartbeat import java_hash
+from rmq_protocol.java_types import string_hash
 from rmq_protocol.properties import encode_properties
 from rmq_protocol.stored import encode_stored
 
@@ -70,7 +70,7 @@ def check(log: CommitLog, queues: list[Queue], model: deque[Entry], rng: random.
 
 def test_tag_codes_are_those_of_java() -> None:
     assert [tag_code(tags) for tags in (None, "", "TagA", "中文")] == [0, 0, 2598919, 646394]
-    assert tag_code("polygenelubricants") == java_hash("polygenelubricants") == -(2**31)
+    assert tag_code("polygenelubricants") == string_hash("polygenelubricants") == -(2**31)
 
 
 HOSTS = ("127.0.0.1:1", "[::1]:65535", "10.1.2.3:10911", "[2001:db8::7]:80")

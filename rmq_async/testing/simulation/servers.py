@@ -15,8 +15,11 @@ from rmq_protocol.command import RemotingCommand, decode_command, encode_command
 from rmq_protocol.constants import RequestCode, ResponseCode
 from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.frame import FrameDecoder
+from rmq_protocol.headers import GetRouteInfoRequestHeader, request_of
 from rmq_protocol.message import MessageQueue
+from rmq_protocol.route import TopicRouteData, decode_route
 from rmq_protocol.stored import decode_messages
+from rmq_protocol.topics import TopicConfig
 
 from ...embedded import Broker, BrokerDisk, BrokerSettings, Connection, DiskLog, Holder, NameServer, Registration, Registrations
 from .checkers import Stored
@@ -171,6 +174,8 @@ class BrokerMachine(ServerMachine):
         self.deleted: list[str] = []
         self.settings = BrokerSettings()
         self.registered: dict[str, None] = {}
+        self._holders: dict[str, list[Holder]] = {}
+        """The brokers that have a topic of the type LITE, as a name server listed them when this broker registered."""
         self._name_servers = name_servers
         self.serve(self._serve)
 
@@ -245,6 +250,7 @@ class BrokerMachine(ServerMachine):
         if hasattr(self, "broker"):  # the first process may end before it serves
             self.broker.crash()
         self.registered.clear()
+        self._holders.clear()
 
     def power_lost(self) -> None:
         self.lose(self.log.flushed)
@@ -256,6 +262,8 @@ class BrokerMachine(ServerMachine):
 
     async def _serve(self) -> None:
         self.broker = broker = Broker(self.disk, self.settings)
+        this_broker = broker.state.holders
+        broker.state.holders = lambda topic: self._holders.get(topic) or this_broker(topic)
         self.broker_made(broker)
         await broker.start(self.address, BROKER_PORT)
         changes = {name: asyncio.Event() for name in self._name_servers}
@@ -271,7 +279,8 @@ class BrokerMachine(ServerMachine):
 
     async def _register(self, name_server: str, changed: asyncio.Event) -> None:
         """Register with one name server: at once, after changes of topics, every ``REGISTER_EVERY`` seconds, and
-        ``REGISTER_AGAIN`` seconds after a failed registration.
+        ``REGISTER_AGAIN`` seconds after a failed registration. After each registration, ask for the routes of topics of the type
+        LITE, by which the broker knows its lite topics.
         """
         while True:
             with suppress(OSError, TimeoutError, EOFError, RemoteProtocolError):
@@ -290,12 +299,32 @@ class BrokerMachine(ServerMachine):
                             self._world.record(self.name, "registration refused", name_server=name_server, code=answer.code)
                             break
                         self.registered[name_server] = None
+                        for topic in [each.config.topic_name for each in self.disk.topics if each.is_lite]:
+                            writer.writelines(encode_command(request_of(GetRouteInfoRequestHeader(topic=topic))))
+                            async with asyncio.timeout(REGISTER_TIMEOUT):
+                                answer = await _read_command(reader, decoder)
+                            if answer.code == ResponseCode.SUCCESS:
+                                self._holders[topic] = _holders_of(decode_route(answer.body), topic)
                         with suppress(TimeoutError):
                             async with asyncio.timeout(REGISTER_EVERY):
                                 await changed.wait()
                 finally:
                     writer.close()
             await asyncio.sleep(REGISTER_AGAIN)
+
+
+def _holders_of(route: TopicRouteData, topic: str) -> list[Holder]:
+    addresses = {broker.broker_name: broker.broker_addrs for broker in route.broker_datas}
+    return [
+        Holder(
+            queues.broker_name,
+            address,
+            TopicConfig(topic, queues.read_queue_nums, queues.write_queue_nums, queues.perm),
+            number,
+        )
+        for queues in route.queue_datas
+        for number, address in addresses.get(queues.broker_name, {}).items()
+    ]
 
 
 async def _read_command(reader: asyncio.StreamReader, decoder: FrameDecoder) -> RemotingCommand:
