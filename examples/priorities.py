@@ -1,4 +1,4 @@
-"""Urgent jobs first: the number of a queue is the priority of its messages, and pops begin with the highest.
+"""Urgent jobs first: each message has a priority, and pops begin with the highest.
 
 In production, on brokers of 5.5 and later: ``NAMESRV_ADDR=10.0.0.1:9876 python priorities.py`` works until SIGTERM. Run as it is, a
 broker in memory has ten jobs of each priority waiting when an urgent one comes.
@@ -6,18 +6,11 @@ broker in memory has ten jobs of each priority waiting when an urgent one comes.
 
 import asyncio
 import os
-import random
-from collections.abc import Sequence
 
 import rmq_async
-from rmq_async import Admin, Consumer, Message, MessageExt, MessageQueue, Producer
+from rmq_async import Admin, Consumer, Message, MessageExt, Producer
 
 HIGHEST = 2
-
-
-def by_priority(queues: Sequence[MessageQueue], message: Message, priority: object) -> MessageQueue:
-    """Chooses the queue of a priority, on any broker."""
-    return random.choice([queue for queue in queues if queue.queue_id == priority])
 
 
 def worker(namesrv: str | None, done: list[str]) -> Consumer:
@@ -38,10 +31,10 @@ async def show(namesrv: str) -> None:
     async with Producer("planners", namesrv=namesrv) as producer:
         for number in range(30):
             priority = number % (HIGHEST + 1)
-            await producer.send(Message("UrgencyTopic", b"priority %d" % priority), selector=by_priority, key=priority)
+            await producer.send(Message("UrgencyTopic", b"priority %d" % priority, priority=priority))
         async with worker(namesrv, done) as consumer:
             await consumer.wait_settled(12)
-            await producer.send(Message("UrgencyTopic", b"urgent"), selector=by_priority, key=HIGHEST)
+            await producer.send(Message("UrgencyTopic", b"urgent", priority=HIGHEST))
             await consumer.wait_settled(19)
     waited = done.index("urgent") - 12
     done.remove("urgent")

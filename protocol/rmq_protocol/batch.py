@@ -170,6 +170,8 @@ def _encode_each(messages: Sequence[Message], unique_ids: list[str], max_body: i
             or message.delay_level
             or message.delay is not None
             or message.deliver_at is not None
+            or message.lite_topic is not None
+            or message.priority is not None
         ):
             _check_member(message, first, max_body)
         if message.unique_id is not None:
@@ -277,7 +279,8 @@ def check_batch(messages: Sequence[Message]) -> None:
     """Check the rules of ``MessageBatch.generateFromList``: at least one message, all of the same topic and ``wait_store``, no
     delays, no retry topic.
 
-    Timers (``delay``, ``deliver_at``) count as delays too: brokers would ignore them silently.
+    Timers (``delay``, ``deliver_at``) count as delays too, and lite topics and priorities are refused: brokers would ignore all of
+    them silently.
 
     Raises:
         InvalidMessageError: If a rule is broken. The code is -1 for different topics and for a retry topic, else 13.
@@ -295,6 +298,11 @@ def check_batch(messages: Sequence[Message]) -> None:
             raise InvalidMessageError("the messages of a batch must have the same wait_store, True or False; send two batches")
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise InvalidMessageError("delayed messages cannot be sent in a batch; send each alone")
+        if message.lite_topic is not None or message.priority is not None:
+            what = "a priority" if message.lite_topic is None else "a lite topic"
+            raise InvalidMessageError(
+                f"a message with {what} cannot be sent in a batch, where brokers ignore it; send it alone"
+            )
     if first.topic.startswith(RETRY_TOPIC_PREFIX):
         raise InvalidMessageError(
             f"messages of retry topic {first.topic!r} cannot be sent in a batch; send each alone", code=-1

@@ -707,7 +707,7 @@ class ConsumeQueueData(msgspec.Struct, frozen=True, rename="camel"):
     Attributes:
         physic_offset: Position of the entry's message in the commit log, in bytes.
         physic_size: Size of the entry's message in bytes.
-        tags_code: ``java_hash`` of the tag, or 0 without a tag. In the topic of delayed messages, it is the due time, epoch ms.
+        tags_code: ``string_hash`` of the tag, or 0 without a tag. In the topic of delayed messages, it is the due time, epoch ms.
         eval: True if the entry has an extension and the filter of the request's group matches. Brokers do not evaluate the filter
             for other entries (``AdminBrokerProcessor.queryConsumeQueue``).
     """

@@ -3,7 +3,7 @@
 Sources: ``RequestCode``, ``ResponseCode``, ``LanguageCode``, ``SerializeType``, ``MessageSysFlag``, ``PullSysFlag``,
 ``PermName``, ``MessageConst``, ``MQVersion``, ``MixAll`` and ``TopicValidator``. The module leaves out the requests of
 controllers (1001 to 1006, 1009 to 1013), the requests of the flow control of cold data (2001 to 2004), the request 5001, and the
-responses below 0 and from 2000 to 2018.
+responses below 0 and from 2000 to 2016.
 """
 
 from __future__ import annotations
@@ -259,6 +259,8 @@ class ResponseCode(IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
+    LMQ_QUOTA_EXCEEDED = 2017
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 2018
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 

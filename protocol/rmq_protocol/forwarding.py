@@ -16,6 +16,9 @@ from .constants import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, PropertyName
 __all__ = ["holdable", "holdable_properties", "original_topic", "user_properties"]
 
 SYSTEM_NAMES: Final = frozenset(name.value for name in PropertyName)
+DEAD_LITE_TOPIC: Final = "DLQ_ORIGIN_LITE_TOPIC"
+"""The property of a dead letter with the lite topic of its message. With the property of lite topics, a broker would add the dead
+letter to a lite topic."""
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 """The prefix of properties that brokers add for consumers and never store."""
 _WAITING_TOPICS: Final = frozenset(
@@ -41,7 +44,9 @@ def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
     for consumers.
     """
     return {
-        name: value for name, value in properties.items() if name not in SYSTEM_NAMES and not name.startswith(TRANSIENT_PREFIX)
+        name: value
+        for name, value in properties.items()
+        if name not in SYSTEM_NAMES and name != DEAD_LITE_TOPIC and not name.startswith(TRANSIENT_PREFIX)
     }
 
 

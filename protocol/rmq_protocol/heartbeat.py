@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from .errors import LocalProtocolError
-from .java_types import Int, Long, utf16
+from .java_types import Int, Long, string_hash
 from .json_body import decode_body, encode_body
 
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ class SubscriptionData(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         sub_string: ``*``, ``A || B`` or a condition in SQL92.
-        code_set: ``java_hash`` of each tag.
+        code_set: ``string_hash`` of each tag.
         sub_version: Version of the subscription, epoch ms.
         expression_type: Kind of the filter, TAG or SQL92.
     """
@@ -137,7 +137,7 @@ def heartbeat_fingerprint(data: HeartbeatData) -> int:
         for consumer in data.consumer_data_set
     ]
     plain = HeartbeatData("", _sorted(data.producer_data_set), _sorted(consumers))
-    return java_hash(_text(plain).decode()) or 1
+    return string_hash(_text(plain).decode()) or 1
 
 
 def _sorted(items: Iterable[_T]) -> tuple[_T, ...]:
@@ -149,12 +149,3 @@ def _text(value: object) -> bytes:
         return msgspec.json.encode(value, order="sorted")
     except (TypeError, ValueError) as error:
         raise LocalProtocolError(f"heartbeat cannot be encoded: {error}; give strings without lone surrogates") from None
-
-
-def java_hash(text: str) -> int:
-    """Return Java's ``String.hashCode``: h = 31 * h + unit for each UTF-16 unit, signed, 32 bits."""
-    units = utf16(text)
-    value = 0
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        value = (31 * value + (high << 8) + low) & 0xFFFFFFFF
-    return value - 0x100000000 if value & 0x80000000 else value

@@ -20,8 +20,9 @@ from msgspec.structs import force_setattr
 
 from .constants import RESERVED_NAMES, RETRY_TOPIC_PREFIX, PropertyName
 from .errors import InvalidMessageError, shown
-from .forwarding import holdable, holdable_properties, original_topic, user_properties
+from .forwarding import DEAD_LITE_TOPIC, holdable, holdable_properties, original_topic, user_properties
 from .ids import pack_offset_id
+from .lite import check_lite_topic
 
 __all__ = ["MAX_DELAY_LEVEL", "Message", "MessageExt", "MessageQueue"]
 
@@ -41,6 +42,10 @@ _EPOCH_MILLISECONDS: Final = 10**12
 """September 2001 in milliseconds, or the year 33658 in seconds. A larger ``deliver_at`` was evidently given in milliseconds."""
 BLANKS: Final = "".join(map(chr, range(33)))
 """The characters that Java's ``String.trim`` removes: U+0000 to U+0020, but no other white space."""
+
+
+_DELAYS: Final = ("delay_level", "delay", "deliver_at")
+_PLACES: Final = ("sharding_key", "lite_topic", "priority")
 
 
 class Keys(tuple[str, ...]):
@@ -68,6 +73,18 @@ class ShardedKeys(GeneralKeys):
     __slots__ = ()
 
 
+class LiteKeys(GeneralKeys):
+    """The keys of a message to a lite topic."""
+
+    __slots__ = ()
+
+
+class PriorityKeys(GeneralKeys):
+    """The keys of a message with a priority."""
+
+    __slots__ = ()
+
+
 class MessageQueue(NamedTuple):
     """One queue of a topic on one broker."""
 
@@ -90,6 +107,8 @@ class MessageChanges(TypedDict, total=False):
     wait_store: bool
     sharding_key: str | None
     unique_id: str | None
+    lite_topic: str | None
+    priority: int | None
 
 
 class _Addressed(Struct, frozen=True, gc=False):
@@ -113,12 +132,15 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
         deliver_at: Time of delivery, as epoch seconds or an aware datetime.
         wait_store: False lets the broker respond before the message is flushed or replicated.
         unique_id: Id of the message. None makes a new id for each send call.
+        lite_topic: Name of a lite topic of the topic, whose type must be LITE (``check_lite_topic``).
+        priority: Number from 0 to 2**31 - 1, for a topic of the type PRIORITY. Pops return higher numbers first.
 
     Raises:
         InvalidMessageError: If the body is a str, a property name is reserved (RECONSUME_TIME and MAX_RECONSUME_TIMES are allowed
             in retry topics), ``unique_id`` or a name or value of a property is blank, a string has no UTF-8 form or has one of the
-            control characters 0 to 2 in it, more than one kind of delay is given, or the value of another field except
-            ``wait_store`` has a wrong type or is out of range.
+            control characters 0 to 2 in it, more than one kind of delay is given, more than one of a delay, ``sharding_key``,
+            ``lite_topic`` and ``priority`` is given with ``lite_topic`` or ``priority`` among them, or the value of another field
+            except ``wait_store`` has a wrong type or is out of range.
     """
 
     tags: str | None = None
@@ -131,6 +153,8 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
     wait_store: bool = True
     sharding_key: str | None = None
     unique_id: str | None = None
+    lite_topic: str | None = None
+    priority: int | None = None
 
     if TYPE_CHECKING:
 
@@ -149,15 +173,18 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
             wait_store: bool = True,
             sharding_key: str | None = None,
             unique_id: str | None = None,
+            lite_topic: str | None = None,
+            priority: int | None = None,
         ) -> None: ...
 
     @classmethod
     def from_received(cls, message: MessageExt, *, topic: str | None = None, **changes: Unpack[MessageChanges]) -> Self:
-        """Return a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key
-        and properties.
+        """Return a message to send, with the fields that the sender of ``message`` set: body, tags, keys, flag, sharding key, lite
+        topic, priority and properties.
 
         Values that a Message does not allow are not copied: system properties, blank strings, strings that cannot be encoded as
         UTF-8, and strings with one of the control characters 0 to 2. Delays are not copied either, and each send makes a new id.
+        Sharding key, lite topic and priority are not copied if they exclude each other or one of ``changes``.
 
         Args:
             topic: Topic of the new message. None for the topic to which ``message`` was first sent, even if it was read as a
@@ -173,12 +200,16 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
             "tags": holdable(message.tags),
             "flag": message.flag,
             "properties": holdable_properties(message.properties) or None,
-            "sharding_key": holdable(message.sharding_key),
         }
         if keys := [key for key in message.keys if holdable(key)]:
             fields["keys"] = keys
+        topic = original_topic(message.topic, message.properties) if topic is None else topic
+        place = _place_of(topic, message)
+        delayed = any(changes.get(name) for name in _DELAYS) and "sharding_key" not in place
+        if not delayed and all(changes.get(name) is None for name in _PLACES):
+            fields |= place
         fields |= changes
-        return cls(original_topic(message.topic, message.properties) if topic is None else topic, **fields)
+        return cls(topic, **fields)
 
     def __post_init__(self) -> None:
         if (
@@ -189,6 +220,8 @@ class Message(_Addressed, frozen=True, gc=False, kw_only=True):
             or self.delay is not None
             or self.deliver_at is not None
             or self.unique_id is not None
+            or self.lite_topic is not None
+            or self.priority is not None
         ):
             _check_fields(self)
         elif self.tags is not None or self.keys is not NO_KEYS or self.properties is not None or self.sharding_key is not None:
@@ -279,6 +312,30 @@ class MessageExt(Struct, frozen=True, gc=False):
     def sharding_key(self) -> str | None:
         return self.properties.get("__SHARDINGKEY")
 
+    @property
+    def lite_topic(self) -> str | None:
+        """The lite topic, also of a dead letter. None if the message was not sent to a lite topic."""
+        return self.properties.get("__LITE_TOPIC") or self.properties.get(DEAD_LITE_TOPIC)
+
+    @property
+    def priority(self) -> int | None:
+        """The priority. None if the property is missing or is not a number from 0 to 2**31 - 1."""
+        value = self.properties.get("_SYS_MSG_PRIORITY_", "")
+        number = int(value) if value.isascii() and value.isdecimal() and len(value) < 11 else -1
+        return number if 0 <= number <= _INT32_MAX else None
+
+
+def _place_of(topic: str, message: MessageExt) -> MessageChanges:
+    """Return the first of sharding key, lite topic and priority that a received message has, as the only one that a copy keeps."""
+    if (key := holdable(message.sharding_key)) is not None:
+        return {"sharding_key": key}
+    if message.lite_topic is not None:
+        try:
+            return {"lite_topic": check_lite_topic(topic, message.lite_topic)}
+        except InvalidMessageError:
+            return {}
+    return {} if message.priority is None else {"priority": message.priority}
+
 
 def is_blank(text: str) -> bool:
     """Return whether Java's ``String.trim`` would return an empty string."""
@@ -360,14 +417,38 @@ def _check_fields(message: Message) -> None:
     force_setattr(message, "delay_level", int(level))
     if message.properties is not None:
         force_setattr(message, "properties", _checked_properties(message))
+    kind = _checked_kind(message)
+    force_setattr(message, "keys", (tuple(keys) or NO_OWN_KEYS) if kind is Keys else kind(keys))
+
+
+def _checked_kind(message: Message) -> type[Keys]:
+    """Check delay, lite topic and priority. Return the class of the keys."""
     delayed = message.delay_level or message.delay is not None or message.deliver_at is not None
     if delayed:
         _check_delay(message)
-    counted = message.properties and not RESERVED_NAMES.isdisjoint(message.properties)
-    kind = Keys if message.sharding_key is None else ShardedKeys
-    if delayed or counted:
-        kind = GeneralKeys
-    force_setattr(message, "keys", (tuple(keys) or NO_OWN_KEYS) if kind is Keys else kind(keys))
+    if message.lite_topic is not None or message.priority is not None:
+        return _check_special(message, delayed=bool(delayed))
+    if delayed or (message.properties and not RESERVED_NAMES.isdisjoint(message.properties)):
+        return GeneralKeys
+    return Keys if message.sharding_key is None else ShardedKeys
+
+
+def _check_special(message: Message, *, delayed: bool) -> type[Keys]:
+    """Check the lite topic or the priority. Return the class of the keys."""
+    # Brokers of 5.5.0 confirm such a message in spite of a delay or a sharding key, and drop or misplace it.
+    given = [name for name in ("lite_topic", "priority", "sharding_key") if getattr(message, name) is not None]
+    if delayed:
+        given.append(next(name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name)))
+    if len(given) > 1:
+        raise InvalidMessageError(f"a message has {' and '.join(given)}, but may have only one of them; leave the others out")
+    if message.lite_topic is not None:
+        force_setattr(message, "lite_topic", check_lite_topic(message.topic, message.lite_topic))
+        return LiteKeys
+    priority: Any = message.priority
+    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _INT32_MAX:
+        raise InvalidMessageError(f"priority must be an integer from 0 to {_INT32_MAX}, not {shown(priority)}")
+    force_setattr(message, "priority", int(priority))
+    return PriorityKeys
 
 
 def check_properties(properties: Mapping[str, str]) -> dict[str, str]:

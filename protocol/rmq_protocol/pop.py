@@ -34,6 +34,7 @@ class ExtraInfo(NamedTuple):
         retry: The topic in which the message is stored: "0" for the topic itself, "1" or "2" for the group's retry topic with its
             old or new name.
         msg_queue_offset: Queue offset of the message itself. None if the POP_CK has seven parts.
+        lite_topic: The lite topic from which the message was popped, which is not part of the property. None for other messages.
     """
 
     ck_queue_offset: int
@@ -44,6 +45,7 @@ class ExtraInfo(NamedTuple):
     broker_name: str
     queue_id: int
     msg_queue_offset: int | None = None
+    lite_topic: str | None = None
 
 
 def build_extra_info(info: ExtraInfo) -> str:
@@ -54,7 +56,7 @@ def build_extra_info(info: ExtraInfo) -> str:
     """
     if not info.broker_name or " " in info.broker_name:
         raise LocalProtocolError(f"extra info: broker name {shown(info.broker_name)} must not be empty and must have no space")
-    return " ".join(str(part) for part in info if part is not None)
+    return " ".join(str(part) for part in info[:8] if part is not None)
 
 
 def parse_extra_info(text: str) -> ExtraInfo:

@@ -83,11 +83,11 @@ def find_handles(answer: PopMessageResponseHeader, messages: Sequence[MessageExt
                 queue.queue_id,
                 start,
             )
-            pop, here = first[:-1], named.get(key, frozenset()) if _is_valid(first) else frozenset()
+            pop, here = first[:7], named.get(key, frozenset()) if _is_valid(first) else frozenset()
         offset = message.queue_offset
         if offset in here and offset >= start and offset not in used:
             used.add(offset)
-            handles.append(new(ExtraInfo, (*pop, offset)))
+            handles.append(new(ExtraInfo, (*pop, offset, None)))
         else:
             handles.append(None)
     return handles
@@ -182,7 +182,7 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
         offset = handle.msg_queue_offset
         if offset is None:
             raise LocalProtocolError(f"handle of topic {topic[:80]!r} needs a msg_queue_offset, and has none: {handle}")
-        pop = handle[:-1]
+        pop = handle[:7]
         if pop != pop_before or topic != topic_before:
             topic_before, pop_before = topic, pop
             found = bits.setdefault((topic, pop), [])
@@ -205,6 +205,8 @@ def gather_acks(group: str, handles: Iterable[tuple[str, ExtraInfo]]) -> tuple[B
 
 def can_be_gathered(handle: ExtraInfo) -> bool:
     """Return whether ``gather_acks`` accepts a handle that ``find_handles``, ``left_handles`` or ``changed_handle`` returned."""
+    if handle.lite_topic is not None:  # brokers refuse batches with lite topics
+        return False
     return handle.msg_queue_offset is not None and handle.msg_queue_offset - handle.ck_queue_offset <= MAX_ACK_SPAN
 
 

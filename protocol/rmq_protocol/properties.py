@@ -12,7 +12,7 @@ from typing import Final
 
 from .constants import MAX_PROPERTIES_SIZE, RESERVED_NAMES
 from .errors import InvalidMessageError
-from .message import GeneralKeys, Keys, Message
+from .message import GeneralKeys, Keys, LiteKeys, Message, PriorityKeys
 
 __all__ = ["RESERVED_NAMES", "decode_properties", "encode_properties", "message_properties", "properties_text"]
 
@@ -46,6 +46,10 @@ def message_properties(message: Message, unique_id: str, extra: Mapping[str, str
             own += _delay_text(message)
         if message.sharding_key:
             own = f"{own}__SHARDINGKEY\x01{message.sharding_key}\x02"
+        elif keys.__class__ is LiteKeys:
+            own = f"{own}__LITE_TOPIC\x01{message.lite_topic}\x02"
+        elif keys.__class__ is PriorityKeys:
+            own = f"{own}_SYS_MSG_PRIORITY_\x01{message.priority}\x02"
     if properties := message.properties:
         for name, value in properties.items():
             own = f"{own}{name}\x01{value}\x02"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from .errors import LocalProtocolError
-from .heartbeat import SubscriptionData, java_hash
+from .heartbeat import SubscriptionData
+from .java_types import string_hash
 from .message import BLANKS
 
 TAG: Final = "TAG"
@@ -60,5 +61,5 @@ def build_subscription(
     if not expression or expression == SUB_ALL:
         return SubscriptionData(topic, SUB_ALL, sub_version=sub_version)
     tags = split_tags(expression)
-    codes = tuple(dict.fromkeys(java_hash(tag) for tag in tags))
+    codes = tuple(dict.fromkeys(string_hash(tag) for tag in tags))
     return SubscriptionData(topic, expression, tags_set=tags, code_set=codes, sub_version=sub_version)

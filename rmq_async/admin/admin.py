@@ -376,17 +376,22 @@ class Admin(ClientUser):
             cluster: Name of the cluster whose brokers get the group. It may be omitted if there is only one cluster.
             broker: Name of the only broker that gets the group.
             **settings: Settings such as ``retry_max_times`` (16), the attempts after the first before a message is
-                dead-lettered, and ``consume_enable`` (True); ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all settings.
+                dead-lettered, ``consume_enable`` (True) and ``attributes``, such as {"lite.bind.topic": "ChatTopic"};
+                ``rmq_protocol.bodies.SubscriptionGroupConfig`` has all settings.
                 If the group's retry topic exists and has fewer queues than ``retry_queue_nums`` (1), it first gets that many
                 queues.
 
         Raises:
             TypeError: For an unknown setting, and for a value that has the wrong type or is out of range.
-            ConfigError: If there are several clusters and neither ``cluster`` nor ``broker`` is given.
+            ConfigError: If there are several clusters and neither ``cluster`` nor ``broker`` is given, and for attributes with
+                empty names or values, or with one of , = + in them.
             BrokerNotFoundError: When there is no such broker or cluster.
             BrokerError: When a broker refuses the request.
         """
         async with self._call() as instance:
+            if "lite.bind.topic" in (attributes := settings.get("attributes") or {}):
+                bound = self._wire(attributes["lite.bind.topic"])
+                settings = {**settings, "attributes": {**attributes, "lite.bind.topic": bound}}
             config = group_settings.group_config(self._wire_group(group), settings)
             await group_settings.create(instance, config, cluster, broker, self._deadline())
 

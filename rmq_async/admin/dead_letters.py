@@ -15,7 +15,8 @@ from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, DLQ_TOPIC_PREFIX, ResponseCode
 from rmq_protocol.forwarding import original_topic
 from rmq_protocol.headers import PullMessageResponseHeader, SendMessageRequestHeaderV2, from_ext, request_of
-from rmq_protocol.heartbeat import java_hash
+from rmq_protocol.java_types import string_hash
+from rmq_protocol.lite import consistent_hash
 from rmq_protocol.message import Message, MessageExt, MessageQueue
 from rmq_protocol.properties import message_properties
 from rmq_protocol.pull_codec import pull_header
@@ -269,7 +270,7 @@ async def _answer(
 async def _send(instance: client.ClientInstance, group: str, received: MessageExt, deadline: float) -> None:
     """Send a copy to the topic that the message was first sent to, with its id.
 
-    The sharding key determines the queue, as in producers. Without a sharding key, the broker chooses the queue.
+    The sharding key or the lite topic determines the queue, as in producers. Without them, the broker chooses the queue.
     """
     message = Message.from_received(received)
     route = await instance.routes.fetch(message.topic, max(deadline - machine.monotonic(), 0.0))
@@ -280,8 +281,12 @@ async def _send(instance: client.ClientInstance, group: str, received: MessageEx
         )
     if message.sharding_key is not None:
         queues = route.publish_queues
-        queue = queues[abs(java_hash(message.sharding_key)) % len(queues)]  # the queue that has the other messages of the key
+        queue = queues[abs(string_hash(message.sharding_key)) % len(queues)]  # the queue that has the other messages of the key
         queue_id = queue.queue_id
+    elif message.lite_topic is not None:
+        queue = usable[consistent_hash(string_hash(message.lite_topic), len(usable))]  # as producers and subscribers choose it
+        queue_id = queue.queue_id
+        await _check_lite(instance, queue, deadline)
     else:
         queue = next((each for each in usable if route.broker_of(each) == received.queue.broker_name), usable[0])
         queue_id = queue.queue_id if route.holders else _ANY_QUEUE  # brokers of a static topic require an explicit queue id
@@ -296,3 +301,12 @@ async def _send(instance: client.ClientInstance, group: str, received: MessageEx
     response, address = await instance.ask_broker(holder, message.topic, command, max(deadline - machine.monotonic(), 0.0))
     if response.code != ResponseCode.SUCCESS:
         raise broker_error(response.code, response.remark, request="SEND_MESSAGE_V2", broker=broker, address=address)
+
+
+async def _check_lite(instance: client.ClientInstance, queue: MessageQueue, deadline: float) -> None:
+    """Check that the queue's broker serves lite topics, which a broker that does not would confirm all the same."""
+    left = max(deadline - machine.monotonic(), 0.0)
+    address = await instance.broker_address(queue.broker_name, queue.topic, left)
+    await instance.pool.connect(address, left)
+    if (connection := instance.pool.get(address)) is not None:
+        await instance.lite_support.check(connection, queue.topic, deadline)

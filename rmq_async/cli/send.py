@@ -101,6 +101,7 @@ IN_FLIGHT: Final = 256
 MAX_UNPRINTED: Final = 4096
 """Maximum number of messages, in flight or stored, whose results are not printed yet."""
 STDIN: Final = 0
+_MOST_PRIORITY: Final = 2**31 - 1
 _LONGEST_LINE: Final = 6 * ProducerConfig.max_message_size + (1 << 20)
 """Maximum size of a line in bytes. JSON writes a control character of a body as six bytes (``\\u0001``), and properties have at
 most 32 KiB before they are escaped.
@@ -125,6 +126,8 @@ class _SendOptions(ClientOptions):
     delay: float | None
     delay_level: int | None
     sharding_key: str | None
+    lite_topic: str | None
+    priority: int | None
     queue: tuple[str, int] | None
     create: bool
     group: str
@@ -138,6 +141,15 @@ class _SendOptions(ClientOptions):
             raise click.UsageError("--count repeats one message; give --body or --file with it")
         if self.delay is not None and self.delay_level is not None:
             raise click.UsageError("give --delay or --delay-level, not both")
+        special: dict[str, object] = {
+            "--lite": self.lite_topic,
+            "--priority": self.priority,
+            "--sharding-key": self.sharding_key,
+        }
+        special |= {"--delay": self.delay, "--delay-level": self.delay_level, "--queue": self.queue}
+        named = [name for name, value in special.items() if value is not None]
+        if len(named) > 1 and named[0] in ("--lite", "--priority"):
+            raise click.UsageError(f"give {named[0]} or {named[1]}, not both")
 
     @property
     def is_single(self) -> bool:
@@ -163,12 +175,15 @@ class _SendOptions(ClientOptions):
             delay=self.delay,
             delay_level=self.delay_level or 0,
             sharding_key=self.sharding_key,
+            lite_topic=self.lite_topic,
+            priority=self.priority,
         )
 
     def copy(self, received: MessageExt) -> Message:
         """Return the copy of a message. The given options replace fields of the copy, and properties with the same name."""
         changes: dict[str, Any] = {"delay": self.delay, "delay_level": self.delay_level or 0}
-        given = {"tags": self.tags, "keys": self.keys or None, "sharding_key": self.sharding_key}
+        given: dict[str, object] = {"tags": self.tags, "keys": self.keys or None, "sharding_key": self.sharding_key}
+        given |= {"lite_topic": self.lite_topic, "priority": self.priority}
         changes |= {name: value for name, value in given.items() if value is not None}
         if self.properties:
             own = Message.from_received(received, topic=self.topic).properties
@@ -194,6 +209,10 @@ class _SendOptions(ClientOptions):
 @seconds_option("--delay", help="Deliver it later (brokers from 5.0 on).")
 @number_option("--delay-level", most=MAX_DELAY_LEVEL, help="Deliver it later, by the broker's level (a stock broker has 18).")
 @click.option("--sharding-key", metavar="KEY", help="Messages with the same key go to the same queue, in order.")
+@click.option(
+    "--lite", "lite_topic", metavar="NAME", help="Send to this lite topic of a topic of type LITE (brokers from 5.5 on)."
+)
+@number_option("--priority", default=None, least=0, most=_MOST_PRIORITY, help="Its priority in a topic of type PRIORITY.")
 @click.option("--queue", type=QUEUE, help="Send to this queue, in order.")
 @click.option("--create/--no-create", default=True, show_default=True, help="Whether brokers may create a missing topic.")
 @click.option("--group", default=GROUP, show_default=True, help="Producer group.")
@@ -203,10 +222,11 @@ def send(options: _SendOptions) -> int:
     """Send messages to TOPIC: --body, --file or, with -, each line of standard input that is not blank.
 
     With --json and none of these, each line of standard input is a message as rmq pull --json prints it, so that `rmq pull A
-    --json | rmq send B --json` copies a topic: bodies, tags, keys, flags, sharding keys and properties. The messages of each
-    queue are copied in their order, into the queue with the same broker and number if TOPIC has it. System properties are not
-    copied: each copy gets a new id, and has no delay, retry or transaction. Options such as --tags replace the values of the
-    messages. A send without a response in time is repeated, so a copy of a topic may contain a message twice.
+    --json | rmq send B --json` copies a topic: bodies, tags, keys, flags, sharding keys, lite topics, priorities and
+    properties. The messages of each queue are copied in their order, into the queue with the same broker and number if TOPIC
+    has it. System properties are not copied: each copy gets a new id, and has no delay, retry or transaction. Options such as
+    --tags replace the values of the messages. A send without a response in time is repeated, so a copy of a topic may contain a
+    message twice.
 
     The command prints a line for each stored message: status, id, queue, offset. The first failure ends it with exit code 1.
     """
@@ -249,7 +269,8 @@ async def _copies(options: _SendOptions, queues: Queues, left_out: LeftOut) -> A
             received, name, tags=options.tags is None, keys=not options.keys, sharding_key=options.sharding_key is None
         )
         queue = options.only_queue
-        if queue is None and options.sharding_key is None and place is not None:
+        chosen = message.lite_topic is not None or message.priority is not None or options.sharding_key is not None
+        if queue is None and not chosen and place is not None:
             queue = queues.of(place)
         yield name, message, queue
 
@@ -320,7 +341,8 @@ async def _send_all(
     results: Results,
     room: asyncio.Semaphore,
 ) -> None:
-    one_by_one = not options.is_copy and (options.queue is not None or options.sharding_key is not None)
+    ordered = (options.queue, options.sharding_key, options.lite_topic)
+    one_by_one = not options.is_copy and any(each is not None for each in ordered)
     try:
         async for name, message, queue in outgoing:
             await room.acquire()

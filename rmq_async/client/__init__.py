@@ -7,6 +7,7 @@ from .group_members import group_members, has_no_members
 from .group_requests import GroupListener, GroupRequests
 from .instance import ClientInstance
 from .lifecycle import ClientUser, LifeCycle, LifeState
+from .lite_support import LiteSupport
 from .losses import has_master, is_masterless, known_master, lost_offsets
 from .name_servers import NameServers
 from .names import Names

@@ -26,6 +26,7 @@ _GROUP_FIELDS: Final = {
     RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: "group",
     RequestCode.GET_CONSUMER_RUNNING_INFO: "consumerGroup",
     RequestCode.CONSUME_MESSAGE_DIRECTLY: "consumerGroup",
+    RequestCode.NOTIFY_UNSUBSCRIBE_LITE: "consumerGroup",
 }
 
 

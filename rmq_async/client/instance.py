@@ -44,6 +44,7 @@ from .first_commits import FirstCommits
 from .gaps import GapTable
 from .group_requests import GroupRequests
 from .heartbeat import Heartbeats
+from .lite_support import LiteSupport
 from .loop_monitor import LoopMonitor
 from .name_servers import NameServers, NameServerWatch
 from .names import Names
@@ -98,6 +99,7 @@ class ClientInstance:
         self.pull_sizes = PullSizes(config.max_frame_size)
         self.first_commits = FirstCommits()
         self.replication = Replication(config.request_timeout)
+        self.lite_support = LiteSupport(config.request_timeout, self.names.display_name)
         self.replies = ReplyTable()
         self.group_requests = GroupRequests()
         self.handlers: dict[int, RequestHandler] = {
@@ -446,6 +448,7 @@ class ClientInstance:
             tasks += self.heartbeats.close()
             tasks += self.routes.close()
         tasks += self.replication.close()
+        tasks += self.lite_support.close()
         return tasks
 
     def _unlist(self) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 from rmq_protocol import constants
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.compression import compress, compression_type
+from rmq_protocol.forwarding import DEAD_LITE_TOPIC
 from rmq_protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2, request_of
 from rmq_protocol.message import MessageExt, MessageQueue
 from rmq_protocol.properties import properties_text
@@ -119,6 +120,10 @@ async def send_copy(
     times = message.reconsume_times + 1
     body, sys_flag = await body_as_stored(instance, message, machine.monotonic() + instance.config.request_timeout)
     properties: dict[str, str | None] = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
+    if (lite_topic := properties.pop(constants.PropertyName.LITE_TOPIC, None)) is not None:  # else the copy would be in it, too
+        properties[DEAD_LITE_TOPIC] = lite_topic
+        for name in (constants.PropertyName.INNER_MULTI_DISPATCH, constants.PropertyName.INNER_MULTI_QUEUE_OFFSET):
+            properties.pop(name, None)
     properties.setdefault(constants.PropertyName.RETRY_TOPIC, topic)
     properties.setdefault(constants.PropertyName.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     properties[constants.PropertyName.RECONSUME_TIME] = str(times)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rmq_protocol.constants import PropertyName
 from rmq_protocol.errors import InvalidMessageError
 from rmq_protocol.message import Message
 from rmq_protocol.properties import message_properties
@@ -22,6 +23,8 @@ _LONGEST_KEY: Final = 2000
 """Maximum number of bytes of a sharding key. The key and the topic must fit into an index entry of PostgreSQL, which holds 2704
 bytes.
 """
+_LITE_TOPIC: Final = PropertyName.LITE_TOPIC.value
+_PRIORITY: Final = PropertyName.PRIORITY.value
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
@@ -66,11 +69,11 @@ class Held(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """Topic and sharding key. Rows with the same topic and key are sent one after the other. None if there is no sharding
-        key.
+        """Topic and sharding key, or topic and lite topic. Rows with the same topic and key are sent one after the other. None if
+        the message has neither.
         """
-        sharding_key = self.message.sharding_key
-        return None if sharding_key is None else (self.message.topic, sharding_key)
+        key = _key_of(self.message)
+        return None if key is None else (self.message.topic, key)
 
 
 def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[str, Any]:
@@ -102,14 +105,30 @@ def row_of(message: Message, unique_id: str, now: float, max_size: int) -> dict[
         "tags": message.tags or None,
         "keys": " ".join(message.keys) or None,
         "body": message.body,
-        "properties": msgspec.json.encode(message.properties).decode() if message.properties else None,
-        "sharding_key": message.sharding_key,
+        "properties": _properties_of(message),
+        "sharding_key": _key_of(message),
         "flag": int(message.flag),
         "wait_store": bool(message.wait_store),
         "delay_level": int(message.delay_level),
         "deliver_at": _deliver_at(message, now),
         "unique_id": unique_id,
     }
+
+
+def _key_of(message: Message) -> str | None:
+    return message.lite_topic if message.sharding_key is None else message.sharding_key
+
+
+def _properties_of(message: Message) -> str | None:
+    """Return the properties as JSON, with the lite topic and the priority under their names on the wire, which no user's property
+    may have.
+    """
+    properties = dict(message.properties or {})
+    if message.lite_topic is not None:
+        properties[_LITE_TOPIC] = message.lite_topic
+    if message.priority is not None:
+        properties[_PRIORITY] = str(message.priority)
+    return msgspec.json.encode(properties).decode() if properties else None
 
 
 def _deliver_at(message: Message, now: float) -> datetime | None:
@@ -145,16 +164,20 @@ def message_of(row: Mapping[str, Any], body: bytes) -> Message:
     """Return the message of a row. It equals the message that was added, but has its ``unique_id``, and ``deliver_at`` in place
     of ``delay``.
     """
+    properties = msgspec.json.decode(row["properties"]) if row["properties"] else {}
+    lite_topic, priority = properties.pop(_LITE_TOPIC, None), properties.pop(_PRIORITY, None)
     return Message(
         row["topic"],
         body,
         tags=row["tags"],
         keys=row["keys"] or (),
         flag=row["flag"],
-        properties=msgspec.json.decode(row["properties"]) if row["properties"] else None,
+        properties=properties or None,
         delay_level=row["delay_level"],
         deliver_at=row["deliver_at"],
         wait_store=row["wait_store"],
-        sharding_key=row["sharding_key"],
+        sharding_key=row["sharding_key"] if lite_topic is None else None,
         unique_id=row["unique_id"],
+        lite_topic=lite_topic,
+        priority=None if priority is None else int(priority),
     )

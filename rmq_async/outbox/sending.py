@@ -113,6 +113,7 @@ def batches(rows: Sequence[Held], small: int, max_bytes: int, max_rows: int) -> 
             or row.attempts  # the broker may have refused their batch
             or message.delay_level
             or message.deliver_at is not None
+            or message.priority is not None
             or message.topic.startswith("%RETRY%")
         ):
             yield [row]

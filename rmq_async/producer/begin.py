@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rmq_protocol.constants import RETRY_TOPIC_PREFIX
 from rmq_protocol.errors import RocketMQError
-from rmq_protocol.message import NO_KEYS, Keys, Message, MessageQueue, ShardedKeys
+from rmq_protocol.message import NO_KEYS, Keys, LiteKeys, Message, MessageQueue, PriorityKeys, ShardedKeys
 from rmq_protocol.properties import AFTER_ID, BEFORE_ID, message_properties
 from rmq_protocol.send_codec import SendReply
 from rmq_protocol.trace import MessageType
@@ -36,7 +36,7 @@ from .send_async import AsyncAttempt, AsyncSend
 from .watching import Watch
 
 MILLISECOND: Final = 0.001
-_USUAL_KEYS: Final = (tuple, Keys, ShardedKeys)
+_USUAL_KEYS: Final = (tuple, Keys, ShardedKeys, LiteKeys, PriorityKeys)
 _CHOSEN: Final = QueueChoice(None, None, None)
 """The ``choice`` of a call whose queue was already determined by its sharding key."""
 _SHORT_KINDS: Final = (MessageType.NORMAL, MessageType.ORDER)
@@ -82,6 +82,7 @@ def begin(
     ):
         return _checked(sender, mode, message, queue, selector, key, timeout)
     target: Target | None = None
+    lite_topic: str | None = None
     if keys.__class__ is ShardedKeys:
         sharding_key: Any = message.sharding_key
         line, queues = sender.admission.lines.by_topic.get(message.topic), topic_queues.keyed
@@ -90,6 +91,8 @@ def begin(
         if target is None or (line is not None and line.busy) or message.topic.startswith(RETRY_TOPIC_PREFIX):
             return _checked(sender, mode, message, queue, selector, key, timeout)
         choice = _CHOSEN
+    elif (lite_topic := message.lite_topic) is not None:
+        topic_queues = topic_queues.shard(lite_topic)
     epoch = credits.try_take(1, size)
     if epoch is None:
         return _checked(sender, mode, message, queue, selector, key, timeout)
@@ -113,7 +116,7 @@ def begin(
     return Call(
         outgoing, stored_message, started, started + sender.timeout, sender.retries,
         None if choice is None else message, choice, size, True, False,
-        epoch, None, topic_queues, target,
+        epoch, None, topic_queues, target, lite_topic,
     )  # fmt: skip
 
 
@@ -140,7 +143,7 @@ def _checked(
     batchable = may_share(message, sender.encoder.compress_over)
     return Call(
         outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body), batchable,
-        sender.gathers and sender.asks,
+        sender.gathers and sender.asks and message.lite_topic is None, lite_topic=message.lite_topic,
     )  # fmt: skip
 
 
@@ -221,6 +224,8 @@ async def deliver(sender: ProducerCore, call: Call[Result]) -> Result:
         target, faults = call.target, dispatch.faults
         if (connection := dispatch.connections.get(target.address)) is None:
             return await _connect_and_deliver(sender, call)
+        if call.lite_topic is not None and not dispatch.serves(connection, call):
+            return await deliver_unconnected(dispatch, call, None)
         future = dispatch.create_future()
         pending, began = _first_attempt(sender, call, connection, future)
         failure: RocketMQError | None = None

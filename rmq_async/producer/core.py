@@ -138,7 +138,12 @@ class ProducerCore:
         self.recovery = Recovery(instance.pool, instance.routes.refresh_soon)
         wire = Frames(self._settings, self.encoder.born_ms, self, self.window)
         self.dispatch = Dispatch(
-            config, instance.pool, self.router, self.recovery, instance.replication, wire, self._waits.wait
+            config,
+            instance,
+            self.router,
+            self.recovery,
+            wire,
+            self._waits.wait,
         )
         self.first_deadline = self.dispatch.first_deadline
         self.watchers = Watchers(config.hooks, sending)

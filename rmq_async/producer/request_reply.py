@@ -64,7 +64,10 @@ async def request(
     if sender.watched:
         sender.watchers.watch(outgoing, message, "sync", stored_message)
     choice = choice_of(message, queue, selector, key, sender.prefix)
-    call = Call(outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body))
+    call = Call(
+        outgoing, stored_message, started, deadline, sender.retries, message, choice, len(message.body),
+        lite_topic=message.lite_topic,
+    )  # fmt: skip
     replied = instance.replies.expect(correlation_id)
     try:
         # ``enter`` waits for the heartbeats, so that a call that chooses its queue keeps its place in the topic's line meanwhile.

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, create_async_engine
 from sqlalchemy.orm import registry
 
-from rmq_async import ConfigError, InvalidMessageError, Message, Producer, machine
+from rmq_async import Admin, ConfigError, InvalidMessageError, Message, Producer, machine
 from rmq_async.embedded import EmbeddedRocketMQ
 from rmq_async.outbox import Outbox
 from rmq_async.outbox.handover import Additions
@@ -179,6 +179,32 @@ async def test_a_message_arrives_as_it_was_added(outbox: Outbox, sessions: Sessi
     assert not found.wait_store
     assert len(found.unique_id or "") == 32
     assert stored[b"named"].unique_id == "my own id"
+
+
+@pytest.mark.parametrize("how", ["handed over", "relayed"])
+async def test_lite_topics_and_priorities_arrive_in_the_order_of_their_keys(
+    how: str, outbox: Outbox, sessions: Sessions, server: EmbeddedRocketMQ
+) -> None:
+    """Rows of one lite topic are sent one after the other, as rows of one sharding key are."""
+    async with Admin(namesrv=server.namesrv) as admin:
+        await admin.create_topic("T", attributes={"message.type": "LITE"})
+    if how == "relayed":
+        await outbox.stop()
+    added = [Message("T", b"%d" % number, lite_topic="s", properties={"p": "1"}) for number in range(10)]
+    added += [Message("T", b"urgent", priority=7), Message("T", b"keyed", sharding_key="s")]
+    async with sessions.begin() as session:
+        for message in added:
+            await outbox.add(session, message)
+    if how == "relayed":
+        assert await outbox.relay_once() == 12
+    await settled(outbox)
+    stored = server.messages("T")
+    lite = [each for each in stored if each.lite_topic is not None]
+    assert [(each.lite_topic, each.body, each.user_properties) for each in lite] == [
+        ("s", b"%d" % number, {"p": "1"}) for number in range(10)
+    ]
+    others = {each.body: (each.priority, each.sharding_key, each.lite_topic) for each in stored if each.lite_topic is None}
+    assert others == {b"urgent": (7, None, None), b"keyed": (None, "s", None)}
 
 
 @pytest.mark.parametrize("how", ["handed over", "relayed"])

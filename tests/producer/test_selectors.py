@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from rmq_async import ClientConfig, Message, MessageQueue, errors, select_at_random, select_best, select_by_hash
 from rmq_async.producer.routing.topic_queues import HeaderSettings, TopicQueues
-from rmq_protocol.heartbeat import java_hash
+from rmq_protocol.java_types import string_hash
 
 from ..support.fakes import TOPIC, Cluster
 from ..support.instances import client_of
@@ -31,7 +31,7 @@ def test_select_by_hash_of_long_keys(length: int) -> None:
     queues = [MessageQueue("T", "a", number) for number in range(997)]
     for shift in range(3):
         key = "".join(chr(32 + (shift + 7 * at) % 95) for at in range(length))
-        assert select_by_hash(queues, message(), key).queue_id == abs(java_hash(key)) % 997
+        assert select_by_hash(queues, message(), key).queue_id == abs(string_hash(key)) % 997
 
 
 async def test_round_robin_is_even_over_all_queues(trio: Cluster) -> None:

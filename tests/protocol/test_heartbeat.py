@@ -23,8 +23,8 @@ from rmq_protocol.heartbeat import (
     decode_heartbeat,
     encode_heartbeat,
     heartbeat_fingerprint,
-    java_hash,
 )
+from rmq_protocol.java_types import string_hash
 
 subscriptions = st.builds(
     SubscriptionData,
@@ -140,7 +140,7 @@ def test_the_fingerprint_sees_groups_and_subscriptions_only(data: HeartbeatData)
     [("", 0), ("TagA", 2598919), ("中文", 646394), ("polygenelubricants", -(2**31)), ("\U00010000", 0xD800 * 31 + 0xDC00)],
 )
 def test_java_hash(text: str, value: int) -> None:
-    assert java_hash(text) == value
+    assert string_hash(text) == value
 
 
 def test_text_that_is_not_unicode_is_refused() -> None:

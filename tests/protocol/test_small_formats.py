@@ -14,7 +14,7 @@ from rmq_protocol import namespace as ns
 from rmq_protocol import pop
 from rmq_protocol.allocation import allocate_machine_room
 from rmq_protocol.errors import LocalProtocolError, RemoteProtocolError
-from rmq_protocol.heartbeat import java_hash
+from rmq_protocol.java_types import string_hash
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.recall import RecallHandle, decode_recall_handle, encode_recall_handle
 from rmq_protocol.reply import create_reply
@@ -144,7 +144,18 @@ def test_a_part_that_would_break_a_recall_handle_is_refused(part: str) -> None:
 
 
 @given(
-    st.builds(pop.ExtraInfo, longs, longs, longs, ints, st.sampled_from("012"), words, ints, msg_queue_offset=st.none() | longs)
+    st.builds(
+        pop.ExtraInfo,
+        longs,
+        longs,
+        longs,
+        ints,
+        st.sampled_from("012"),
+        words,
+        ints,
+        msg_queue_offset=st.none() | longs,
+        lite_topic=st.none(),
+    )
 )
 @FUZZ
 def test_any_extra_info_is_read_back(info: pop.ExtraInfo) -> None:
@@ -201,7 +212,7 @@ def test_any_expression_of_tags_is_a_subscription_or_refused(expression: str) ->
     except LocalProtocolError:
         assert not expression.replace("|", "")
         return
-    assert set(built.code_set) == {java_hash(tag) for tag in built.tags_set}
+    assert set(built.code_set) == {string_hash(tag) for tag in built.tags_set}
     assert len(set(built.tags_set)) == len(built.tags_set)
     assert all(tag and "||" not in tag for tag in built.tags_set)
 

@@ -21,8 +21,8 @@ from rmq_protocol.heartbeat import (
     decode_heartbeat,
     encode_heartbeat,
     heartbeat_fingerprint,
-    java_hash,
 )
+from rmq_protocol.java_types import string_hash
 from rmq_protocol.json_body import decode_body, encode_body
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.topics import TopicConfig
@@ -61,7 +61,7 @@ def _check_fingerprint(heartbeat: HeartbeatData, official: int) -> None:
     if _number_of_orders(plain) > 10_000:
         return
     texts = (json.dumps(order, ensure_ascii=False, sort_keys=True, separators=(",", ":")) for order in _orders(plain))
-    hashes = {java_hash(text) for text in texts}
+    hashes = {string_hash(text) for text in texts}
     assert official in hashes
     assert heartbeat_fingerprint(heartbeat) in hashes
 

@@ -40,6 +40,7 @@ from vectors import (
     CONTENT_KINDS,
     EXTRA_KINDS,
     LEFT_OUT,
+    LITE_KINDS,
     WAITING,
     WIRE_KINDS,
     Case,
@@ -53,7 +54,7 @@ from vectors import (
 )
 
 SUITE = Suite(*WIRE_KINDS)
-KINDS = WIRE_KINDS + BODY_KINDS + EXTRA_KINDS + CONTENT_KINDS + CLIENT_KINDS
+KINDS = WIRE_KINDS + BODY_KINDS + EXTRA_KINDS + LITE_KINDS + CONTENT_KINDS + CLIENT_KINDS
 
 HEADERS: dict[str, type[Header]] = {
     name: value for name, value in vars(headers_module).items() if isinstance(value, type) and issubclass(value, Header)

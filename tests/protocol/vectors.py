@@ -46,6 +46,9 @@ BODY_KINDS = ("bodies",)
 EXTRA_KINDS = ("acl", "namespace", "extras")
 """Kinds run by test_vectors_extras.py."""
 
+LITE_KINDS = ("lite_topics",)
+"""Kinds run by test_lite.py."""
+
 CONTENT_KINDS = ("messages", "properties", "ids", "crc", "compression", "validators")
 """Kinds run by the vector test of messages and their parts."""
 

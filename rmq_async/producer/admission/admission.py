@@ -48,6 +48,8 @@ class Admission:
         if topic_queues is None or (call.message is not None and call.size >= self.compress_from):
             return False
         target = None
+        if call.lite_topic is not None:
+            topic_queues = topic_queues.shard(call.lite_topic)
         if choice is not None:
             line = self.lines.by_topic.get(topic)
             if line is not None and line.busy:
@@ -58,7 +60,7 @@ class Admission:
                 target = self.router.target_now(topic_queues, call.message, choice)
             if target is None:
                 return False
-        elif self.asks:
+        elif self.asks and call.lite_topic is None:
             return False
         epoch = self.credits.try_take(call.number, call.size)
         if epoch is None:
@@ -88,7 +90,10 @@ class Admission:
         topic_queues = self.queues_by_topic.get(topic) or await self.router.topics.find(topic, deadline)
         if prepare is not None:
             await prepare(topic_queues)
-        if call.choice is None and not self.asks:
+        if call.lite_topic is not None:
+            call.topic_queues = topic_queues.shard(call.lite_topic)
+            call.target = call.topic_queues.next()
+        elif call.choice is None and not self.asks:
             call.topic_queues, call.target = topic_queues, call.target or topic_queues.next()
         else:
             await self._choose(call)

@@ -39,6 +39,7 @@ class Call(msgspec.Struct, Generic[Result]):
         place: The call's place in a line (FIFO queue) of calls, or None. The call leaves it as soon as batching keeps the order of
             the message.
         target: The queue of the first attempt, one of ``topic_queues`` or chosen by the caller. None until the call is admitted.
+        lite_topic: The lite topic of the message, or None. Then ``topic_queues`` has only the queue of the lite topic.
     """
 
     outgoing: Outgoing
@@ -55,6 +56,7 @@ class Call(msgspec.Struct, Generic[Result]):
     place: Place | None = None
     topic_queues: TopicQueues = cast(TopicQueues, None)
     target: Target = cast(Target, None)
+    lite_topic: str | None = None
 
     @property
     def number(self) -> int:

@@ -237,12 +237,17 @@ class UnorderedSends:
 
 
 def may_share(message: Message, compress_over: int) -> bool:
-    """Return whether the message may share a request with others, which requires that it is neither delayed nor compressed."""
+    """Return whether the message may share a request with others.
+
+    It must be neither delayed nor compressed, and have neither a lite topic nor a priority, which brokers ignore in batches.
+    """
     return (
         message.body.__class__ is bytes
         and len(message.body) < compress_over
         and not message.delay_level
         and message.delay is None
         and message.deliver_at is None
+        and message.lite_topic is None
+        and message.priority is None
         and not message.topic.startswith(RETRY_TOPIC_PREFIX)
     )

@@ -12,10 +12,10 @@ from rmq_protocol.send_codec import SendReply
 from ... import machine
 from ..._asyncio import WaitFor
 from ..._ordered import OrderedSet
-from ...client import Replication
+from ...client import ClientInstance
 from ...errors import ClientStateError
 from ...results import SendStatus
-from ...transport import Connection, ConnectionPool
+from ...transport import Connection
 from ..admission import Call
 from ..config import ProducerConfig
 from ..encoding import Frames
@@ -39,26 +39,26 @@ class Dispatch:
     """
 
     __slots__ = (
-        "calls", "closed", "config", "connections", "create_future", "faults", "owner", "pool", "recovery", "replication",
+        "calls", "closed", "config", "connections", "create_future", "faults", "lite", "owner", "pool", "recovery", "replication",
         "retry_not_ok", "router", "submit", "wait", "window", "wire",
     )  # fmt: skip
 
     def __init__(
         self,
         config: ProducerConfig,
-        pool: ConnectionPool,
+        instance: ClientInstance,
         router: Router,
         recovery: Recovery,
-        replication: Replication,
         wire: Frames,
         wait: WaitFor[Connection],
     ) -> None:
         self.config = config
-        self.pool = pool
-        self.connections = pool.open
+        self.pool = instance.pool
+        self.connections = instance.pool.open
         self.router = router
         self.recovery = recovery
-        self.replication = replication
+        self.replication = instance.replication
+        self.lite = instance.lite_support
         self.wire = wire
         self.submit = wire.submit
         self.owner = wire.owner
@@ -73,6 +73,10 @@ class Dispatch:
     def rules(self, call: Call[Any]) -> Rules:
         """Return the settings that the retry policy needs for ``call``."""
         return Rules(call.retries, self.config.retry_codes, self.config.attempt_timeout)
+
+    def serves(self, connection: Connection, call: Call[Any]) -> bool:
+        """Return whether the broker is known to serve the lite topic of ``call``, or the call has none."""
+        return call.lite_topic is None or self.lite.is_known(connection, self.router.topics.wire_topic(call.outgoing.topic))
 
     def is_unconfirmed(self, result: Any) -> bool:
         """Return whether ``retry_another_broker_when_not_store_ok`` is set and the status of ``result`` is not SEND_OK."""

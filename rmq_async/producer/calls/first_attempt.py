@@ -86,7 +86,7 @@ class FirstAttempt(ABC, Generic[Result]):
             self._end_unconnected(failed)
             return
         connection = self._dispatch.connections.get(self._target.address)
-        if connection is None:
+        if connection is None or (self._call.lite_topic is not None and not self._dispatch.serves(connection, self._call)):
             loop = self._retry_loop()
             loop.begin_with(self._target)
             self._continue(loop)

@@ -55,6 +55,7 @@ class RetryLoop(Generic[Result]):
         self._router = dispatch.router
         self.faults = dispatch.faults
         self._outgoing = call.outgoing
+        self._lite_topic = call.lite_topic
         self._topic_queues = topic_queues
         self._read = call.read
         self._deadline = call.deadline
@@ -232,6 +233,8 @@ class RetryLoop(Generic[Result]):
             if isinstance(newest.error, QueueNotExistError) and not self._elsewhere_than(newest.target):
                 self._no_queue = newest.error
             topic_queues = self._router.topics.now(self._outgoing.topic)
+            if topic_queues is not None and self._lite_topic is not None:
+                topic_queues = topic_queues.shard(self._lite_topic)
             if topic_queues is not None and topic_queues is not self._topic_queues:
                 self._topic_queues = topic_queues
                 if self._fixed is not None and topic_queues.knows(self._fixed.queue):
@@ -239,7 +242,9 @@ class RetryLoop(Generic[Result]):
 
     def _elsewhere_than(self, gone: Target) -> bool:
         """Drop a queue that its broker does not have, unless it is fixed. Return whether the call may use another queue."""
-        return self._fixed is None and self._router.topics.without(self._outgoing.topic, gone.queue)
+        return (
+            self._fixed is None and self._lite_topic is None and self._router.topics.without(self._outgoing.topic, gone.queue)
+        )
 
     def _next_step(self) -> Step:
         if self._aborted or self._dispatch.closed:
@@ -426,7 +431,7 @@ class RetryLoop(Generic[Result]):
         pool, address = self._dispatch.pool, record.target.address
         connection = pool.get(address)
         if connection is not None:
-            return connection
+            return await self._serving(connection, record, deadline)
         refusal = None if alone else pool.refusal(address)
         if refusal is not None:
             record.failed(refusal)
@@ -434,10 +439,24 @@ class RetryLoop(Generic[Result]):
         if alone:
             deadline = self._dispatch.connect_deadline(record.target, deadline)
         try:
-            return await self._connected(address, deadline)
+            connection = await self._connected(address, deadline)
         except RocketMQError as error:
             record.failed(error)
             return None
+        return None if connection is None else await self._serving(connection, record, deadline)
+
+    async def _serving(self, connection: Connection, record: AttemptRecord, deadline: float) -> Connection | None:
+        """Ask the broker whether it serves the lite topic, if the call has one. Return None if the attempt or the call ends."""
+        if self._lite_topic is None:
+            return connection
+        topic = self._router.topics.wire_topic(self._outgoing.topic)
+        checking = self._dispatch.lite.check(connection, topic, deadline)
+        try:
+            await self._unless_over(asyncio.get_running_loop().create_task(checking, name="rmq_async lite topics"))
+        except RocketMQError as error:
+            record.failed(error)
+            return None
+        return connection if self._result is None and not self._aborted else None
 
     async def _connected(self, address: str, deadline: float) -> Connection | None:
         """Connect like ``ConnectionPool.connect``, and wait at most until ``deadline``. Return None if the call ends first."""

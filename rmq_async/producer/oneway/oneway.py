@@ -90,6 +90,7 @@ class Oneway:
             or epoch is None
             or outgoing.watch is not None
             or call.choice is not None
+            or (call.lite_topic is not None and not self._dispatch.serves(connection, call))
             or (faults is not None and target.broker in faults.items)
         ):
             return False
@@ -157,6 +158,9 @@ class Oneway:
         """
         connection, pacing = await self._paced(call, probes=probes)
         target = call.target
+        if not self._dispatch.serves(connection, call):
+            topic = self._router.topics.wire_topic(call.outgoing.topic)
+            await self._router.unless_stopped(self._dispatch.lite.check(connection, topic, call.deadline))
         if pacing is not None and (probes or pacing.due(self._window)):
             self._submit_confirmed(call, connection, pacing)
             return

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from operator import mul
 from typing import Any, Final
 
 import msgspec
 
-from rmq_protocol.errors import shown
-from rmq_protocol.java_types import utf16
+from rmq_protocol.errors import InvalidMessageError, shown
+from rmq_protocol.java_types import string_hash
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.namespace import with_namespace
 
@@ -91,12 +90,17 @@ def choice_of(
     """Return the caller's choice, or None. The default key is the message's sharding key.
 
     Raises:
+        InvalidMessageError: If the message has a lite topic or a priority, and the caller chooses a queue.
         ConfigError, SelectorError: The errors of ``checked_choice``.
     """
     if key is None:
         key = message.sharding_key
     if queue is None and selector is None and key is None:
         return None
+    if message.lite_topic is not None or message.priority is not None:
+        given = "queue" if queue is not None else "selector" if selector is not None else "key"
+        what = "priority" if message.lite_topic is None else "lite_topic"
+        raise InvalidMessageError(f"the {what} of a message determines its queue; leave out {given}, or {what}")
     return checked_choice(message.topic, queue, selector, key, namespace)
 
 
@@ -166,8 +170,6 @@ _MAX_HASHES: Final = 4096
 _MAX_CACHED_KEY: Final = 128
 _hashes: dict[str, int] = {}
 """Cached hashes of short keys."""
-_POWERS: Final = tuple([pow(31, exponent, 1 << 32) for exponent in reversed(range(_MAX_CACHED_KEY))])
-"""The factors of a short key's characters in Java's ``String.hashCode``; the last factor belongs to the last character."""
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: Any) -> MessageQueue:
@@ -189,7 +191,7 @@ def hash_of(key: str) -> int:
     """Return ``java_hash`` of a string. Hashes of short strings are cached."""
     value = _hashes.get(key)
     if value is None:
-        value = _string_hash(key)
+        value = string_hash(key)
         if len(key) <= _MAX_CACHED_KEY:
             if len(_hashes) >= _MAX_HASHES:
                 _hashes.clear()
@@ -310,7 +312,7 @@ def java_hash(key: str | bool | int) -> int:
         SelectorError: If the key has another type or is an int outside the signed 64-bit range.
     """
     if isinstance(key, str):
-        return _string_hash(key)
+        return string_hash(key)
     if isinstance(key, bool):
         return 1231 if key else 1237
     if isinstance(key, int):
@@ -322,19 +324,3 @@ def java_hash(key: str | bool | int) -> int:
             return value - (1 << 32) if value & 0x80000000 else value
         raise SelectorError(f"an int key must be from -2^63 to 2^63 - 1, not {shown(key)}; use a str for larger numbers")
     raise SelectorError(f"the key of select_by_hash must be a str, bool or int, not {type(key).__name__}")
-
-
-def _string_hash(text: str) -> int:
-    value = 0
-    if text.isascii():
-        units = text.encode()
-        if len(units) <= len(_POWERS):  # a tenth of the time of the loop
-            value = sum(map(mul, units, _POWERS[-len(units) :])) & 0xFFFFFFFF
-        else:
-            for unit in units:
-                value = (31 * value + unit) & 0xFFFFFFFF
-    else:
-        units = utf16(text)
-        for at in range(0, len(units), 2):
-            value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
-    return value - (1 << 32) if value & 0x80000000 else value

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import chain, cycle, islice
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from rmq_protocol.constants import AUTO_CREATE_TOPIC_KEY, MAX_FRAME_SIZE, RETRY_TOPIC_PREFIX, Perm
 from rmq_protocol.errors import shown
+from rmq_protocol.java_types import string_hash
+from rmq_protocol.lite import consistent_hash
 from rmq_protocol.message import Message, MessageQueue
 from rmq_protocol.namespace import with_namespace, without_namespace
 from rmq_protocol.route import NO_BROKER
@@ -24,6 +26,9 @@ from ...client import TopicRoute, malformed_addresses, vip_address
 from ...config import ClientConfig
 from ...errors import BrokerNotFoundError
 from ...transport import Receiver
+
+SHARDS_KEPT: Final = 4096
+"""Maximum number of lite topics of one topic whose queue is remembered."""
 
 
 class MessageGatherer(Protocol):
@@ -181,6 +186,7 @@ class TopicQueues:
         "_in_turn",
         "_members",
         "_settings",
+        "_shards",
         "addresses",
         "brokers",
         "by_queue",
@@ -229,11 +235,28 @@ class TopicQueues:
         self._in_turn: Callable[[], Target] = cycle(map(self._target, turns)).__next__
         self.gathering: MessageGatherer | None = None
         self.next = self._in_turn
+        self._shards: dict[str | int, TopicQueues] = {}
+        # The entries of single queues: by lite topic, and by the index of the queue.
 
     def take_turns(self) -> None:
         """Restore the plain round robin as ``next``."""
         self.next = self._in_turn
         self.several = len(self.brokers) > 1
+
+    def shard(self, lite_topic: str) -> TopicQueues:
+        """Return an entry with only the queue of a lite topic, which is the queue that official senders and brokers choose."""
+        found = self._shards.get(lite_topic)
+        if found is None:
+            index = consistent_hash(string_hash(lite_topic), len(self.queues))
+            found = self._shards.get(index)
+            if found is None:
+                chosen = self.queues[index]
+                others = frozenset(queue for queue in self.queues if queue != chosen)
+                found = TopicQueues(self.route, self._settings, chosen.topic, self.without | others)
+            if len(self._shards) >= SHARDS_KEPT:
+                self._shards.clear()
+            self._shards[lite_topic] = self._shards[index] = found
+        return found
 
     def next_of(self, brokers: Collection[str]) -> Target:
         """Return the next queue on one of ``brokers``.

@@ -123,7 +123,7 @@ class TransactionProducer(Producer):
                 has ``request_timeout`` seconds to confirm the outcome.
 
         Raises:
-            InvalidMessageError: If the message is delayed or otherwise invalid.
+            InvalidMessageError: If the message is delayed, has a lite topic or a priority, or is otherwise invalid.
             ClientStateError: If the producer stops before ``execute`` has ended. ``execute`` is then cancelled. ``maybe_stored`` is
                 True if the half message is stored, so that the broker will check the transaction.
             TransactionError: If COMMIT or ROLLBACK was refused or not confirmed. The broker will check the transaction unless the
@@ -139,6 +139,11 @@ class TransactionProducer(Producer):
             raise InvalidMessageError(
                 "a message of a transaction cannot be delayed, because it is delivered when it is committed; do not set "
                 "delay_level, delay and deliver_at"
+            )
+        if message.lite_topic is not None or message.priority is not None:
+            what = "priority" if message.lite_topic is None else "lite_topic"
+            raise InvalidMessageError(
+                f"a message of a transaction cannot have a {what}, which brokers would ignore; leave it out"
             )
         group = sender.producer_group
         outgoing = sender.encoder.encode(message, {"TRAN_MSG": "true", "PGROUP": group}, _HALF)
