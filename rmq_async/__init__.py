@@ -28,12 +28,17 @@ if TYPE_CHECKING:
     from .consumer import DeadLetter as DeadLetter
     from .consumer import Delivery as Delivery
     from .consumer import Lag as Lag
+    from .consumer import LiteConsumer as LiteConsumer
+    from .consumer import LiteConsumerConfig as LiteConsumerConfig
+    from .consumer import LiteStart as LiteStart
+    from .consumer import LiteStream as LiteStream
     from .consumer import Outcome as Outcome
     from .consumer import PullConsumer as PullConsumer
     from .consumer import Retry as Retry
     from .consumer import RetryLater as RetryLater
     from .consumer import Settled as Settled
     from .consumer import Subscription as Subscription
+    from .consumer import Tail as Tail
     from .consumer import allocate_by_circle as allocate_by_circle
     from .consumer import allocate_by_hash as allocate_by_hash
     from .consumer import allocate_by_room as allocate_by_room
@@ -54,6 +59,10 @@ if TYPE_CHECKING:
     from .errors import ForkedError as ForkedError
     from .errors import HandlerTimeoutError as HandlerTimeoutError
     from .errors import InvalidMessageError as InvalidMessageError
+    from .errors import LiteQuotaError as LiteQuotaError
+    from .errors import LiteSubscriptionLostError as LiteSubscriptionLostError
+    from .errors import LiteSubscriptionQuotaError as LiteSubscriptionQuotaError
+    from .errors import LiteTopicQuotaError as LiteTopicQuotaError
     from .errors import NameServerError as NameServerError
     from .errors import OffsetRangeError as OffsetRangeError
     from .errors import PermissionDeniedError as PermissionDeniedError
@@ -102,15 +111,16 @@ _PLACES: Final = {
     ".admin": "Admin",
     ".config": "ClientConfig",
     ".consumer": (
-        "Batch Consumer ConsumerConfig ConsumerHealth ConsumerStats DeadLetter Delivery Lag Outcome PullConsumer Retry RetryLater "
-        "Settled Subscription allocate_by_circle allocate_by_hash allocate_by_room allocate_evenly allocate_near_rooms "
-        "current_delivery"
+        "Batch Consumer ConsumerConfig ConsumerHealth ConsumerStats DeadLetter Delivery Lag LiteConsumer LiteConsumerConfig "
+        "LiteStart LiteStream Outcome PullConsumer Retry RetryLater Settled Subscription Tail allocate_by_circle allocate_by_hash "
+        "allocate_by_room allocate_evenly allocate_near_rooms current_delivery"
     ),
     ".credentials": "Credentials",
     ".errors": (
         "AuthenticationError BackpressureError BrokerError BrokerNotFoundError ClientStateError ConfigError "
         "ConnectError ConnectionLostError CorruptMessageError ForbiddenError ForkedError HandlerTimeoutError "
-        "InvalidMessageError NameServerError OffsetRangeError PermissionDeniedError ProtocolError QueueLostError "
+        "InvalidMessageError LiteQuotaError LiteSubscriptionLostError LiteSubscriptionQuotaError "
+        "LiteTopicQuotaError NameServerError OffsetRangeError PermissionDeniedError ProtocolError QueueLostError "
         "ReplyTimeoutError RequestTimeoutError RocketMQError SelectorError SendError SubscriptionConflictError "
         "SystemBusyError TopicNotFoundError TransactionError WrongLoopError"
     ),

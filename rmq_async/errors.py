@@ -48,6 +48,10 @@ __all__ = [
     "HandlerTimeoutError",
     "InvalidGroupError",
     "InvalidMessageError",
+    "LiteQuotaError",
+    "LiteSubscriptionLostError",
+    "LiteSubscriptionQuotaError",
+    "LiteTopicQuotaError",
     "LocalProtocolError",
     "MessageIllegalError",
     "NameServerError",
@@ -479,6 +483,26 @@ class QueueLostError(RocketMQError):
     """The consumer does not read the queue, or it released or lost the queue during the call. ``consumer.assignment`` has the
     queues that the consumer reads.
     """
+
+
+class LiteQuotaError(BrokerError):
+    """A broker has the maximum number of lite topics or of subscriptions to them."""
+
+
+class LiteTopicQuotaError(LiteQuotaError):
+    """A broker has the maximum number of lite topics (2017, ``maxLmqConsumeQueueNum``), so a message cannot create another one."""
+
+    response_code = ResponseCode.LMQ_QUOTA_EXCEEDED
+
+
+class LiteSubscriptionQuotaError(LiteQuotaError):
+    """A broker has the maximum number of subscriptions to lite topics (2018, ``maxLiteSubscriptionCount``)."""
+
+    response_code = ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED
+
+
+class LiteSubscriptionLostError(RocketMQError):
+    """Another client of an exclusive group has subscribed to the lite topic, which ends the subscription of this client."""
 
 
 class Attempt(NamedTuple):

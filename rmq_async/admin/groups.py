@@ -83,6 +83,7 @@ def group_config(group: str, settings: GroupSettings) -> bodies.SubscriptionGrou
 
     Raises:
         TypeError: For an unknown setting, and for a value that has the wrong type or is out of range.
+        ConfigError: For attributes that ``attribute_changes`` refuses.
     """
     unknown = sorted(settings.keys() - GroupSettings.__annotations__.keys())
     if unknown:
@@ -95,7 +96,8 @@ def group_config(group: str, settings: GroupSettings) -> bodies.SubscriptionGrou
     for name, least in _LEAST.items():
         if (value := getattr(checked, name)) < least:
             raise TypeError(f"a setting of group {group} has an invalid value: {name} must be at least {least}, not {value}")
-    return checked
+    topic_settings.attribute_changes(checked.attributes)
+    return msgspec.structs.replace(checked, attributes={f"+{name}": value for name, value in checked.attributes.items()})
 
 
 _LEAST: Final = {"retry_queue_nums": 1, "retry_max_times": 0, "broker_id": 0, "which_broker_when_consume_slowly": 0}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import click
 import msgspec
@@ -20,7 +20,7 @@ from rmq_protocol.forwarding import original_topic
 from rmq_protocol.validation import is_system_group
 
 from .admin_command import admin_command, confirm, with_admin, yes_option
-from .options import MOMENT, ClientOptions, client_config, client_options, number_option, pass_options, time_help
+from .options import MOMENT, PROPERTY, ClientOptions, client_config, client_options, number_option, pass_options, time_help
 from .output import Output, plain_table
 from .records import fields_of, fields_of_queue, headline, moment, visible
 from .running import needs_command
@@ -98,17 +98,26 @@ async def lag(admin: Admin, output: Output, name: str, topic: str | None) -> Non
     help="Queues that failed messages go to; the group's retry topic gets as many.",
 )  # fmt: skip
 @click.option(
+    "--attribute", "attributes", type=PROPERTY, multiple=True, help="Such as lite.bind.topic=TOPIC; may be given again."
+)
+@click.option(
     "--cluster", metavar="NAME", help="On the brokers of this cluster; default: on all brokers, if there is one cluster."
 )
 @click.option("--broker", metavar="NAME", help="On this broker only.")
 @admin_command()
 async def create(
-    admin: Admin, output: Output, name: str, retries: int, retry_queues: int, cluster: str | None, broker: str | None
+    admin: Admin,
+    output: Output,
+    name: str,
+    retries: int,
+    retry_queues: int,
+    attributes: tuple[tuple[str, str], ...],
+    **where: Any,
 ) -> None:
     """Create GROUP. An existing group keeps its attributes and gets these settings; all other settings are reset to their
     defaults.
     """
-    await admin.create_group(name, cluster=cluster, broker=broker, retry_max_times=retries, retry_queue_nums=retry_queues)
+    await admin.create_group(name, retry_max_times=retries, retry_queue_nums=retry_queues, attributes=dict(attributes), **where)
     output.record({"group": name, "retries": retries, "retry_queues": retry_queues})
     output.line(f"{name} is created")
 

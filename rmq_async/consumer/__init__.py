@@ -5,6 +5,7 @@ from .config import ConsumerConfig, Positions, Retry
 from .consumer import Consumer
 from .delivery import Delivery, current_delivery
 from .handling import Settled
+from .lite import LiteConsumer, LiteConsumerConfig, LiteStart, LiteStream, Tail
 from .outcome import Batch, DeadLetter, Outcome, RetryLater
 from .reports import ConsumerHealth, ConsumerStats, Lag
 from .strategies import Allocate, allocate_by_circle, allocate_by_hash, allocate_by_room, allocate_evenly, allocate_near_rooms
@@ -20,6 +21,10 @@ __all__ = [
     "DeadLetter",
     "Delivery",
     "Lag",
+    "LiteConsumer",
+    "LiteConsumerConfig",
+    "LiteStart",
+    "LiteStream",
     "Outcome",
     "Positions",
     "PullConsumer",
@@ -27,6 +32,7 @@ __all__ = [
     "RetryLater",
     "Settled",
     "Subscription",
+    "Tail",
     "allocate_by_circle",
     "allocate_by_hash",
     "allocate_by_room",

@@ -38,6 +38,13 @@ class RetryLater(Exception):  # noqa: N818 - not an error
         return f"again in {delay:g} s" if isinstance(delay, int | float) else f"again in {delay!r}"
 
 
+class PutBack(RetryLater):
+    """The outcome of a message that its reader has not settled. It is not logged as a failed attempt."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+
 class DeadLetter(Exception):  # noqa: N818 - not an error
     """An exception that a handler raises to put its message into the group's dead-letter topic at once, without another
     attempt. In broadcast, which has no such topic, the message is given up.

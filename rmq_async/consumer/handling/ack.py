@@ -23,7 +23,7 @@ from ...tracebacks import without_frames
 from ..config import Retry
 from ..delivery import Call, finish_all
 from ..held_queue import HeldQueue, Waiting
-from ..outcome import DeadLetter, Outcome, RetryLater
+from ..outcome import DeadLetter, Outcome, PutBack, RetryLater
 from ..subscription import Subscription
 from .decision import Decision, decide, decide_in_place
 from .redelivery import Outcomes, shown_message
@@ -318,6 +318,8 @@ class Settling:
                 self._log_retried(delivery, items, cause, decision.in_place)
 
     def _log_retried(self, delivery: Call, retried: list[Waiting], error: BaseException, in_place: float | None) -> None:
+        if isinstance(error, PutBack):
+            return
         subscription, quiet = delivery.subscription, isinstance(error, RetryLater | DeadLetter)
         now = machine.monotonic()
         with_traceback = not quiet and now - self._reported.get(subscription, -TRACEBACK_EVERY) >= TRACEBACK_EVERY

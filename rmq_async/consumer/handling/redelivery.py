@@ -112,6 +112,8 @@ class Outcomes:
             copy, so copies are sent only as dead letters.
 
     Attributes:
+        copies_only: Whether to send copies even to a message's own broker. From a message of a lite topic, a broker would make a
+            dead letter that is also in the lite topic.
         retried: Number of messages that brokers have accepted for another attempt, plus the attempts that this member repeats
             itself.
         dead_lettered: Number of messages that brokers have accepted as dead letters.
@@ -128,6 +130,7 @@ class Outcomes:
         self._instance = instance
         self._group = group
         self._is_locked = is_locked
+        self.copies_only = False
         self.retried = 0
         self.dead_lettered = 0
         self.unsure = 0
@@ -256,7 +259,7 @@ class Outcomes:
         A broker finds the message by its offset in the commit log. If the store was replaced by an older copy, another message may
         be there.
         """
-        if back.is_gone:
+        if back.is_gone or self.copies_only:
             return True
         if not await self.stored(back):
             back.is_gone = self._is_locked

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from heapq import heappop, heappush
 from math import ceil
 from typing import Final
@@ -42,6 +43,7 @@ SLOTS: Final = 64
 LEAST_PAUSE: Final = 0.2
 """Minimum seconds between two attempts to extend a lease."""
 CHANGE_WITHIN: Final = 3.0
+ACKS_WITHIN: Final = 1.0
 AT_ONCE: Final = 16
 RENEW_AT_ONCE: Final = 64
 LONGER: Final = 0.1
@@ -194,6 +196,8 @@ class PopCore:
         lease.group.pop(lease, None)
         while lease.changed is not None:
             await asyncio.wait([lease.changed])
+        if lease.handle.lite_topic is not None:
+            await self._earlier_acks()
         milliseconds = max(round(delay * 1000 * (1 + LONGER * machine.random.random())), 1)
         pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         try:
@@ -209,6 +213,16 @@ class PopCore:
         finally:
             lease.state = LeaseState.OVER
         return False
+
+    async def _earlier_acks(self) -> None:
+        """Send the pending acknowledgements, and wait for the responses at most ACKS_WITHIN seconds.
+
+        A broker (5.5.0) delivers all messages of a lite topic again from the first one that is not acknowledged, as soon as a later
+        one is given back.
+        """
+        with suppress(TimeoutError, RocketMQError):  # acknowledgements that were given up are logged
+            async with asyncio.timeout(ACKS_WITHIN):
+                await self.acks.flush()
 
     async def nack_all(self, leases: Iterable[Lease], delay: float, *, suspend: bool) -> None:
         """Give messages back as ``nack`` does, each with a random delay of up to ``delay`` seconds."""
@@ -243,7 +257,8 @@ class PopCore:
             after = LeaseState.HELD
             lease.handle = changed.handle
             clock = self.clocks.of(lease.handle.broker_name)
-            clock.note(changed.handle.pop_time, changed.sent, changed.arrived)
+            if lease.handle.lite_topic is None:  # else the time of the pop stays
+                clock.note(changed.handle.pop_time, changed.sent, changed.arrived)
             lease.expires = clock.ends(changed.handle.pop_time, changed.invisible_ms, changed.sent, changed.arrived)
         finally:
             lease.state = after

@@ -109,10 +109,11 @@ class PopSettling(Settling):
         outcomes: PopOutcomes,
         settled: SettledLog,
         ended: Callable[[Waiting, Outcome], None],
+        again: Callable[[Subscription, Waiting, float], None],
         all_done: Callable[[Iterable[HeldQueue], Sequence[Waiting]], None],
         limit: Callable[[], int],
     ) -> None:
-        super().__init__(retry, outcomes, settled, ended, _never_again, all_done)
+        super().__init__(retry, outcomes, settled, ended, again, all_done)
         self._limit = limit
 
     def done_all(self, taken: Sequence[Waiting], calls: Sequence[Call], ends: Sequence[float]) -> None:
@@ -131,10 +132,3 @@ class PopSettling(Settling):
 
     def _retry_of(self, subscription: Subscription) -> Retry:
         return replace(super()._retry_of(subscription), limit=self.limit_of(subscription))
-
-
-def _never_again(subscription: Subscription, item: Waiting, due: float) -> None:
-    """Raise AssertionError, because a popped message is never handled again without a new delivery."""
-    raise AssertionError(
-        f"message {item.message.msg_id} was to be handled again, but a popped message needs a new delivery; report this defect"
-    )

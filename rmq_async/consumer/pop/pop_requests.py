@@ -304,6 +304,7 @@ class Requests:
             queueId=handle.queue_id,
             extraInfo=build_extra_info(handle),
             offset=handle.msg_queue_offset or 0,
+            liteTopic=handle.lite_topic,
         )
         command = headers.request_of(header)
         await self._succeed(handle.broker_name, topic, command, timeout)
@@ -330,12 +331,13 @@ class Requests:
             offset=handle.msg_queue_offset or 0,
             invisibleTime=invisible_ms,
             suspend=suspend,
+            liteTopic=handle.lite_topic,
         )
         command = headers.request_of(header)
         response, sent = await self._succeed(handle.broker_name, topic, command, timeout)
         arrived = machine.monotonic()
         changed = changed_handle(handle, headers.from_ext(headers.ChangeInvisibleTimeResponseHeader, response.ext_fields))
-        if changed.invisible_time <= 0:
+        if changed.invisible_time <= (0 if handle.lite_topic is None else -1):  # of a lite topic: from the pop on
             raise RemoteProtocolError(
                 f"a change to {invisible_ms} ms set the invisible time to {changed.invisible_time} ms; it must be above 0 ms"
             )

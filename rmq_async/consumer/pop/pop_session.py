@@ -75,9 +75,9 @@ class PopSession(MemberSession):
         context: Context,
     ) -> None:
         super().__init__(instance, group, subscriptions, config, label)
-        self.member = PopMember(instance, group, subscriptions, config)
+        self.member = self._new_member()
         self.conflicts = self.member.conflicts
-        self.requests = Requests(instance, group)
+        self.requests = self._new_requests()
         self.core = PopCore(self.requests, self.supervisor, config.invisible_time, config.max_lease, self._give_back_outlasted)
         self.outcomes = PopOutcomes(instance, group, self.core)
         self.give_backs = self.outcomes.give_backs = GiveBacks(self.outcomes, self.supervisor.once)
@@ -85,7 +85,13 @@ class PopSession(MemberSession):
         self.give_backs.has_room = self._has_room
         self.outcomes.stored, self._looks = self._is_stored, Looks(instance, group)
         settling = PopSettling(
-            config.retry, self.outcomes, self.settled, self._message_ended, self._all_done, lambda: self.member.limit
+            config.retry,
+            self.outcomes,
+            self.settled,
+            self._message_ended,
+            self._again,
+            self._all_done,
+            lambda: self.member.limit,
         )
         self.calls = HandlerCalls(config.concurrency, settling, context)
         self.dispatcher = Dispatcher(subscriptions.values(), config.concurrency, self._begin)
@@ -117,6 +123,18 @@ class PopSession(MemberSession):
         self.dispatcher.has_thread = self.calls.threads.has_next
         for subscription in subscriptions.values():
             on_change(subscription, self._settings_changed)
+
+    def _new_member(self) -> PopMember:
+        return PopMember(self.instance, self.group, self.subscriptions, self.config)
+
+    def _new_requests(self) -> Requests:
+        return Requests(self.instance, self.group)
+
+    def _again(self, subscription: Subscription, item: Waiting, due: float) -> None:
+        """Raise AssertionError, because a popped message without an order is never handled again without a new delivery."""
+        raise AssertionError(
+            f"message {item.message.msg_id} was to be handled again, but a popped message needs a new delivery; report this defect"
+        )
 
     # -- life
 

@@ -209,6 +209,7 @@ class Source:
         """Monotonic time of the last pop that the broker may hold."""
         self.beside = 0
         """Number of further pops in flight, in addition to the pop that may be held."""
+        self.most_beside = MOST_BESIDE
         self._blocked: dict[str, float] = {}
 
     def wanted(self) -> int:
@@ -369,7 +370,7 @@ class Popping:
         while (
             not source.is_caught_up
             and not source.ends
-            and source.beside < MOST_BESIDE
+            and source.beside < source.most_beside
             and source.free() >= source.size
             and self._may(source)
         ):
