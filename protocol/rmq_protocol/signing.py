@@ -40,7 +40,7 @@ class SessionCredentials(msgspec.Struct, frozen=True):
         return f"SessionCredentials({self.access_key!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields that rich shows in tracebacks and prints. The method of a Struct would also return the secrets."""
+        """Return the fields that rich shows. The ``__rich_repr__`` inherited from Struct would also show the secrets."""
         return [("access_key", self.access_key)]
 
 

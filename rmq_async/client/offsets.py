@@ -125,8 +125,8 @@ async def search_offset(
 
     Args:
         when: Epoch seconds or an aware datetime.
-        upper: Whether to return the offset of the last message that was stored at ``when`` or before instead, or of the first
-            message if there is none.
+        upper: If True, return the offset of the last message that was stored at ``when`` or earlier instead. If there is none,
+            return the offset of the first message.
     """
     time_ms = epoch_ms(when)
     header = headers.SearchOffsetRequestHeader(

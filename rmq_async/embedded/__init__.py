@@ -338,11 +338,14 @@ class EmbeddedRocketMQ:
             broker.rebalance(group)
 
     def list_members(self, group: str, client_ids: Sequence[str] | None, *, broker: str | None = None) -> None:
-        """Make the broker (None: each broker) list ``client_ids``, which may contain an id twice, as the members of the group.
-        If ``client_ids`` is None, the broker lists the real members again.
+        """Make a broker list ``client_ids`` as the members of the group.
 
         Members request the list (38) when they divide the queues. If the list is empty, they receive an error. The broker
         does not notify members of the change; call ``rebalance`` to notify them.
+
+        Args:
+            client_ids: The ids to list. An id may occur twice. If None, the real members are listed again.
+            broker: Name of the broker. If None, all brokers list the ids.
         """
         if isinstance(client_ids, str):
             raise TypeError(f"client_ids must be a sequence of ids, not {shown(client_ids)}")

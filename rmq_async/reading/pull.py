@@ -150,7 +150,10 @@ def start_pull(instance: ClientInstance, request: PullRequest, *, gather: bool =
 def _template(
     group: str, topic: str, broker_name: str, queue_id: int, expression: tuple[str, str], suspend_ms: int
 ) -> PullTemplate | None:
-    """Return the template of a request. Return None if ``_ask`` must make the header, or must raise the error of an invalid one."""
+    """Return the template of a request, or None if no template can be used.
+
+    Then ``_ask`` builds the header, or raises the error if the request is invalid.
+    """
     try:
         template = PullTemplate(group, topic, queue_id, broker_name, expression[0], suspend_ms, expression[1])
     except (LocalProtocolError, UnicodeEncodeError, TypeError):

@@ -249,7 +249,7 @@ class LagListener(StreamingQueryListener):
     # -- what Spark calls
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Record the query's name, for the error that may end it before its first progress."""
+        """Record the query's name for the log of an error that ends the query before its first progress event."""
         with self._lock:
             self._names[str(event.runId)] = event.name or str(event.id)
 

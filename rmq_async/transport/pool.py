@@ -216,7 +216,7 @@ class ConnectionPool:
         return backoff.reason if backoff is not None else self._lost.get(address)
 
     def last_stored(self) -> float | None:
-        """Return the time (monotonic) of a recent read in which a server confirmed a stored message. Return None without one."""
+        """Return the monotonic time of the last read in which a server confirmed a stored message. Return None if none did."""
         newest = max([self._stored_at, *[connection.stored_at for connection in self.open.copy().values()]])
         return None if newest == -inf else newest
 

@@ -34,7 +34,10 @@ class MemberLocks:
         self.own = QueueLocks(instance, group)
 
     def is_ordered(self, queue: MessageQueue) -> bool:
-        """Return whether a queue is locked under the group's own name, and never read without its lock."""
+        """Return whether the queue belongs to an ordered topic.
+
+        Such a queue is locked under the group's own name and is never read without its lock.
+        """
         return queue.topic in self._ordered
 
     def locked_at(self, queue: MessageQueue) -> float | None:

@@ -267,7 +267,7 @@ class Watch(CallWatch):
         self.watchers.end(self.scope, attempt.context)
 
     def give_up(self, error: BaseException) -> None:
-        """End the attempts that are in flight with ``error``, because the call has ended."""
+        """Report ``error`` as the outcome of all attempts that are still in flight, because the call has ended."""
         if self._first_open:
             self._end_first(None, error)
         for attempt in self._open:
