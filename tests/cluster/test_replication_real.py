@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rmq_async import Admin, Message, MessageQueue, Producer, RocketMQError, SendError
-from rmq_async.errors import NotEnoughReplicasError
+from rmq_async.errors import NotEnoughReplicasError, RequestTimeoutError
 from rmq_async.testing._probe import ask
 from rmq_async.testing.cluster import RealCluster, require
 from rmq_protocol.constants import RequestCode
@@ -48,8 +48,12 @@ async def test_broker_with_too_few_replicas_stores_nothing_until_it_has_them(lon
         ]
         for error in await asyncio.gather(*sends, return_exceptions=True):
             assert isinstance(error, RocketMQError)
-            assert isinstance(error.__cause__ if isinstance(error, SendError) else error, NotEnoughReplicasError)
-            assert not error.maybe_stored
+            errors = [each.error for each in error.attempts] if isinstance(error, SendError) else [error]
+            # On a busy machine, the last attempt may have no response when the time is used up.
+            answered = [each for each in errors if each is not None and not isinstance(each, RequestTimeoutError)]
+            assert answered
+            assert all(isinstance(each, NotEnoughReplicasError) for each in answered)
+            assert error.maybe_stored == (len(answered) < len(errors))
         assert await admin.max_offset(queue) == 0
         sending = asyncio.ensure_future(producer.send(Message("T", b"in time"), key=1, timeout=30.0))
         await asyncio.sleep(0.3)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 import pytest
@@ -93,8 +93,9 @@ async def killed(process: Process) -> Outcome:
     found = await outcome(near)
     async with asyncio.timeout(10):
         with pytest.raises(ConnectionRefusedError):
-            while True:  # a process of the system closes its streams and its listener one by one
-                await asyncio.get_running_loop().create_connection(asyncio.Protocol, *process.place)
+            while True:  # a process of the system closes its streams and its listener one by one, and resets what waits there
+                with suppress(ConnectionResetError):
+                    await asyncio.get_running_loop().create_connection(asyncio.Protocol, *process.place)
                 await asyncio.sleep(0.02)
     return found
 
