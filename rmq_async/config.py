@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from rmq_protocol import validation
 from rmq_protocol.constants import MAX_DECOMPRESSED_SIZE, MAX_FRAME_SIZE, SerializeType
@@ -24,6 +24,11 @@ from .credentials import Credentials
 from .errors import ConfigError, InvalidGroupError
 from .options import suggests_keywords, unexpected_keyword
 from .timeouts import LONG_INTERVAL, warn_of_milliseconds
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+C = TypeVar("C", bound="DataclassInstance")
 
 NAMESRV_ENVIRONMENT: Final = "NAMESRV_ADDR"
 LARGEST_FRAME_SIZE: Final = 8 * MAX_FRAME_SIZE
@@ -263,6 +268,33 @@ def client_options(
         given["namesrv"] = namesrv
     base = client if client is not None else ClientConfig()
     return replace(base, **given) if given else base
+
+
+def split_options(
+    owner: str,
+    kind: type[C],
+    namesrv: str | Sequence[str] | None,
+    client: ClientConfig | None,
+    config: C | None,
+    options: Mapping[str, object],
+) -> tuple[ClientConfig, C]:
+    """Return the two configs, with each keyword option set in the config to which it belongs.
+
+    Args:
+        owner: The name of the class, for error messages.
+        kind: The class of ``config``, a dataclass whose fields all have defaults.
+
+    Raises:
+        TypeError: For an unknown option, and for a ``client`` or ``config`` of another type.
+        ConfigError: For an invalid value.
+    """
+    names = {item.name for item in fields(kind)}
+    merged = client_options(owner, namesrv, client, options, names)
+    if config is not None and not isinstance(config, kind):
+        raise TypeError(f"config must be a {kind.__name__}, not {type_name(config)}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in names}
+    base = kind() if config is None else config
+    return merged, replace(base, **given) if given else base
 
 
 def name_servers(given: str | Sequence[str] | None) -> list[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from rmq_protocol.errors import shown
 from rmq_protocol.message import MessageQueue
 from rmq_protocol.pop_handles import MAX_POP_SIZE
 
 from .._functions import check_arguments, check_plain, handler_name, is_generator
-from ..config import ClientConfig, ClientOptions, check_int, check_seconds, check_trace, client_options, plain_fields
+from ..config import ClientOptions, check_int, check_seconds, check_trace, plain_fields
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
 from ..options import suggests_keywords
@@ -323,27 +323,3 @@ class ConsumerOptions(ClientOptions, total=False):
     hooks: Sequence[Hook]
     trace: bool | str
     stuck_after: float
-
-
-_FIELDS: Final = frozenset(item.name for item in fields(ConsumerConfig))
-
-
-def split_options(
-    owner: str,
-    namesrv: str | Sequence[str] | None,
-    client: ClientConfig | None,
-    config: ConsumerConfig | None,
-    options: Mapping[str, object],
-) -> tuple[ClientConfig, ConsumerConfig]:
-    """Return the two configs, with their fields replaced by the keyword options.
-
-    Raises:
-        TypeError: For an unknown option, and for a ``client`` or ``config`` of another type.
-        ConfigError: For an invalid value.
-    """
-    merged = client_options(owner, namesrv, client, options, _FIELDS)
-    if not isinstance(config, ConsumerConfig | None):
-        raise TypeError(f"config must be a ConsumerConfig object, not {shown(config)}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS}
-    consuming = config if config is not None else ConsumerConfig()
-    return merged, replace(consuming, **given) if given else consuming

@@ -16,11 +16,11 @@ from rmq_protocol.message import MessageExt, MessageQueue
 
 from .. import machine
 from ..client import ClientInstance, LifeState, check_queue, known_queue
-from ..config import ClientConfig, check_int, check_seconds
+from ..config import ClientConfig, check_int, check_seconds, split_options
 from ..errors import ClientStateError, ConfigError
 from ..options import lists_options
 from .by_hand import BatchIterator, ByHand, MessageIterator
-from .config import ConsumerConfig, ConsumerOptions, Retry, split_options
+from .config import ConsumerConfig, ConsumerOptions, Retry
 from .group import Doubts
 from .member import GroupMember
 from .outcome import Batch, DeadLetter, Marks, RetryLater
@@ -88,7 +88,9 @@ class Consumer(GroupMember):
         topics: str | Sequence[str] | Mapping[str, str] = (),
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        super().__init__(group, "consumer", *split_options(type(self).__name__, namesrv, client, config, options))
+        super().__init__(
+            group, "consumer", *split_options(type(self).__name__, ConsumerConfig, namesrv, client, config, options)
+        )
         self._subscriptions: dict[str, Subscription] = {}
         """The subscriptions, by the topic's name on the wire."""
         for subscription in _subscriptions_of(topics):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from rmq_protocol import compression
 from rmq_protocol.compression import CompressionType
@@ -25,8 +25,8 @@ from ..config import (
     check_seconds,
     check_topic_option,
     check_trace,
-    client_options,
     plain_fields,
+    split_options,
 )
 from ..errors import ConfigError
 from ..hooks import Hook, checked_hooks
@@ -292,28 +292,19 @@ class ProducerOptions(ClientOptions, total=False):
     send_smart_msg: bool
 
 
-_PRODUCER_FIELDS = frozenset(item.name for item in fields(ProducerConfig))
-
-
-def split_options(
+def split_producer_options(
     owner: str,
     namesrv: str | Sequence[str] | None,
     client: ClientConfig | None,
     config: ProducerConfig | None,
     options: Mapping[str, object],
 ) -> tuple[ClientConfig, ProducerConfig]:
-    """Return the two configs, with each keyword option set in the config to which it belongs.
+    """Return the two configs, as ``split_options`` does.
 
     Raises:
-        TypeError: If an option is unknown or a config has another type.
-        ConfigError: If a value is invalid, or ``max_message_size`` does not fit into ``max_frame_size``.
+        ConfigError: If ``max_message_size`` does not fit into ``max_frame_size``. The errors of ``split_options`` propagate.
     """
-    merged = client_options(owner, namesrv, client, options, _PRODUCER_FIELDS)
-    if not isinstance(config, ProducerConfig | None):
-        raise TypeError(f"config must be a ProducerConfig, not {type_name(config)}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if name in _PRODUCER_FIELDS}
-    sending = config if config is not None else ProducerConfig()
-    sending = replace(sending, **given) if given else sending
+    merged, sending = split_options(owner, ProducerConfig, namesrv, client, config, options)
     room = max(merged.max_frame_size, MAX_FRAME_SIZE) - BESIDE_BODY
     if sending.max_message_size > room:
         raise ConfigError(

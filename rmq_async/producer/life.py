@@ -16,7 +16,7 @@ from ..client import ClientInstance, LifeCycle, LifeState
 from ..config import ClientConfig, check_group
 from ..errors import ConfigError
 from ..transport import check_not_forked, generation
-from .config import ProducerConfig, ProducerOptions, split_options
+from .config import ProducerConfig, ProducerOptions, split_producer_options
 from .core import ProducerCore
 from .health import ProducerHealth, ProducerState, health_of
 
@@ -39,7 +39,7 @@ class ProducerLife(LifeCycle):
         if group == DEFAULT_PRODUCER_GROUP:
             raise ConfigError(f"producer group {group} is reserved by RocketMQ; choose another name")
         self.group = str.__str__(group)  # the encoders accept only str, not a subclass
-        client_config, self.config = split_options(type(self).__name__, namesrv, client, config, options)
+        client_config, self.config = split_producer_options(type(self).__name__, namesrv, client, config, options)
         super().__init__(client_config, label=f"producer {self.group}", stop_timeout=self.config.stop_timeout)
         self._sender: ProducerCore = cast(ProducerCore, None)
         self._loop_runs: Callable[[], bool] = _never

@@ -164,12 +164,14 @@ class Dispatcher:
         """
         return [item.message for item in self.drop_items(held, above, failed=failed)]
 
-    def drop_items(self, held: HeldQueue, above: int = -1, *, failed: bool = False) -> list[Waiting]:
-        """Remove messages as ``drop`` does; return their Waiting objects."""
+    def drop_items(
+        self, held: HeldQueue, above: int = -1, *, failed: bool = False, key: Hashable | None = None
+    ) -> list[Waiting]:
+        """Remove messages as ``drop`` does, all or the ones with one key; return their Waiting objects."""
         dropped: list[Waiting] = []
         for backlog in self._backlogs.values():
             if (lines := backlog.lines.get(held)) is not None:
-                dropped += lines.drop(above, failed=failed)
+                dropped += lines.drop(above, failed=failed, key=key)
                 backlog.check(held, lines)
         return dropped
 

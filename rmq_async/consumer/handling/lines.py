@@ -212,17 +212,19 @@ class Lines:
         self.ready.appendleft(line.items.popleft())
         self._behind -= 1
 
-    def drop(self, above: int, *, failed: bool = False) -> list[Waiting]:
+    def drop(self, above: int, *, failed: bool = False, key: Hashable | None = None) -> list[Waiting]:
         """Remove and return waiting messages with offsets above ``above``.
 
         Only messages at the end of each line are removed, so that the order is kept when they are added again.
 
         Args:
             failed: Whether to drop messages that wait for another attempt, too.
+            key: The key of the messages to drop; None for all messages.
         """
 
         def may_go(item: Waiting) -> bool:
-            return item.message.queue_offset > above and (failed or item.held_since is None)
+            chosen = key is None or item.key == key
+            return chosen and item.message.queue_offset > above and (failed or item.held_since is None)
 
         dropped = [item for item in self.ready if item.key is None and may_go(item)]
         heads = {item.key: item for item in self.ready if item.key is not None}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from rmq_protocol.errors import shown
-
-from ...config import ClientConfig, ClientOptions, client_options
+from ...config import ClientOptions
 from ...hooks import Hook
 from ..config import ConsumerConfig, Retry
 
@@ -74,27 +72,3 @@ class LiteConsumerOptions(ClientOptions, total=False):
     hooks: Sequence[Hook]
     trace: bool | str
     stuck_after: float
-
-
-_FIELDS: Final = frozenset(each.name for each in fields(LiteConsumerConfig))
-
-
-def split_lite_options(
-    owner: str,
-    namesrv: str | Sequence[str] | None,
-    client: ClientConfig | None,
-    config: LiteConsumerConfig | None,
-    options: Mapping[str, object],
-) -> tuple[ClientConfig, LiteConsumerConfig]:
-    """Return the two configs, with their fields replaced by the keyword options.
-
-    Raises:
-        TypeError: For an unknown option, and for a ``client`` or ``config`` of another type.
-        ConfigError: For an invalid value.
-    """
-    merged = client_options(owner, namesrv, client, options, _FIELDS)
-    if not isinstance(config, LiteConsumerConfig | None):
-        raise TypeError(f"config must be a LiteConsumerConfig object, not {shown(config)}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS}
-    consuming = config if config is not None else LiteConsumerConfig()
-    return merged, replace(consuming, **given) if given else consuming

@@ -12,13 +12,13 @@ from rmq_protocol.lite import check_lite_topic
 from rmq_protocol.message import MessageExt
 
 from ...client import ClientInstance
-from ...config import ClientConfig
+from ...config import ClientConfig, split_options
 from ...errors import ClientStateError, ConfigError
 from ...options import lists_options
 from ..member import GroupMember
 from ..outcome import PutBack
 from ..subscription import Handler, Subscription
-from .config import LiteConsumerConfig, LiteConsumerOptions, split_lite_options
+from .config import LiteConsumerConfig, LiteConsumerOptions
 from .lite_session import LiteSession
 from .lite_subscriptions import LiteStart, checked_start
 from .stream import LiteStream
@@ -71,7 +71,9 @@ class LiteConsumer(GroupMember):
         config: LiteConsumerConfig | None = None,
         **options: Unpack[LiteConsumerOptions],
     ) -> None:
-        client_config, self.lite_config = split_lite_options(type(self).__name__, namesrv, client, config, options)
+        client_config, self.lite_config = split_options(
+            type(self).__name__, LiteConsumerConfig, namesrv, client, config, options
+        )
         client_config = replace(client_config, instance_name=f"{client_config.instance_name}-lite{next(_numbers)}")
         settings = self.lite_config.as_consumer_config()
         if handler is None:
@@ -154,7 +156,9 @@ class LiteConsumer(GroupMember):
         try:
             await session.subscribe([name], stream.start)
         except BaseException:
-            del self._streams[name]
+            self._streams.pop(name, None)
+            session.lite.withdraw([name])
+            session.drop(name)
             raise
 
     async def _leave(self, stream: LiteStream) -> None:

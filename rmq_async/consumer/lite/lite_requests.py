@@ -12,11 +12,9 @@ from rmq_protocol import headers
 from rmq_protocol.bodies import decode_body, encode_body
 from rmq_protocol.command import RemotingCommand
 from rmq_protocol.constants import PropertyName, RequestCode, ResponseCode
-from rmq_protocol.errors import RemoteProtocolError
 from rmq_protocol.lite import LiteSubscription, LiteSubscriptions, LiteTopicDetails, lmq_name
 from rmq_protocol.message import MessageExt
 from rmq_protocol.pop import ExtraInfo
-from rmq_protocol.stored import decode_messages
 
 from ... import machine
 from ...broker_answers import broker_error
@@ -68,16 +66,7 @@ class LiteRequests(Requests):
             raise broker_error(
                 response.code, response.remark, request="POP_LITE_MESSAGE", broker=wanted.broker, address=address
             )
-        decoded = decode_messages(
-            response.body,
-            topic_queue_broker=wanted.broker,
-            max_decompressed_size=self._instance.config.max_decompressed_size,
-            allow_partial=True,
-        )
-        if decoded.messages and answer.invisibleTime <= 0:
-            raise RemoteProtocolError(
-                f"a pop returned messages with invisibleTime {answer.invisibleTime}; it must be above 0 ms"
-            )
+        decoded = await self._decoded(wanted, response, address, arrived, answer.invisibleTime)
         messages = _counted(decoded.messages, answer.orderCountInfo)
         handles = [self._handle(message, answer, wanted.broker) for message in messages]
         return Popped(
@@ -141,11 +130,13 @@ def _counted(messages: Sequence[MessageExt], counts: str | None) -> list[Message
     parts = (counts or "").split(";")
     if len(parts) != len(messages):
         return [*messages]
-    numbers = [part.rpartition(" ")[2] for part in parts]
-    return [
-        msgspec.structs.replace(message, reconsume_times=int(number)) if number.isdecimal() and len(number) < 10 else message
-        for message, number in zip(messages, numbers, strict=True)
-    ]
+    return [_with_count(message, part.rpartition(" ")[2]) for message, part in zip(messages, parts, strict=True)]
+
+
+def _with_count(message: MessageExt, number: str) -> MessageExt:
+    if number == "0" or not number.isdecimal() or len(number) > 9:
+        return message
+    return msgspec.structs.replace(message, reconsume_times=int(number))
 
 
 def _offset_in(message: MessageExt, queue: str) -> int | None:

@@ -28,7 +28,6 @@ from ..outcome import Outcome
 from ..pop.acks import Lease
 from ..pop.core import ACKS_WITHIN
 from ..pop.pop_session import PopSession
-from ..pop.sources import Source
 from ..subscription import Subscription
 from .lite_member import LiteMember
 from .lite_requests import LiteRequests
@@ -148,18 +147,10 @@ class LiteSession(PopSession):
     def drop(self, lite_topic: str) -> None:
         """Give back the messages of a lite topic that wait for a call."""
         for source in self.sources.values():
-            self._drop_of(source, lite_topic)
-
-    def _drop_of(self, source: Source, lite_topic: str) -> None:
-        kept: list[Waiting] = []
-        gone: list[Lease] = []
-        for item in self.dispatcher.drop_items(source.held, failed=True):
-            (gone if item.message.lite_topic == lite_topic else kept).append(_lease(item))
-        kept.sort(key=lambda item: item.message.queue_offset)
-        self.dispatcher.add_items(source.held, source.subscription, kept)
-        for lease in gone:
-            self.free(lease)
-        self.arrivals.give_back(gone, 0.0)
+            gone = [_lease(item) for item in self.dispatcher.drop_items(source.held, failed=True, key=lite_topic)]
+            for lease in gone:
+                self.free(lease)
+            self.arrivals.give_back(gone, 0.0)
         self.dispatcher.pump()
 
     # -- reports

@@ -22,7 +22,7 @@ from ... import machine
 from ..._asyncio import for_each
 from ..._text import printable
 from ...client import ClientInstance
-from ...errors import ConfigError, LiteQuotaError, RocketMQError
+from ...errors import BrokerError, ConfigError, RocketMQError
 from ...transport import Connection
 from .lite_requests import LiteRequests
 
@@ -107,6 +107,7 @@ class LiteSubscriptions:
         Raises:
             InvalidMessageError: For an invalid name. Nothing is subscribed then.
             LiteSubscriptionQuotaError: If a broker refuses because of its limit. The new names are removed everywhere then.
+            BrokerError: If a broker refuses for another reason. The same applies.
             ConfigError: For an invalid start.
         """
         checked = [check_lite_topic(self._topic, name) for name in names]
@@ -120,10 +121,11 @@ class LiteSubscriptions:
             self.names |= dict.fromkeys(new)
             if not new:
                 return
-            for broker in self._brokers():
+            brokers = [*self._brokers()]
+            for broker in brokers:
                 self._starts.setdefault(broker, {}).update(dict.fromkeys(new, start))
-            outcomes = await for_each([*self._starts], self._add_at)
-            if refused := [error for error in outcomes.values() if isinstance(error, LiteQuotaError)]:
+            outcomes = await for_each(brokers, self._add_at)
+            if refused := [error for error in outcomes.values() if isinstance(error, BrokerError) and not error.retriable]:
                 await self._remove(self.forget(new))
                 raise refused[0]
 
@@ -135,6 +137,11 @@ class LiteSubscriptions:
             for waiting in self._starts.values():
                 waiting.pop(name, None)
         return gone
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Forget lite topics whose subscription was cut off. The next complete sets, which are due now, end them at the brokers."""
+        self.forget(names)
+        self._synced.clear()
 
     async def remove(self, names: list[str]) -> None:
         """End subscriptions at all brokers. A broker that does not respond ends them with the next complete set."""
@@ -163,11 +170,20 @@ class LiteSubscriptions:
         """Send the complete set to each broker every SYNC_EVERY seconds, and after each new connection. Return after ``clear``."""
         while not self._cleared:
             await asyncio.sleep(LOOK_EVERY)
+            self._forget_brokers()
             due = [broker for broker in self._brokers() if self._is_due(broker)]
             if due:
                 async with self._changing:
                     await for_each([broker for broker in due if broker in self._starts], self._add_at)
                     await for_each(due, self.sync)
+
+    def _forget_brokers(self) -> None:
+        """Drop the times and errors of brokers that have left the route. Starts stay, because a broker may come back."""
+        brokers = {*self._brokers()}
+        for broker in self._synced.keys() - brokers:
+            del self._synced[broker]
+        for broker in self.errors.keys() - brokers:
+            del self.errors[broker]
 
     def _is_due(self, broker: str) -> bool:
         connection, at = self._synced.get(broker, (None, -SYNC_EVERY))

@@ -236,6 +236,32 @@ class Requests:
 
     async def _read(self, wanted: Wanted, response: RemotingCommand, address: str, sent: float, arrived: float) -> Popped:
         answer = headers.from_ext(headers.PopMessageResponseHeader, response.ext_fields)
+        decoded = await self._decoded(wanted, response, address, arrived, answer.invisibleTime)
+        handles = find_handles(answer, decoded.messages, wanted.broker)
+        blocked = [each for each in decoded.corrupt if each.intact]
+        return Popped(
+            decoded.messages,
+            handles,
+            [each for each in decoded.corrupt if not each.intact],
+            _unread(answer, decoded, handles, wanted.broker),
+            decoded.resume_at is not None,
+            max(answer.restNum, 0),
+            answer.popTime,
+            min(answer.invisibleTime, wanted.invisible_ms),
+            sent,
+            arrived,
+            blocked=blocked,
+        )
+
+    async def _decoded(
+        self, wanted: Wanted, response: RemotingCommand, address: str, arrived: float, invisible_ms: int
+    ) -> DecodedMessages:
+        """Return the messages of a response. A large body is decoded in a thread.
+
+        Raises:
+            RemoteProtocolError: If there are messages, and their invisible time is not above 0.
+            RequestTimeoutError: If a large body was not decoded in time.
+        """
         instance, body = self._instance, response.body
         decode = partial(
             decode_messages,
@@ -256,25 +282,9 @@ class Requests:
                     "pull_size"
                 )
                 raise RequestTimeoutError(text, broker=wanted.broker, address=address) from None
-        if decoded.messages and answer.invisibleTime <= 0:
-            raise RemoteProtocolError(
-                f"a pop returned messages with invisibleTime {answer.invisibleTime}; it must be above 0 ms"
-            )
-        handles = find_handles(answer, decoded.messages, wanted.broker)
-        blocked = [each for each in decoded.corrupt if each.intact]
-        return Popped(
-            decoded.messages,
-            handles,
-            [each for each in decoded.corrupt if not each.intact],
-            _unread(answer, decoded, handles, wanted.broker),
-            decoded.resume_at is not None,
-            max(answer.restNum, 0),
-            answer.popTime,
-            min(answer.invisibleTime, wanted.invisible_ms),
-            sent,
-            arrived,
-            blocked=blocked,
-        )
+        if decoded.messages and invisible_ms <= 0:
+            raise RemoteProtocolError(f"a pop returned messages with invisibleTime {invisible_ms}; it must be above 0 ms")
+        return decoded
 
     async def acknowledge(self, broker: str, handles: Sequence[tuple[str, ExtraInfo]], timeout: float) -> None:
         """Acknowledge messages of one broker.

@@ -12,6 +12,7 @@ import pytest
 
 from rmq_async import (
     Admin,
+    BrokerError,
     ClientStateError,
     ConfigError,
     DeadLetter,
@@ -27,6 +28,7 @@ from rmq_async import (
     TopicNotFoundError,
 )
 from rmq_async.embedded import EmbeddedRocketMQ
+from rmq_protocol.constants import RequestCode
 
 from ..group.support import until
 
@@ -220,6 +222,52 @@ async def test_unsubscribe_ends_deliveries() -> None:
         await asyncio.sleep(60)
         assert seen.bodies == {"b": [b"y"]}
         assert consumer.lite_topics == {"b"}
+
+
+async def test_unsubscribe_keeps_the_backoff_of_other_lite_topics() -> None:
+    times: list[float] = []
+
+    async def handle(message: MessageExt) -> None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) == 1:
+            raise RuntimeError("once")
+
+    async with chat(brokers=1) as cluster, cluster.consumer(handle, retry=Retry(delays=[30.0])) as consumer:
+        await consumer.subscribe("a", "b")
+        await cluster.send("a", b"x")
+        await until(lambda: len(times) == 1)
+        await consumer.unsubscribe("b")
+        await asyncio.sleep(40)
+        assert [round(each - times[0]) for each in times] == [0, 30]
+
+
+async def test_stream_whose_start_is_cancelled_leaves_no_subscription() -> None:
+    async with chat(brokers=1) as cluster, cluster.consumer() as consumer:
+        cluster.server.stall("broker-a")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5), consumer.stream("s"):
+                pass
+        cluster.server.resume("broker-a")
+        await asyncio.sleep(5)
+        assert consumer.lite_topics == frozenset()
+        await cluster.send("s", b"x")
+        await asyncio.sleep(30)
+        assert cluster.server.in_flight(GROUP) == []
+        async with consumer.stream("s") as stream, asyncio.timeout(5):
+            assert (await anext(stream)).reconsume_times == 0
+
+
+async def test_subscription_that_a_broker_refuses_is_raised_and_not_kept() -> None:
+    async with chat(brokers=1) as cluster, cluster.consumer(Seen().__call__) as consumer:
+        cluster.server.fail_next(1, request=RequestCode.LITE_SUBSCRIPTION_CTL, n=1)
+        await consumer.subscribe("retried")  # code 1 may pass: the next attempt repeats it
+        assert consumer.lite_topics == {"retried"}
+        cluster.server.fail_next(16, request=RequestCode.LITE_SUBSCRIPTION_CTL, n=1)
+        await consumer.subscribe("permission")
+        cluster.server.fail_next(29, request=RequestCode.LITE_SUBSCRIPTION_CTL, n=1)
+        with pytest.raises(BrokerError, match="29"):
+            await consumer.subscribe("refused")
+        assert consumer.lite_topics == {"retried", "permission"}
 
 
 async def test_newer_client_of_an_exclusive_group_takes_over() -> None:
