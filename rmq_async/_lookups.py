@@ -59,7 +59,7 @@ class _Lookups:
         self._under_way: dict[_Name, Future[Infos]] = {}
 
     def start(self, name: _Name, done: Callable[[Future[Infos]], object]) -> None:
-        """Start a lookup, or share the one that is running for the same name.
+        """Start a lookup, or share the running lookup of the same name.
 
         Args:
             done: Called with the lookup's future when the lookup has ended, in the thread of the lookup.

@@ -531,7 +531,7 @@ class SendError(RocketMQError):
 
     Args:
         attempts: The first eight and the last eight attempts, or all attempts if there are at most 16.
-        made: The number of all attempts, including those that are not in ``attempts``.
+        made: The number of all attempts, including attempts that are not in ``attempts``.
         maybe_stored: True if at least one attempt may have stored the message.
     """
 

@@ -137,7 +137,7 @@ class Hook:
         """Run once for each handler call, with its ``Delivery``, when its messages have their outcomes (``consumeMessageAfter``).
 
         When an iterator or ``receive()`` is used, the hook runs when all messages that were returned together have their outcomes,
-        except those that went back into the buffer.
+        except messages that went back into the buffer.
         """
 
     def before_request(self, address: str, command: RemotingCommand) -> None:

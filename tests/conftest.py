@@ -3,8 +3,8 @@ tests may run beside which.
 
 A session in which any log record of the client, at any level, shows a secret that a test signs with fails at its end.
 
-With pytest-xdist (``tox`` runs ``-n 4``) the tests of one of the ``chains`` run in one process, one after the other: those that
-share servers of Java, those whose servers fail, those with servers of their own, and those that share a Spark session. These four
+With pytest-xdist (``tox`` runs ``-n 4``) the tests of one of the ``chains`` run in one process, one after the other: tests that
+share servers of Java, tests whose servers fail, tests with servers of their own, and tests that share a Spark session. These four
 wait for half of their time, and begin first; who is done with one takes of the rest, a file at a time.
 """
 

@@ -195,7 +195,7 @@ class LiteTopicDetails(msgspec.Struct, frozen=True, rename="camel"):
     """Response of GET_LITE_TOPIC_INFO (``GetLiteTopicInfoResponseBody``).
 
     Attributes:
-        sharding_to_broker: Whether the broker is the one that the consistent hash chooses for the lite topic.
+        sharding_to_broker: Whether the consistent hash chooses this broker for the lite topic.
     """
 
     parent_topic: str | None = None

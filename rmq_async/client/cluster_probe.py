@@ -2,8 +2,8 @@
 
 The cluster is found when the response of a name server lists a broker, has an error code or cannot be read. A name server that was
 just started knows no broker for some seconds, and responds "no such topic" for every topic. Calls of a client that started without
-a cluster wait until the cluster is found. If there are several name servers, the client uses the one that lists the most brokers:
-servers that list fewer may have been restarted, and brokers register again within 30 s.
+a cluster wait until the cluster is found. Of several name servers, the client uses the server that lists the most brokers: servers
+that list fewer may have been restarted, and brokers register again within 30 s.
 
 A server that refuses the request for the list of brokers (3, request type not supported) is either a proxy, which knows routes, or
 a broker, which does not. A second request, for a route, distinguishes them.

@@ -51,7 +51,7 @@ class PullSizes:
         return True
 
     def answered(self, queue: MessageQueue, asked: int, size: int) -> None:
-        """Double the limit of a queue if so many messages are likely to fit into a response.
+        """Double the limit of a queue if twice as many messages are likely to fit into a response.
 
         Call this after a response of ``size`` bytes to a pull for ``asked`` messages.
         """

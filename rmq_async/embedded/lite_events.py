@@ -35,7 +35,7 @@ AVOIDED: Final = 10_000
 LOW_WATER_MARK: Final = 0.2
 _MAX_INT: Final = 0x7FFFFFFF
 _SOME: Final = 10
-"""A full dispatch wakes a waiting pop once for so many events."""
+"""Number of events for which a full dispatch wakes a waiting pop once."""
 
 
 def key_of(client_id: str) -> PopKey:

@@ -74,7 +74,7 @@ class Batching:
     """Maximum bytes of all bodies that are accepted and not finished, 1 to 2^40. One-way messages do not count. Further calls wait.
     If ``pending_bytes_limit`` is smaller, it applies instead. A single larger body is accepted while there are no others."""
     lanes_per_broker: int = LANES
-    """Maximum number of requests of one topic in flight to one broker, 1 to 65,536. While so many are in flight, messages are
+    """Maximum number of requests of one topic in flight to one broker, 1 to 65,536. At this number, messages are
     gathered. A request that is unanswered after the producer's ``timeout`` no longer counts."""
 
     def __post_init__(self) -> None:

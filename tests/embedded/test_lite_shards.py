@@ -1,4 +1,4 @@
-"""Which broker serves a lite topic: the one that the consistent hash over the write queues of all masters names, or one that has
+"""Which broker serves a lite topic: the choice of the consistent hash over the write queues of all masters, or a broker that has
 messages of it."""
 
 from __future__ import annotations

@@ -49,12 +49,13 @@ class LiteConsumerConfig:
     """Age in seconds from which ``health()`` reports a handler call, or a failed message that blocks its lite topic."""
 
     def __post_init__(self) -> None:
-        self.as_consumer_config()
+        consumer_config(self)
 
-    def as_consumer_config(self) -> ConsumerConfig:
-        """Return the settings of the pops and handler calls."""
-        given: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "timeout"}
-        return ConsumerConfig(mode="pop", max_lease=NO_LIMIT, **given)
+
+def consumer_config(config: LiteConsumerConfig) -> ConsumerConfig:
+    """Return the settings of the pops and handler calls."""
+    given: dict[str, Any] = {each.name: getattr(config, each.name) for each in fields(config) if each.name != "timeout"}
+    return ConsumerConfig(mode="pop", max_lease=NO_LIMIT, **given)
 
 
 class LiteConsumerOptions(ClientOptions, total=False):

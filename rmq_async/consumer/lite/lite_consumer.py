@@ -18,10 +18,10 @@ from ...options import lists_options
 from ..member import GroupMember
 from ..outcome import PutBack
 from ..subscription import Handler, Subscription
-from .config import LiteConsumerConfig, LiteConsumerOptions
+from .config import LiteConsumerConfig, LiteConsumerOptions, consumer_config
 from .lite_session import LiteSession
 from .lite_subscriptions import LiteStart, checked_start
-from .stream import LiteStream
+from .stream import LiteStream, StreamQueue
 
 _numbers: Final = count()
 MOST_STREAMS: Final = 65_536
@@ -75,11 +75,11 @@ class LiteConsumer(GroupMember):
             type(self).__name__, LiteConsumerConfig, namesrv, client, config, options
         )
         client_config = replace(client_config, instance_name=f"{client_config.instance_name}-lite{next(_numbers)}")
-        settings = self.lite_config.as_consumer_config()
+        settings = consumer_config(self.lite_config)
         if handler is None:
             settings = replace(settings, concurrency=MOST_STREAMS)
         super().__init__(group, "lite consumer", client_config, settings)
-        self._streams: dict[str, LiteStream] = {}
+        self._streams: dict[str, StreamQueue] = {}
         self._has_handler = handler is not None
         subscription = Subscription(
             topic,
@@ -146,9 +146,9 @@ class LiteConsumer(GroupMember):
         check_lite_topic(self._names.wire(self.topic), lite_topic)
         if lite_topic in self._streams:
             raise ConfigError(f"{self._label} already has an open stream of lite topic {lite_topic}; close it first")
-        return LiteStream(lite_topic, checked_start(start), self._enter, self._leave)
+        return LiteStream(StreamQueue(lite_topic, checked_start(start)), self._enter, self._leave)
 
-    async def _enter(self, stream: LiteStream) -> None:
+    async def _enter(self, stream: StreamQueue) -> None:
         session, name = self._lite_session(), stream.lite_topic
         if name in self._streams:
             raise ConfigError(f"{self._label} already has an open stream of lite topic {name}; close it first")
@@ -161,7 +161,7 @@ class LiteConsumer(GroupMember):
             session.drop(name)
             raise
 
-    async def _leave(self, stream: LiteStream) -> None:
+    async def _leave(self, stream: StreamQueue) -> None:
         if self._streams.get(stream.lite_topic) is stream:
             del self._streams[stream.lite_topic]
             if self._session is not None:

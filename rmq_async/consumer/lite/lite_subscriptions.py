@@ -130,7 +130,7 @@ class LiteSubscriptions:
                 raise refused[0]
 
     def forget(self, names: Iterable[str]) -> list[str]:
-        """Remove lite topics here, and return those that were here. ``remove`` ends their subscriptions."""
+        """Remove names from ``names``, and return the removed names. ``remove`` ends their subscriptions."""
         gone = [name for name in dict.fromkeys(names) if name in self.names]
         for name in gone:
             del self.names[name]

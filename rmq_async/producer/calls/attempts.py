@@ -1,6 +1,6 @@
 """The record of one attempt, and the attempts of a call in bounded memory, because a call may make thousands of attempts.
 
-The first and the newest attempts are kept, and those that still wait for a response (at most one per broker). For the other
+The first and the newest attempts are kept, and attempts that still wait for a response (at most one per broker). For the other
 attempts, only the values that decisions need remain: their number, their errors and brokers, and whether one of them may have
 stored the message.
 """
@@ -138,7 +138,7 @@ class Attempts:
     """The attempts of one call, in the order in which they began.
 
     Attributes:
-        made: Number of attempts, including those that are no longer kept.
+        made: Number of attempts, including attempts that are no longer kept.
         repeated: Number of these attempts that were made on a broker that had been tried before.
         tried: The brokers of all attempts.
     """

@@ -291,6 +291,26 @@ async def test_newer_client_of_an_exclusive_group_takes_over() -> None:
             assert await take(other, 1) == [b"3"]
 
 
+async def test_takeover_while_a_stream_opens_ends_it() -> None:
+    """Its first broker has subscribed it, and its second one does not respond yet."""
+    async with chat(model="Exclusive") as cluster, cluster.consumer() as older, cluster.consumer() as newer:
+        server = cluster.server
+        shard, other = ("broker-a", "broker-b")
+        await cluster.send("s", b"0")
+        if server.messages(TOPIC)[0].queue.broker_name != shard:
+            shard, other = other, shard
+        server.stall(other)
+        opening = asyncio.ensure_future(older.stream("s").__aenter__())
+        await asyncio.sleep(0.2)
+        taking = asyncio.ensure_future(newer.stream("s").__aenter__())
+        await until(lambda: not older.lite_topics)
+        server.resume(other)
+        stream, other_stream = await opening, await taking
+        with pytest.raises(LiteSubscriptionLostError):
+            await take(stream, 1)
+        assert await take(other_stream, 1, 90.0) == [b"0"]
+
+
 async def test_members_of_a_shared_group_share_a_lite_topic() -> None:
     seen = Seen()
     async with chat() as cluster, cluster.consumer(seen.__call__) as first, cluster.consumer(seen.__call__) as second:
