@@ -7,6 +7,7 @@ import json
 import runpy
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +283,75 @@ async def test_newer_client_of_an_exclusive_group_takes_over_at_real_brokers(lit
             await producer.send(Message(topic, b"1", lite_topic="s"))
             assert await take(other, 2) == [b"0", b"1"]
         assert older.lite_topics == frozenset()
+
+
+async def test_members_of_a_shared_group_share_a_lite_topic_of_real_brokers(lite_brokers: RealCluster) -> None:
+    topic = await new_topic(lite_brokers, "LITE", 4)
+    group = await new_group(lite_brokers, topic)
+    seen: list[bytes] = []
+
+    async def handle(message: MessageExt) -> None:
+        await asyncio.sleep(0.005)
+        seen.append(message.body)
+
+    async with (
+        Producer("lite", namesrv=lite_brokers.namesrv) as producer,
+        LiteConsumer(group, topic, handler=handle, namesrv=lite_brokers.namesrv) as first,
+        LiteConsumer(group, topic, handler=handle, namesrv=lite_brokers.namesrv) as second,
+    ):
+        for consumer in (first, second):
+            await consumer.subscribe("s")
+        for number in range(60):
+            await producer.send(Message(topic, b"%d" % number, lite_topic="s"))
+        async with asyncio.timeout(60):
+            while first.stats().handled + second.stats().handled < 60:
+                await asyncio.sleep(0.05)
+    assert seen == [b"%d" % number for number in range(60)]
+
+
+async def test_streams_of_real_brokers_begin_at_their_starts(lite_brokers: RealCluster) -> None:
+    topic = await new_topic(lite_brokers, "LITE", 4)
+    group = await new_group(lite_brokers, topic)
+    async with (
+        Producer("lite", namesrv=lite_brokers.namesrv) as producer,
+        LiteConsumer(group, topic, namesrv=lite_brokers.namesrv) as consumer,
+    ):
+        for body in (b"0", b"1"):
+            await producer.send(Message(topic, body, lite_topic="s"))
+        async with consumer.stream("s", start=1) as stream:
+            assert await take(stream, 1) == [b"1"]
+            message = await asyncio.wait_for(_stored_later(producer, topic, stream), 60)
+        async with consumer.stream("s", start=datetime.fromtimestamp(message.store_time_ms / 1000, UTC)) as stream:
+            assert await take(stream, 1) == [b"2"]
+        async with consumer.stream("s", start="latest") as stream:
+            await producer.send(Message(topic, b"3", lite_topic="s"))
+            assert await take(stream, 1) == [b"3"]
+
+
+async def _stored_later(producer: Producer, topic: str, stream: LiteStream) -> MessageExt:
+    await asyncio.sleep(0.05)  # so that the store times differ
+    await producer.send(Message(topic, b"2", lite_topic="s"))
+    return await anext(stream)
+
+
+async def test_lite_subscriptions_return_after_a_kill_of_a_real_broker(lite_brokers: RealCluster) -> None:
+    topic = await new_topic(lite_brokers, "LITE", 4)
+    group = await new_group(lite_brokers, topic)
+    names = [f"s{number}" for number in range(8)]
+    seen: set[tuple[str | None, bytes]] = set()
+
+    async def handle(message: MessageExt) -> None:
+        seen.add((message.lite_topic, message.body))
+
+    async with LiteConsumer(group, topic, handler=handle, namesrv=lite_brokers.namesrv) as consumer:
+        await consumer.subscribe(*names)
+        await lite_brokers.brokers[0].kill()
+        await lite_brokers.heal()
+        async with Producer("lite", namesrv=lite_brokers.namesrv, timeout=60.0) as producer:
+            sent = set()
+            for name in names:
+                await producer.send(Message(topic, b"after", lite_topic=name))
+                sent.add((name, b"after"))
+        async with asyncio.timeout(90):
+            while seen != sent:
+                await asyncio.sleep(0.1)
