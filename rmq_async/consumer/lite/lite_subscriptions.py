@@ -179,11 +179,11 @@ class LiteSubscriptions:
 
     def _forget_brokers(self) -> None:
         """Drop the times and errors of brokers that have left the route. Starts stay, because a broker may come back."""
-        brokers = {*self._brokers()}
-        for broker in self._synced.keys() - brokers:
-            del self._synced[broker]
-        for broker in self.errors.keys() - brokers:
-            del self.errors[broker]
+        brokers = [*self._brokers()]
+        for broker in [*self._synced, *self.errors]:
+            if broker not in brokers:
+                self._synced.pop(broker, None)
+                self.errors.pop(broker, None)
 
     def _is_due(self, broker: str) -> bool:
         connection, at = self._synced.get(broker, (None, -SYNC_EVERY))
