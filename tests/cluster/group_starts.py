@@ -94,8 +94,9 @@ class _Round:
             else:
                 self.found.queues_added += 1
 
-    async def group(self, delay: float) -> None:
-        """Starts one group; counts what it gets of the messages sent in the second after its start."""
+    async def group(self, delay: float, *, sees_new_queue: bool = False) -> None:
+        """Starts one group; counts what it gets of the messages sent in the second after its start, or until it has got one from a
+        new queue: a busy broker may need longer than all starts to add the first."""
         await asyncio.sleep(delay)
         name = f"group-{uuid.uuid4().hex[:12]}"
         came: dict[int, int] = defaultdict(int)
@@ -112,6 +113,8 @@ class _Round:
         await consumer.start()
         first, took = self.next, monotonic() - began
         await asyncio.sleep(LISTENS)
+        while sees_new_queue and not new_queues and monotonic() < began + PATIENCE:
+            await asyncio.sleep(0.02)
         end, deadline = self.next, monotonic() + PATIENCE
         while any(number < end for number in self.open):
             await asyncio.sleep(0.01)
@@ -142,7 +145,8 @@ async def new_groups(real: RealCluster, rounds: int, groups: int, queues: int, r
             await admin.create_topic(each.topic, queues=FIRST_QUEUES)
             sending = asyncio.create_task(each.send(producer, rate))
             adding = asyncio.create_task(each.add_queues(admin, queues))
-            await asyncio.gather(*(each.group(chance.uniform(0.0, 1.5)) for _ in range(groups)))
+            delays = [chance.uniform(0.0, 1.5) for _ in range(groups)]
+            await asyncio.gather(*(each.group(delay, sees_new_queue=not number) for number, delay in enumerate(delays)))
             await adding
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
